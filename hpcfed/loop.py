@@ -35,7 +35,7 @@ from hpcfed.run_folder.observers import Observers
 from hpcfed.run_folder.outcome import own_log, recorded_ending
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.run_folder.recorder import Recorder
-from hpcfed.run_folder.stopping import Stopping, due_after, has_own_scores, stopping_of
+from hpcfed.run_folder.stopping import Due, Stopping, due_after, has_own_scores, stopping_of
 from hpcfed.simulation import RoundResult, Simulation
 from hpcfed.types import Request
 
@@ -52,12 +52,11 @@ def train(
     world: World,
     device_slot: DeviceSlot | None = None,
     watchdog: Watchdog | None = None,
-    last: int | None = None,
 ) -> None:
     """Train a resolved recipe to its last round, from its first or from a checkpoint; leave the record in its folder.
 
     A rank whose `device_slot` was assigned already, since others than this world's share its node, keeps it; a
-    `watchdog` that watches already goes on. A run ends after round `last`, if given, as if ``stop`` had ended it.
+    `watchdog` that watches already goes on.
 
     Raises:
         Stopped: a signal or the clock ended the run early, with a checkpoint.
@@ -79,9 +78,8 @@ def train(
             simulation = Simulation(parts)
             checkpoints = Checkpoints(recipe, folder, parts, simulation)
             done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
-            last = recipe.rounds if last is None else last
             stopping = _stopping(recipe, folder, world, done, progress.get("stopping"))
-            trains = done < last and stopping.reason is None
+            trains = done < recipe.rounds and stopping.reason is None
             if done and not trains:
                 recipe = world.on_root(partial(folder.as_measured, recipe))
             state = simulation.hash if done else None
@@ -110,13 +108,13 @@ def train(
                         recorder=recorder,
                         reporter=reporter,
                         observers=observers,
-                        last=last,
                     )
                     return_freed_memory()  # of the set-up, whose vectors fit into no hole of the rounds'
                     ending.stopped = _rounds(session, stopping)
-                watchdog.stage("end: certificate")
-                world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))
                 watchdog.stage("end")
+            watchdog.stage("end: certificate")  # of ``result.json``, too
+            world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))
+            watchdog.stage("end")
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,6 @@ class Session:
     recorder: Recorder
     reporter: Reporter
     observers: Observers
-    last: int
 
 
 def _stopping(recipe: Recipe, folder: RunFolder, world: World, done: int, saved: Mapping[str, Any] | None) -> Stopping:
@@ -180,7 +177,7 @@ def _rounds(session: Session, stopping: Stopping) -> str | None:
     """
     recipe, round, early = session.recipe, session.checkpoints.done, Request.NOTHING
     with session.parts.watchdog.rounds():
-        while round < session.last and stopping.reason is None and not early:
+        while round < recipe.rounds and stopping.reason is None and not early:
             round += 1
             # 1. Train a cohort: local work, one Allreduce, the server's step.
             result = _train(session, round)
@@ -191,7 +188,7 @@ def _rounds(session: Session, stopping: Stopping) -> str | None:
             # 4. End early by scores, a signal or the clock; save where it is due.
             if recipe.evaluate.every and round % recipe.evaluate.every == 0:  # not a last round that rounds=… changes
                 stopping.add(scores, round)
-            is_last = round == session.last or stopping.reason is not None
+            is_last = round == recipe.rounds or stopping.reason is not None
             early = Request.NOTHING if is_last else result.requests & ENDING_REQUESTS
             _save(session, round, result, stopping, is_last=is_last, early=bool(early))
     session.parts.watchdog.stage("end: last checkpoint")
@@ -266,17 +263,12 @@ def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientSc
     """Return the scores of the round's model by column."""
     session.parts.watchdog.stage(f"round {round}: evaluation", waits=True)
     world = session.parts.world
-    test, train, clients = due_after(session.recipe, round)
-    if not (test or train or clients):
-        return session.evaluator.nothing, None
     try:
-        w = session.simulation.evaluated()
-        with session.parts.model.with_averaged(session.evaluator.averaged_for(w)):
-            scores = session.evaluator(w, test=test, train=train)
-            client_scores = session.client_evaluator(w, round) if clients else None
+        due = due_after(session.recipe, round)
+        found = scores_of(session.simulation, session.parts, session.evaluator, session.client_evaluator, round, due)
         for remark in (*session.evaluator.news(), *session.parts.model.news()):
             session.reporter.say(f"{session.recipe.name}: {remark}")
-        return scores, client_scores
+        return found
     except HpcfedError:
         raise
     except RAISED as error:  # a user's model or a device may raise anything
@@ -284,3 +276,20 @@ def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientSc
         log.error("%s raised", place, exc_info=error)
         what, remedy = f"{type(error).__name__}: {error}", see_log(world)
         raise blamed(error, place, remedy) or EnvironmentFailure(what, where=place, remedy=remedy) from error
+
+
+def scores_of(
+    simulation: Simulation,
+    parts: Parts,
+    evaluator: Evaluator,
+    client_evaluator: ClientEvaluator,
+    round: int,
+    due: Due,
+) -> tuple[Mapping[str, Any], ClientScores | None]:
+    """Return the scores by column of the model after a round, as far as they are `due`."""
+    test, train, clients = due
+    if not (test or train or clients):
+        return evaluator.nothing, None
+    w = simulation.evaluated()
+    with parts.model.with_averaged(evaluator.averaged_for(w)):
+        return evaluator(w, test=test, train=train), client_evaluator(w, round) if clients else None

@@ -96,18 +96,31 @@ class Simulation:
             others=self.buffers.entries,
             arithmetic=parts.arithmetic,
         )
+        self._initial_buffers = self.buffers.state
+        self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
+        self._training = Training(parts, self._buffer, self.buffers)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set all states but those of clients to the ones before the first round."""
+        parts = self._parts
         self.w: Tensor = parts.initial_w.to("cpu")
         start = self.w.double()
         self.server: State = _compact(parts.method.server.begin(start))
         self.shared: State = _compact(parts.method.local.begin_shared(start))
         del start  # which is twice as large as a model in float32
-        self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
         self._last = {
             name: self.w if name == "previous" else torch.zeros_like(self.w, dtype=torch.float64)
             for name in LAST_ROUND.get(parts.evaluate_model, ())
         }
-        self._training = Training(parts, self._buffer, self.buffers)
         self.magnitudes = Magnitudes(self.w.numel(), self._dtype, self.buffers.entries)
+
+    def begin_again(self) -> None:
+        """Go back to before the first round."""
+        self._begin()
+        self.touched[:] = False
+        self._parts.clients.forget([*self._parts.clients])
+        self.buffers.restore(self._initial_buffers)
 
     def round(self, round: int, *, requests: Request = Request.NOTHING, written: int = 0) -> RoundResult:
         """Train a round, counted from 1: local work, the one Allreduce, the server's step.

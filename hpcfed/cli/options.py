@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -21,3 +23,10 @@ class Finite(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
+
+
+def asked_on_terminal() -> Callable[[str], bool] | None:
+    """Return a question to the user, who reads what is said and answers yes or no; None without a terminal."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return None
+    return lambda what: click.confirm(f"{what}\nRun it?", default=False)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from hpcfed.cli.options import asked_on_terminal
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
@@ -13,8 +15,11 @@ import click
 @click.option("--client", required=True, help="Name of a client of that round's cohort, or else its number.")
 @click.option("--data", type=click.Path(path_type=Path), help="Present place of the federation file.")
 @click.option("--code", type=click.Path(path_type=Path), help="Present folder of the code that the recipe names.")
+@click.option("--run-code", is_flag=True, help="Run code of the user's from the run's own record.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Also draw the steps into this PNG, PDF or SVG.")
-def command(run: Path, number: int, client: str, data: Path | None, code: Path | None, picture: Path | None) -> int:
+def command(
+    run: Path, number: int, client: str, data: Path | None, code: Path | None, run_code: bool, picture: Path | None
+) -> int:
     """Train one client of one round of RUN again, in this process, to the same bits; show its steps.
 
     It begins from the nearest checkpoint, and computes the rounds in between. Exit code 1: the update is not the
@@ -25,7 +30,8 @@ def command(run: Path, number: int, client: str, data: Path | None, code: Path |
     from hpcfed.provenance.replay.show import check_picture, draw, lines, table
 
     check_picture(picture)
-    found = replay(run, number, client, data=data, code=code, say=click.echo)
+    ask = asked_on_terminal()
+    found = replay(run, number, client, data=data, code=code, run_code=run_code, ask=ask, say=click.echo)
     click.echo(f"{run}, round {number}, client {found.client} ({found.name}): {found.reported.steps} steps")
     console = Console(highlight=False, markup=False)
     console.print(table(found))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hpcfed.cli.options import Finite
+from hpcfed.cli.options import Finite, asked_on_terminal
 
 
 @click.command()
@@ -27,9 +27,12 @@ from hpcfed.cli.options import Finite
     help='"Allowed signers" of ssh-keygen: one of them must have signed the certificate.',
 )
 @click.option(
+    "--run-code", is_flag=True, help="Run code of the user's from the run's own record, where it is nowhere else."
+)
+@click.option(
     "--tolerance",
     type=Finite(min=0, min_open=True),
-    help="Relative difference of single rounds where this machine computes other bits; default: 1e-3 (float64: 1e-9).",
+    help="Relative difference of single rounds where this machine computes other bits; default: measured here.",
 )
 def command(
     run: Path,
@@ -39,23 +42,27 @@ def command(
     data: Path | None,
     code: Path | None,
     signers: Path | None,
+    run_code: bool,
     tolerance: float | None,
 ) -> int:
     """Check that RUN, the folder of a run, is what its recipe gives: alone, or on any number of ranks under mpirun.
 
     First the files, the data and the signature are compared with the certificate, then rounds are computed again and
-    compared with the record, bit for bit. Exit code 0: it is; 1: it differs; 2: that cannot be checked here.
+    compared with the record, bit for bit. Exit code 0: it is; 1: it differs; 2: that cannot be checked here; 5: what
+    was checked is right, but not all can be, or the run is not finished, or this machine computes other bits.
     """
     import secrets
 
+    from hpcfed.provenance.code_of_rounds import RUN_CODE, Permission
     from hpcfed.provenance.verify.verify import Verification, check_count, verify
     from hpcfed.ranks.world import connect
 
     world = connect()
     check_count(rounds)
+    permission = Permission(run_code, asked_on_terminal(), RUN_CODE)
     with world.united():
         drawn = world.broadcast(secrets.randbits(32) if seed is None else seed)
-        request = Verification(run, None if every else rounds, drawn, data, code, signers, tolerance)
+        request = Verification(run, None if every else rounds, drawn, data, code, signers, tolerance, permission)
 
         def say(text: str) -> None:
             if world.is_root:

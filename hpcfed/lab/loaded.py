@@ -118,11 +118,17 @@ class LoadedRun:
     @cached_property
     def evaluated(self) -> nn.Module:
         """The module evaluated last; equals `module` unless `evaluate.model` names another than the last iterate."""
-        return self._module(EVALUATED) if (self.folder / EVALUATED).exists() else self.module
+        return self._module(EVALUATED) if self._has_evaluated else self.module
+
+    @property
+    def _has_evaluated(self) -> bool:
+        """Whether the evaluated model is another than the last iterate; a file alone does not make it so."""
+        section = self.recipe.evaluate
+        return (section.model, section.statistics) != ("last", "round") and (self.folder / EVALUATED).exists()
 
     def evaluated_of(self, client: int) -> nn.Module:
         """The same with a client's private parameters and buffers, as `module_of`."""
-        return self._module(EVALUATED, client) if (self.folder / EVALUATED).exists() else self.module_of(client)
+        return self._module(EVALUATED, client) if self._has_evaluated else self.module_of(client)
 
     def module_of(self, client: int) -> nn.Module:
         """The trained module with a client's private parameters and buffers; the initial ones if it was never drawn.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,28 +17,23 @@ from hpcfed.run_folder.rounds import RECORD
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 
-def begin_after(folder: Path, run: Path, start: int, recipe: Recipe, *, linked: bool) -> None:
+def begin_after(folder: Path, run: Path, start: int, recipe: Recipe) -> None:
     """Put into a new `folder` what a run of `recipe` needs to go on after round `start` of another; on rank 0 alone.
 
     Args:
         folder: to be made.
-        run: the recorded run, with a checkpoint of that round; 0: nothing is needed.
-        linked: whether the checkpoint's files are symbolic links and there is no ``clients.csv``, for a folder that
-            does not last.
+        run: the recorded run, with a checkpoint of that round.
     """
     folder.mkdir()
-    if not start:
-        return
     with (run / RECORD).open("rb") as record:
         write_whole(folder / RECORD, islice(record, start))
-    for name in (CODE_FILE, UPDATE_HASHES) if linked else (CODE_FILE, CLIENTS, UPDATE_HASHES):
+    for name in (CODE_FILE, CLIENTS, UPDATE_HASHES):
         if (run / name).exists():
             shutil.copyfile(run / name, folder / name)
-    take: Callable[[Path, Path], object] = (lambda there, here: here.symlink_to(there)) if linked else shutil.copyfile
     there, here = run / "checkpoints" / stem(start), folder / "checkpoints" / stem(start)
     here.parent.mkdir()
     for suffix in (".server", ".clients"):
         if there.with_suffix(suffix).exists():
-            take(there.with_suffix(suffix), here.with_suffix(suffix))
+            shutil.copyfile(there.with_suffix(suffix), here.with_suffix(suffix))
     manifest = replace(Manifest.read(there.with_suffix(".json")), recipe=identity(recipe))
     write_whole(here.with_suffix(".json"), manifest.to_json())

@@ -8,8 +8,8 @@ from pathlib import Path
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.provenance.signature import sign
-from hpcfed.run_folder.certificate import faults, read_certificate, write_certificate
-from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE, read_mapping
+from hpcfed.run_folder.certificate import OtherVersion, faults, read_certificate, write_certificate
+from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, SIGNATURE, read_mapping
 from hpcfed.run_folder.folder import RunFolder
 
 
@@ -20,19 +20,23 @@ def certify(run: Path, key: Path | None) -> Iterator[str]:
         InputError: the run is not finished, its folder is not what the certificate says, or it cannot be signed.
         EnvironmentFailure: a file cannot be read or written.
     """
-    if not (run / "recipe.yaml").exists():
+    if not (run / RECIPE).exists():
         what = "not a run folder" if run.exists() else "no such run"
         raise InputError(what, where=str(run), remedy="name the output folder of a run")
     folder = RunFolder(run.resolve())
-    result = read_mapping(folder.path / "result.json")
+    result = read_mapping(folder.path / RESULT)
     if result.get("status") != "finished":
         got = str(result.get("status", "unfinished"))
         raise InputError("only finished runs have a certificate", where=str(run), got=got)
-    certificate = read_certificate(folder.path)
+    try:
+        certificate, why = read_certificate(folder.path), "for the run had none"
+    except OtherVersion:
+        certificate, why = None, "in place of one of another version"
     if certificate is None:
-        write_certificate(folder, load_recipe(folder.path / "recipe.yaml"), result.get("stopped"))
+        (folder.path / SIGNATURE).unlink(missing_ok=True)  # of another certificate
+        write_certificate(folder, load_recipe(folder.path / RECIPE), result.get("stopped"))
         certificate = read_certificate(folder.path) or {}
-        yield f"{folder.path / CERTIFICATE}: written, for the run had none"
+        yield f"{folder.path / CERTIFICATE}: written, {why}"
     try:
         found = faults(folder.path, certificate)
     except OSError as error:

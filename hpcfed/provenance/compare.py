@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.errors import Diverged, InputError, first_of
+from hpcfed.provenance.code_of_rounds import NO_PERMISSION, Permission
 from hpcfed.provenance.differences import in_bits, of_environments
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import reports_of
@@ -34,13 +35,16 @@ MAX_LISTED = 6
 Say = Callable[[str], None]
 
 
-def compare(runs: Sequence[Path], data: Path | None, code: Path | None, say: Say) -> int:
+def compare(
+    runs: Sequence[Path], data: Path | None, code: Path | None, say: Say, permission: Permission = NO_PERMISSION
+) -> int:
     """Say where two runs part, and in what they differ; return the exit code.
 
     Args:
         runs: the two run folders.
         data, code: present places of the federation file and of the user's code, where both have moved.
         say: prints a line.
+        permission: whether code from the runs' records may run.
 
     Raises:
         InputError: a folder is no run's, or its record is damaged or has no round.
@@ -64,7 +68,7 @@ def compare(runs: Sequence[Path], data: Path | None, code: Path | None, say: Say
     if round is None:
         return SAME
     try:
-        places = [recorded(folder, placed_recipe(folder, data, code)) for folder in folders]
+        places = [recorded(folder, placed_recipe(folder, data, code), permission) for folder in folders]
         _look_into(places, round, say)
     except (InputError, Diverged) as error:
         say(f"clients and steps cannot be compared here: {error}")

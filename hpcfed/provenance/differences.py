@@ -12,10 +12,17 @@ from hpcfed.run_folder.rounds import line_of
 
 CONTINUOUS = ("local_loss", "mean_delta_sq", "delta_sq", "server_lr", "train_loss", "test_loss")
 """Columns that show by how much two rounds differ, and that a tolerance applies to."""
+ROUNDED = ("hash", "unit", "attempts", "method")
+"""Columns that last bits decide, or may."""
+NEAR = 0.01
+"""Difference of accuracies and metrics that other last bits explain: of a few samples on a boundary."""
 PROCESSOR = ("device", "instruction set", "library settings", "processor", "threads per rank")
 """Facts that ``bits: portable`` does not depend on."""
 TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
-"""Relative difference of single rounds on machines of other bits, by the recipe's ``dtype``."""
+"""Largest tolerance of single rounds on machines of other bits, relative, by the recipe's ``dtype``."""
+MARGIN = 256
+"""Multiple of what the last bits of a model change in a round that other last bits in all its operations may change."""
+EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
 KINDS = (("device", "device"), ("instruction set", "instructions"), ("library settings", "library_settings"))
 """Facts of every rank, and their keys."""
 PACKAGES = ("torch", "numpy")
@@ -30,6 +37,11 @@ class Difference(NamedTuple):
     here: Any
 
     @property
+    def is_score(self) -> bool:
+        """Whether the column is measured by an evaluation."""
+        return self.column.startswith(("test_", "train_")) or self.column in ("clients", "apart")
+
+    @property
     def relative(self) -> float:
         """|a − b| / max(|a|, |b|); inf where one is no number."""
         if not all(isinstance(value, int | float) for value in (self.recorded, self.here)):
@@ -42,26 +54,71 @@ class Difference(NamedTuple):
         return f"{self.column}: {self.recorded:.9g} recorded, {self.here:.9g} here (relative {self.relative:.1e})"
 
 
-def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> list[Difference]:
+def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_lack: bool = True) -> list[Difference]:
     """Return the columns in which a round differs from its record, ``hash`` first.
 
     What was measured does not count; nor a score that one of the two lacks, since ``evaluate`` may have changed.
     """
     here = json.loads(line_of(row))
     found = [Difference(key, recorded[key], here[key]) for key in recorded.keys() & here.keys() - set(VARYING_COLUMNS)]
-    differing = [one for one in found if one.recorded != one.here and not _is_absent_score(one)]
+    differing = [one for one in found if one.recorded != one.here]
+    if scores_may_lack:
+        differing = [one for one in differing if not (one.is_score and None in (one.recorded, one.here))]
     return sorted(differing, key=lambda one: (one.column != "hash", one.column not in CONTINUOUS, one.column))
 
 
+def from_record(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> list[Difference]:
+    """Return the columns of a record that differ from the round as it is here, ``hash`` first.
+
+    A score that the record lacks claims nothing; one that is undefined here is another.
+    """
+    return [one for one in in_bits(recorded, row, scores_may_lack=False) if one.recorded is not None]
+
+
+def not_computed(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
+    """Return the columns of a record that the round does not have here, such as metrics of an earlier recipe."""
+    return {key for key in recorded.keys() - row.keys() - {*VARYING_COLUMNS} if recorded[key] is not None}
+
+
 def beyond(recorded: Mapping[str, Any], row: Mapping[str, Any], tolerance: float) -> list[Difference]:
-    """Return the `CONTINUOUS` columns of relative difference above the tolerance, and another cohort."""
-    found = [one for one in in_bits(recorded, row) if one.column in (*CONTINUOUS, "cohort")]
-    return [one for one in found if one.column == "cohort" or one.relative > tolerance]
+    """Return the columns that rounding cannot explain.
+
+    Those are `CONTINUOUS` ones of relative difference above the tolerance, other scores that differ by more than
+    `NEAR`, and any other number, but those of `ROUNDED`.
+    """
+    return [one for one in from_record(recorded, row) if one.column not in ROUNDED and not _is_near(one, tolerance)]
+
+
+def _is_near(one: Difference, tolerance: float) -> bool:
+    if one.column in CONTINUOUS:
+        return one.relative <= tolerance
+    if not one.is_score:
+        return False
+    pairs = _numbers(one.recorded, one.here)
+    return pairs is not None and all(abs(a - b) <= max(NEAR, tolerance) * max(abs(a), abs(b), 1) for a, b in pairs)
+
+
+def _numbers(one: Any, other: Any) -> list[tuple[float, float]] | None:
+    """Return the pairs of numbers at the same places of two JSON values; None if they are not built alike."""
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return [(one, other)]
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
+        inner = [_numbers(one[key], other[key]) for key in one]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        inner = [_numbers(*pair) for pair in zip(one, other, strict=True)]
+    else:
+        return [] if one == other else None
+    return None if None in inner else [pair for own in inner if own is not None for pair in own]
 
 
 def largest(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> float:
     """Return the largest relative difference of the `CONTINUOUS` columns; 0 if they agree."""
     return max((one.relative for one in in_bits(recorded, row) if one.column in CONTINUOUS), default=0.0)
+
+
+def tolerance_from(changed: float, dtype: str) -> float:
+    """Return the tolerance of single rounds, from the relative difference that the last bits of the model make."""
+    return min(TOLERANCE[dtype], MARGIN * max(changed, EPSILON[dtype]))
 
 
 def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
@@ -91,11 +148,6 @@ def _facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tup
 def _all_ranks(environment: Mapping[str, Any], key: str) -> str | None:
     found = sorted({str(entry[key] or "none") for entry in environment.get("per_rank") or () if key in entry})
     return ", ".join(found) or None
-
-
-def _is_absent_score(one: Difference) -> bool:
-    is_score = one.column.startswith(("test_", "train_")) or one.column == "clients"
-    return is_score and None in (one.recorded, one.here)
 
 
 def _short(value: Any) -> str:

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed.assembly import resolve
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
-from hpcfed.config.user_code.modules import forget, outdated
 from hpcfed.errors import InputError
+from hpcfed.provenance.code_of_rounds import NO_PERMISSION, CodeOfRounds, Permission, code_of_rounds
 from hpcfed.run_folder.certificate import DIGITS, named_files, read_certificate, sha256_of
 from hpcfed.run_folder.checkpoint.writer import manifests, round_of
-from hpcfed.run_folder.code import CodeRecord
-from hpcfed.run_folder.files import read_mapping
+from hpcfed.run_folder.contents import CHECKPOINTS, refuse_unusable
+from hpcfed.run_folder.files import RESULT, read_mapping
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 
 
@@ -25,19 +24,34 @@ class RecordedRun:
 
     Attributes:
         folder: of the run.
-        recipe: resolved, with the present places of data and code.
+        code: the rounds by the code that they were trained with.
         rows: the record, round t at t − 1.
         checkpoints: rounds whose state is kept, ascending.
         environment: ``environment.json``.
-        finished: whether the run has ended.
+        result: ``result.json``.
     """
 
     folder: Path
-    recipe: Recipe
+    code: Sequence[CodeOfRounds]
     rows: Sequence[Mapping[str, Any]]
     checkpoints: Sequence[int]
     environment: Mapping[str, Any]
-    finished: bool
+    result: Mapping[str, Any]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe, resolved, with the present places of data and of the last rounds' code."""
+        return self.at(len(self.rows)).recipe
+
+    def at(self, round: int) -> CodeOfRounds:
+        """Return the code that a round was trained with.
+
+        Raises:
+            InputError: it is not at hand.
+        """
+        found = next(one for one in self.code if round <= one.last)
+        found.check(self.folder)
+        return found
 
 
 def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
@@ -74,7 +88,8 @@ def _with_named_files(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
         if wanted is None or (path.is_file() and sha256_of(path) == wanted):
             continue
         here = [folder / path.name for folder in folders]
-        found = next((each for each in here if each.is_file() and sha256_of(each) == wanted), None)
+        here = [each for each in here if each.is_file() and not each.is_symlink()]
+        found = next((each for each in here if sha256_of(each) == wanted), None)
         if found is None:
             what = "is not the file that the run used" if path.is_file() else "no such file"
             remedy = f"put the run's {path.name} (sha256 {wanted[:DIGITS]}…) there, or beside the federation file"
@@ -85,21 +100,17 @@ def _with_named_files(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
     return recipe
 
 
-def recorded(run: Path, recipe: Recipe) -> RecordedRun:
+def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) -> RecordedRun:
     """Return a run folder, read, with its recipe resolved.
 
     Raises:
-        InputError: the record is damaged or empty, the recipe cannot be run here, or the code is not the run's.
+        InputError: the record is damaged or empty, the recipe cannot be run here, or no round's code is at hand.
     """
+    refuse_unusable(run)
     rows = read_rounds(run / RECORD)
     if not rows:
         raise InputError("no rounds yet", where=str(run / RECORD), remedy="wait for the run's first round")
-    forget(outdated(recipe.python_path))
-    resolved = resolve(recipe)
-    if changed := CodeRecord(run).changes(resolved):
-        remedy = "name the folder of the recorded code with --code"
-        raise InputError(f"the code is not this run's: {changed}", where=str(run), remedy=remedy)
-    kept = sorted(round_of(path) for path in manifests(run / "checkpoints"))
-    finished = read_mapping(run / "result.json").get("status") == "finished"
+    code = code_of_rounds(run, recipe, len(rows), permission)
+    kept = sorted(round_of(path) for path in manifests(run / CHECKPOINTS))
     kept = [round for round in kept if round <= len(rows)]
-    return RecordedRun(run, resolved, rows, kept, read_mapping(run / "environment.json"), finished)
+    return RecordedRun(run, code, rows, kept, read_mapping(run / "environment.json"), read_mapping(run / RESULT))

@@ -6,7 +6,8 @@ code                  the user's modules → SHA-256 of their text
 environment           ``environment.json``
 rounds                of each round, "hash digest": 16 digits of the SHA-256 of its row, without what was measured
 chain                 SHA-256 over (recipe, named_files, data, code), then over (it, row) round after round
-files                 path in the folder → SHA-256; null for clients' states larger than `LARGEST_STATES`
+code_before           where a change of code was accepted: ``code`` and the first round, `since`, of each version
+files                 path in the folder → SHA-256, of every file that a command reads
 repeatable, why_not   whether the same recipe gives the same bits elsewhere, as far as the run can tell
 bits                  ``portable``: elsewhere is any machine; ``native``: one of the same processor and libraries
 
@@ -27,22 +28,19 @@ from hpcfed.config.load import IN_RECIPE_FOLDER, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.text import parse_json, read_text
-from hpcfed.run_folder.checkpoint.writer import manifests
 from hpcfed.run_folder.code import CODE_FILE
-from hpcfed.run_folder.cut import MODELS
-from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RECIPE, read_mapping
+from hpcfed.run_folder.contents import contents_of, is_result
+from hpcfed.run_folder.files import CERTIFICATE, read_mapping
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import STATE, WITHOUT_EFFECT, deciding
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
-from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
-FORMAT, VERSION = "hpcfed-certificate", 1
+FORMAT, VERSION = "hpcfed-certificate", 2
 VARYING_COLUMNS = ("seconds", "imbalance")
 """Columns of the record that differ from run to run."""
-FILES = (RECIPE, "environment.json", RECORD, CLIENTS, UPDATE_HASHES, CODE_FILE, *MODELS)
-LARGEST_STATES = 1 << 30
-"""Bytes; each record of a larger file of states has a checksum of its own (`hpcfed.run_folder.checkpoint.layout`)."""
 DIGITS = 16
+BASIS = ("recipe", "named_files", "data", "code", "code_before")
+"""Entries on which the rounds depend: the beginning of the chain."""
 IRRELEVANT_KEYS = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
 """Keys of the recipe that decide no result."""
 KINDS = {"recipe": dict, "named_files": dict, "code": dict, "rounds": list, "chain": str, "files": dict}
@@ -76,14 +74,12 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
         "recipe": to_plain(recipe),
         "named_files": {key: sha256_of(path) if path.is_file() else None for key, path in named_files(recipe).items()},
         "data": recipe.data_content,
-        "code": {
-            name: _of_text(source["text"]) for name, source in read_mapping(folder / CODE_FILE).get("files", {}).items()
-        },
+        **_code_of(read_mapping(folder / CODE_FILE)),
     }
     rounds = CertifiedRounds(basis)
     for row in iterate_rounds(folder / RECORD):
         rounds.add(row)
-    why_not = "; ".join(doubts(environment, rounds.first_skipped))
+    why_not = "; ".join(doubts(environment, rounds.first_skipped, len(basis.get("code_before", ())) - 1))
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -96,16 +92,18 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
         "environment": environment,
         "rounds": rounds.entries,
         "chain": rounds.chain,
-        "files": dict(_digests(folder)),
+        "files": _digests(folder),
     }
 
 
-def doubts(environment: Mapping[str, Any], first_skipped: int | None) -> Iterator[str]:
-    """Yield the reasons why the same recipe may give other bits elsewhere."""
+def doubts(environment: Mapping[str, Any], first_skipped: int | None, changes: int) -> Iterator[str]:
+    """Yield the reasons why the same recipe may give other bits elsewhere; `changes` are those of code, accepted."""
     if environment.get("bitwise") is False:
         yield str(environment.get("bitwise_why_not"))
     if first_skipped is not None:
         yield f"clients were skipped, in round {first_skipped} first: what made their training fail may not recur"
+    if changes > 0:
+        yield f"code of the user's was changed {'once' if changes == 1 else f'{changes} times'} on the way (code.json)"
 
 
 def row_digest(row: Mapping[str, Any]) -> str:
@@ -159,9 +157,11 @@ def read_certificate(folder: Path) -> dict[str, Any] | None:
     """Return the certificate of a run folder; None if there is none.
 
     Raises:
-        InputError: it is no certificate, or of another version.
+        InputError: it is no certificate, or a link; `OtherVersion` if it is of another version.
     """
     path = folder / CERTIFICATE
+    if path.is_symlink():
+        raise InputError("a link, not a certificate", where=str(path))
     try:
         content = parse_json(read_text(path))
     except FileNotFoundError:
@@ -171,11 +171,16 @@ def read_certificate(folder: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError("not a certificate", where=str(path), expected=f'"format": "{FORMAT}"')
     if content.get("version") != VERSION:
-        raise InputError("a certificate of another version", where=str(path), expected=str(VERSION))
+        remedy = "'hpcfed certify RUN' writes one of this version"
+        raise OtherVersion("a certificate of another version", where=str(path), expected=str(VERSION), remedy=remedy)
     for key, kind in KINDS.items():
         if not isinstance(content.get(key), kind):
             raise InputError("not a certificate", where=str(path), expected=f"{key!r} of type {kind.__name__}")
     return content
+
+
+class OtherVersion(InputError):
+    """A certificate that another version of hpcfed wrote."""
 
 
 @dataclass(frozen=True)
@@ -189,26 +194,40 @@ class Fault:
         return f"{self.part}: {self.what}"
 
 
+def links_of(folder: Path) -> list[Fault]:
+    """Return the results of a run folder that are links, or no files."""
+    return [Fault(name, "is a link, or no file: nothing is read through it") for name in contents_of(folder).unusable]
+
+
 def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
     """Return where a run folder differs from its certificate, the certificate itself included.
+
+    A result that is no file of the folder, or that the certificate does not name, is a fault; of the certificate's
+    names only those of results are looked at.
 
     Raises:
         OSError: as the system reports it.
     """
-    found = []
-    for name, digest in certificate["files"].items():
-        path = folder / name
-        if not path.is_file():
-            found.append(Fault(name, "is missing"))
-        elif digest is not None and sha256_of(path) != digest:
+    present, found = contents_of(folder), links_of(folder)
+    certified: Mapping[str, Any] = certificate["files"]
+    for name in sorted({*certified, *present.results}):
+        if not is_result(name):
+            found.append(Fault(CERTIFICATE, f"names {name!r}, which is no result of a run"))
+        elif name not in present.results:
+            if name not in present.unusable and name.rpartition("/")[0] not in present.unusable:
+                found.append(Fault(name, "is missing"))
+        elif name not in certified:
+            found.append(Fault(name, "is not named by the certificate"))
+        elif sha256_of(folder / name) != certified[name]:
             found.append(Fault(name, "is not the file that the certificate names"))
-    found += _faults_of_rounds(folder, certificate)
+    if RECORD in present.results:
+        found += _faults_of_rounds(folder, certificate)
     return found
 
 
 def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield the rounds whose rows were changed, and whether the certificate contradicts itself."""
-    basis = {key: certificate.get(key) for key in ("recipe", "named_files", "data", "code")}
+    basis = {key: certificate[key] for key in BASIS if key in certificate}
     rounds, before = CertifiedRounds(basis), CertifiedRounds(basis, certificate["recipe"].get(STATE))
     try:
         for row in iterate_rounds(folder / RECORD):
@@ -227,18 +246,8 @@ def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[
         yield Fault(CERTIFICATE, "its recipe, data, code and rounds do not give its chain")
 
 
-def _digests(folder: Path) -> Iterator[tuple[str, str | None]]:
-    private = (str(path.relative_to(folder)) for path in sorted((folder / "private").glob("*.safetensors")))
-    for name in (*FILES, *private):
-        if (folder / name).is_file():
-            yield name, sha256_of(folder / name)
-    for manifest in reversed(manifests(folder / "checkpoints")):
-        server, clients = manifest.with_suffix(".server"), manifest.with_suffix(".clients")
-        yield f"checkpoints/{manifest.name}", sha256_of(manifest)
-        yield f"checkpoints/{server.name}", read_mapping(manifest).get("sha256") or sha256_of(server)
-        if clients.is_file():
-            small = clients.stat().st_size <= LARGEST_STATES
-            yield f"checkpoints/{clients.name}", sha256_of(clients) if small else None
+def _digests(folder: Path) -> dict[str, str]:
+    return {name: sha256_of(folder / name) for name in contents_of(folder).results}
 
 
 def sha256_of(path: Path) -> str:
@@ -249,6 +258,19 @@ def sha256_of(path: Path) -> str:
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _code_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry ``code`` of a certificate from ``code.json``, and ``code_before`` where code was changed."""
+
+    def digests(files: Mapping[str, Any]) -> dict[str, str | None]:
+        return {name: _of_text(source["text"]) for name, source in files.items()}
+
+    found: dict[str, Any] = {"code": digests(content.get("files", {}))}
+    if before := content.get("before"):
+        found["code_before"] = [{"code": digests(one["files"]), "since": one["since"]} for one in before]
+        found["code_before"].append({"code": found["code"], "since": content["since"]})
+    return found
 
 
 def _of_text(text: str | None) -> str | None:

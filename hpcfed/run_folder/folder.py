@@ -34,6 +34,7 @@ from hpcfed.io.atomic import to_disk, write_whole
 from hpcfed.ranks.world import World
 from hpcfed.run_folder import files
 from hpcfed.run_folder.code import FRESH, CodeRecord, references
+from hpcfed.run_folder.contents import refuse_links
 from hpcfed.run_folder.cut import cut
 from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT, deciding, differences
 from hpcfed.run_folder.lock import FolderLock
@@ -47,12 +48,10 @@ class RunFolder:
     Args:
         path: of the folder.
         fresh: whether our run that is there is put aside for a new one.
-        lasting: whether it is to hold the rows of all rounds in ``clients.csv``. A verification's begins with those
-            that it computes.
     """
 
-    def __init__(self, path: Path, *, fresh: bool = False, lasting: bool = True):
-        self.path, self.fresh, self._lasting = path, fresh, lasting
+    def __init__(self, path: Path, *, fresh: bool = False):
+        self.path, self.fresh = path, fresh
         self.code = CodeRecord(path)
         self.metrics = path / RECORD
         self.clients = path / files.CLIENTS
@@ -88,7 +87,7 @@ class RunFolder:
         Raises:
             InputError: its record has another number of rounds.
         """
-        result = files.read_mapping(self.path / "result.json")
+        result = files.read_mapping(self.path / files.RESULT)
         if result.get("status") != "finished":
             return False
         self._refuse_other_record(result.get("rounds"))
@@ -99,13 +98,20 @@ class RunFolder:
         """Create the folder and lock it against other jobs.
 
         Raises:
-            InputError: a run is going on there, or the folder cannot be written.
+            InputError: a run is going on there, or the folder cannot be written, or has links in it.
         """
-        world.on_root(self._lock.take)
+        world.on_root(self._take)
         try:
             yield
         finally:
             self._lock.release()
+
+    def _take(self) -> None:
+        try:
+            refuse_links(self.path)
+        except OSError as error:
+            raise files.unusable(self.path, error) from None
+        self._lock.take()
 
     def check_code(self, recipe: Recipe) -> None:
         """Refuse to go on with other code than that of the run here.
@@ -130,7 +136,7 @@ class RunFolder:
 
     def _goes_on(self) -> bool:
         """Whether a run of the same recipe would keep results from here: it is finished, or has a checkpoint."""
-        return files.read_mapping(self.path / "result.json").get("status") == "finished" or any(
+        return files.read_mapping(self.path / files.RESULT).get("status") == "finished" or any(
             (self.path / "checkpoints").glob("round-*.json")
         )
 
@@ -179,8 +185,6 @@ class RunFolder:
 
     def as_measured(self, recipe: Recipe) -> Recipe:
         """Return the recipe with the ``evaluate`` of the run here, all of whose rounds are done and measured."""
-        if not (self.path / files.RECIPE).is_file():  # as where `verify` computes rounds again
-            return recipe
         found = files.read_recipe(self.path).get("evaluate")
         try:
             return recipe.model_copy(update={"evaluate": Evaluate.model_validate(found)})
@@ -222,8 +226,7 @@ class RunFolder:
             files.remove_remains(self.path)
             if done:
                 self.code.refuse_changes(recipe)
-                rows = client_rows if self._lasting else 0
-                cut(self.path, done, state, client_rows=rows, update_hashes=recipe.update_hashes)
+                cut(self.path, done, state, client_rows=client_rows, update_hashes=recipe.update_hashes)
             elif self._has_rounds() or self.fresh:
                 files.put_aside(self.path)
             elif files.has_files(self.path) and (changed := _changed(files.read_recipe(self.path), to_plain(recipe))):

@@ -13,6 +13,7 @@ from typing import Any
 from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.files import RESULT
 from hpcfed.run_folder.folder import RunFolder
 
 ENDED_BY: dict[type[HpcfedError], str] = {Diverged: "diverged", Stopped: "stopped"}
@@ -50,7 +51,7 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
             result = {"status": status, "rounds": folder.rounds(), "seconds": seconds, "message": message}
             failing = suppress(EnvironmentFailure) if status == "failed" else nullcontext()
             with failing:  # a full disk must not hide the first error
-                folder.write("result.json", result | {"stopped": ending.stopped})
+                folder.write(RESULT, result | {"stopped": ending.stopped})
 
 
 class _Lines(logging.Formatter):

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
 from hpcfed.run_folder.appended import AppendedFile
+from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CLIENTS, INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
@@ -31,13 +32,68 @@ CHECK_SECONDS = 1.0
 """Least time between two looks at the record on disk: one takes as long as a hundredth of a small round."""
 
 
-class Recorder:
-    """Writes ``metrics.jsonl`` on rank 0, a line a round, and ``clients.csv``; on other ranks it writes nothing.
+class Rows:
+    """Rows of ``metrics.jsonl``, with the counts of what was sent and computed so far.
 
     ``params_up`` and ``params_down`` count shared parameters as the papers do. ``bytes_up`` and ``bytes_down`` are of
     what is sent: parameters × bytes of the run's dtype × vectors of the round, 8 bytes for each reported scalar, and
     averaged buffers once in each direction.
     ``gradients`` counts minibatch steps: one with SAM's radius, or of the user's own, counts once.
+
+    Args:
+        parts: the simulation's, for its method and model.
+        totals: of the rounds done before.
+    """
+
+    def __init__(self, parts: Parts, totals: Mapping[str, int]):
+        local, size = parts.method.local, parts.model.num_parameters
+        self._up, self._down = local.sent * size, local.received * size
+        self._vector_bytes, self._scalar_bytes = size * parts.model.vector.element_size(), 8 * len(local.scalars)
+        self._received = local.received
+        self._buffer_bytes = AveragedBuffers(parts.model).sent_bytes
+        counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
+        self.totals = {**dict.fromkeys(counted, 0), **totals}
+
+    def row(
+        self,
+        round: int,
+        result: RoundResult,
+        scores: Mapping[str, Value],
+        clients: ClientScores | None,
+        seconds: Mapping[str, float],
+    ) -> dict[str, Any]:
+        """Count a round, and return its row; `scores` are columns of it."""
+        size = len(result.cohort.clients)
+        self.totals["params_up"] += size * self._up
+        self.totals["params_down"] += size * self._down
+        sent = len(result.vectors) * self._vector_bytes + self._scalar_bytes + self._buffer_bytes
+        self.totals["bytes_up"] += size * sent
+        self.totals["bytes_down"] += size * (self._received * self._vector_bytes + self._buffer_bytes)
+        self.totals["gradients"] += result.gradients
+        has_delta = DELTA in result.vectors
+        return {
+            "round": round,
+            "cohort": result.cohort.clients.tolist(),
+            "local_loss": result.local_loss,
+            **scores,
+            "clients": None if clients is None else clients.summary(),
+            **({} if result.never_drawn is None else {"never_drawn": result.never_drawn}),
+            "skipped": result.skipped,
+            "attempts": result.attempts,
+            "unit": result.units,
+            "server_lr": result.server_lr,
+            **({"method": dict(result.metrics)} if result.metrics else {}),
+            "delta_sq": result.means.delta_sq if has_delta else None,
+            "mean_delta_sq": result.means.mean_delta_sq if has_delta else None,
+            **self.totals,
+            "hash": result.hash,
+            "seconds": {name: _round_off(value) for name, value in {**result.seconds, **seconds}.items()},
+            "imbalance": _round_off(result.imbalance),
+        }
+
+
+class Recorder:
+    """Writes ``metrics.jsonl`` on rank 0, a line a round, and ``clients.csv``; on other ranks it writes nothing.
 
     Args:
         folder: the run folder.
@@ -46,13 +102,7 @@ class Recorder:
     """
 
     def __init__(self, folder: RunFolder, parts: Parts, totals: Mapping[str, int]):
-        local, size = parts.method.local, parts.model.num_parameters
-        self._up, self._down = local.sent * size, local.received * size
-        self._vector_bytes, self._scalar_bytes = size * parts.model.vector.element_size(), 8 * len(local.scalars)
-        self._received = local.received
-        self._buffer_bytes = AveragedBuffers(parts.model).sent_bytes
-        counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
-        self.totals = {**dict.fromkeys(counted, 0), **totals}
+        self._row = Rows(parts, totals)
         self._folder, self._writes = folder, parts.world.is_root
         self._rounds, self._hashes, self._clients = (
             AppendedFile(path) for path in (folder.metrics, folder.update_hashes, folder.clients)
@@ -60,6 +110,11 @@ class Recorder:
         self._columns: list[str] = []
         parts.world.together(lambda: self._open(hashed=parts.hashes_updates) if self._writes else None)
         self._checked = -math.inf
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts of what was sent and computed so far, by their columns."""
+        return self._row.totals
 
     def _open(self, *, hashed: bool) -> None:
         try:
@@ -94,33 +149,7 @@ class Recorder:
         Raises:
             EnvironmentFailure: the disk refuses.
         """
-        size = len(result.cohort.clients)
-        self.totals["params_up"] += size * self._up
-        self.totals["params_down"] += size * self._down
-        sent = len(result.vectors) * self._vector_bytes + self._scalar_bytes + self._buffer_bytes
-        self.totals["bytes_up"] += size * sent
-        self.totals["bytes_down"] += size * (self._received * self._vector_bytes + self._buffer_bytes)
-        self.totals["gradients"] += result.gradients
-        has_delta = DELTA in result.vectors
-        row = {
-            "round": round,
-            "cohort": result.cohort.clients.tolist(),
-            "local_loss": result.local_loss,
-            **scores,
-            "clients": None if clients is None else clients.summary(),
-            **({} if result.never_drawn is None else {"never_drawn": result.never_drawn}),
-            "skipped": result.skipped,
-            "attempts": result.attempts,
-            "unit": result.units,
-            "server_lr": result.server_lr,
-            **({"method": dict(result.metrics)} if result.metrics else {}),
-            "delta_sq": result.means.delta_sq if has_delta else None,
-            "mean_delta_sq": result.means.mean_delta_sq if has_delta else None,
-            **self.totals,
-            "hash": result.hash,
-            "seconds": {name: _round_off(value) for name, value in {**result.seconds, **seconds}.items()},
-            "imbalance": _round_off(result.imbalance),
-        }
+        row = self._row.row(round, result, scores, clients, seconds)
         if self._writes:
             if time.monotonic() - self._checked >= CHECK_SECONDS:
                 self._check()
@@ -174,9 +203,8 @@ class Recorder:
         if not self._writes:
             return
         self._check()
-        self._folder.write("model.safetensors", save(model.named(w)))
-        if not torch.equal(w, evaluated) or averaged is not model.averaged:
-            self._folder.write("model-evaluated.safetensors", save(model.named(evaluated, averaged)))
+        for name, content in models_of(model, w, evaluated, averaged).items():
+            self._folder.write(name, content)
 
     def keep_private(self, parts: Parts) -> None:
         """Write the private parts of clients at home on this rank, and on rank 0 the initial one, to ``private/``.
@@ -184,13 +212,27 @@ class Recorder:
         Raises:
             EnvironmentFailure: the disk refuses.
         """
-        model = parts.model
-        if not model.own:
-            return
-        if parts.world.is_root:
-            self._folder.write(INITIAL, save(model.named_private(model.own)))
-        for client in parts.clients:
-            self._folder.write(private_file(client), save(model.named_private(parts.private.of(client))))
+        for name, content in private_files_of(parts):
+            self._folder.write(name, content)
+
+
+def models_of(model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor, averaged: State) -> Mapping[str, bytes]:
+    """Return the files of the last iterate, (d,), and of the evaluated model, (d,), if it differs, by name."""
+    files = {MODELS[0]: save(model.named(w))}
+    if not torch.equal(w, evaluated) or averaged is not model.averaged:
+        files[MODELS[1]] = save(model.named(evaluated, averaged))
+    return files
+
+
+def private_files_of(parts: Parts) -> Iterator[tuple[str, bytes]]:
+    """Yield the files, by name, of private parts of clients at home on this rank, and on rank 0 the initial one."""
+    model = parts.model
+    if not model.own:
+        return
+    if parts.world.is_root:
+        yield INITIAL, save(model.named_private(model.own))
+    for client in parts.clients:
+        yield private_file(client), save(model.named_private(parts.private.of(client)))
 
 
 class _Text(Protocol):

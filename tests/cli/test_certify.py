@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tracemalloc
@@ -42,7 +43,10 @@ def test_a_signed_run_is_verified_by_its_signer(run, key, folder, command):
     done = command(["verify", "run", "--rounds", 1, "--signers", "signers", "--seed", 5], folder)
     assert done.returncode == 0, done.stdout
     assert "signed by alice@example.org, key SHA256:" in done.stdout
-    assert "spot-checked: round 1 of 3" in done.stdout
+    assert "3 kept states measured; " in done.stdout
+    assert re.search(
+        r"\nspot-checked: round [123] of 3, from recorded states, bit for bit, on 1 rank; one wrong", done.stdout
+    )
     (folder / "signers").write_text("bob@example.org ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGgHt\n")
     done = command(["verify", "run", "--rounds", 1, "--signers", "signers"], folder)
     assert (done.returncode, "which is not among the allowed signers" in done.stdout) == (1, True)
@@ -103,6 +107,7 @@ def test_what_cannot_be_verified_is_one_line(run, folder, command):
 
 
 def test_a_client_is_replayed_with_a_picture(run, folder, command):
+    (run / "checkpoints" / "round-00000001.json").unlink()
     done = command(["replay", "run", "--round", 2, "--client", 3, "--picture", "steps.svg"], folder)
     assert (done.returncode, done.stderr) == (0, "")
     head, *_, recorded, picture = done.stdout.splitlines()

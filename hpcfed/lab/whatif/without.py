@@ -148,7 +148,7 @@ def begin(base: RecordedRun, recipe: Recipe) -> BranchPoint | None:
     new = folder.with_name(f".{folder.name}.{_HERE}.{os.getpid()}.new")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        begin_after(new, base.folder, branch.start, recipe, linked=False)
+        begin_after(new, base.folder, branch.start, recipe)
         write_whole(new / RECIPE, dump_yaml(to_plain(recipe)))
         new.rename(folder)
     except OSError as error:

@@ -36,15 +36,21 @@ def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda te
     """Return the simulation of a run as it was before a round, counted from 1; `say` prints what is computed.
 
     Raises:
-        InputError: the round is not recorded, or its checkpoint is damaged or of other states.
+        InputError: the round is not recorded, its code is not at hand, or its checkpoint is damaged or of other states.
         Diverged, EnvironmentFailure: as training does.
     """
     if not 1 <= round <= len(run.rows):
         raise InputError("round", expected=f"1 to {len(run.rows)}, which are recorded", got=str(round))
-    parts, _ = assemble(run.recipe, world := World())
+    code = run.at(round)
+    kept = [one for one in (0, *run.checkpoints) if code.first - 1 <= one < round]
+    if not kept:
+        what = f"no state is kept between round {code.first - 1}, after which the code was changed, and round {round}"
+        raise InputError(what, where=str(run.folder))
+    with code.imported():
+        parts, _ = assemble(code.recipe, world := World())
     simulation = Simulation(parts)
     weakref.finalize(simulation, parts.clients.__exit__, None, None, None)  # states that went to disk
-    start = max((kept for kept in run.checkpoints if kept < round), default=0)
+    start = max(kept)
     if start:
         layout = RecordLayout(parts.method.local.begin(simulation.w))
         found = of_round(run.folder / "checkpoints", start, layout, parts.placement, world)

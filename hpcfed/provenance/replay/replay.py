@@ -23,6 +23,7 @@ from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.parts import Parts
+from hpcfed.provenance.code_of_rounds import RUN_CODE, Permission
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import ClientReport, reports_of
 from hpcfed.provenance.replay.enter import RewoundRun, entered
@@ -138,6 +139,8 @@ def replay(
     *,
     data: str | Path | None = None,
     code: str | Path | None = None,
+    run_code: bool = False,
+    ask: Callable[[str], bool] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Replay:
     """Train one client of one round of a recorded run again, alone in this process, to the same bits.
@@ -147,6 +150,7 @@ def replay(
         round: t, counted from 1.
         client: its number or name.
         data, code: present places of the federation file and of the user's code, where they have moved.
+        run_code: whether code of the run's own record may run, where it is nowhere else; `ask` asks for it.
         say: prints what is done.
 
     Raises:
@@ -154,7 +158,7 @@ def replay(
     """
     folder = Path(run).resolve()
     places = (None if place is None else Path(place) for place in (data, code))
-    found = recorded(folder, placed_recipe(folder, *places))
+    found = recorded(folder, placed_recipe(folder, *places), Permission(run_code, ask, RUN_CODE))
     return replay_in(found, entered(found, round, say), round, client)
 
 
@@ -174,13 +178,15 @@ def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str
         raise InputError(f"client {number} ({name}) took no part in round {round}", got=got)
     place = clients.index(number)
     steps: list[Step] = []
-    meter = _StepMeter(run.recipe, parts, number, round, plan.w, int(plan.cohort.steps[place]), steps)
-    reported = reports_of(parts, plan, [place], meter)[number]
+    recipe = run.at(round).recipe
+    with run.at(round).imported():
+        meter = _StepMeter(recipe, parts, number, round, plan.w, int(plan.cohort.steps[place]), steps)
+        reported = reports_of(parts, plan, [place], meter)[number]
     sizes = [len(row["cohort"]) for row in run.rows]
     hashes = read_update_hashes(run.folder / UPDATE_HASHES, sizes, round)
     known = None if hashes is None else int(hashes[place])
     return Replay(
-        recipe=run.recipe,
+        recipe=recipe,
         round=round,
         client=number,
         name=name,

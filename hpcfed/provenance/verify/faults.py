@@ -9,12 +9,22 @@ import h5py
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.content import KIND, content_hash
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure, InputError, first_of
+from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.provenance.signature import checked
-from hpcfed.run_folder.certificate import Fault, faults, read_certificate
+from hpcfed.provenance.verify.tables import RecordedTables
+from hpcfed.run_folder.certificate import Fault, OtherVersion, faults, links_of, read_certificate
 from hpcfed.run_folder.checkpoint.restore import damage_of
 from hpcfed.run_folder.checkpoint.writer import manifests
-from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE
+from hpcfed.run_folder.code import CODE_FILE, CodeRecord
+from hpcfed.run_folder.contents import contents_of
+from hpcfed.run_folder.cut import MODELS
+from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, SIGNATURE
+from hpcfed.run_folder.rounds import RECORD
+from hpcfed.run_folder.stopping import stopping_of
+
+MAX_LISTED = 4
+"""Files that are named in a line."""
 
 
 def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
@@ -24,15 +34,21 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
         InputError: there is no ssh-keygen to check a signature with.
         EnvironmentFailure: a file cannot be read.
     """
+    if not (run / RECIPE).is_file():
+        raise InputError("not a run folder", where=str(run), remedy="name the output folder of a run")
     try:
         certificate = read_certificate(run)
-        found = [] if certificate is None else faults(run, certificate)
+        found = links_of(run) if certificate is None else faults(run, certificate)
+    except OtherVersion:
+        raise
     except InputError as error:
         yield Fault(CERTIFICATE, str(error))
         return
     except OSError as error:
         raise EnvironmentFailure("cannot be read", where=str(run), got=str(error)) from error
     yield from found
+    if others := contents_of(run).others:
+        yield f"not a run's, and not looked at: {first_of(others, MAX_LISTED)}"
     if certificate is None:
         yield "no certificate: the files are not checked"
     elif not found:
@@ -41,6 +57,46 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
     for manifest in manifests(run / "checkpoints"):
         if damage := damage_of(manifest):
             yield Fault(f"checkpoints/{manifest.name}", damage)
+
+
+def ended(run: RecordedRun) -> bool:
+    """Whether the record itself says that the run has ended: it has the last round, or ``stop`` holds after its last.
+
+    A run that was killed after its last round is not finished either: it has left no models.
+    """
+    is_last = len(run.rows) == run.recipe.rounds or reason_to_stop(run) is not None
+    return is_last and (run.folder / MODELS[0]).is_file()
+
+
+def reason_to_stop(run: RecordedRun) -> str | None:
+    """Return why ``stop`` ends the run after its last recorded round; None if it does not."""
+    recipe, last = run.recipe, len(run.rows)
+    stopping = stopping_of(recipe, None)
+    for round, row in enumerate(run.rows, start=1):
+        if recipe.evaluate.every and round % recipe.evaluate.every == 0:
+            stopping.add({"test_loss": None, "test_accuracy": None, **row}, round)
+    return stopping.reason if recipe.evaluate.every and last % recipe.evaluate.every == 0 else None
+
+
+def ending_faults(run: RecordedRun) -> Iterator[Fault]:
+    """Yield what ``result.json``, the tables and ``code.json`` claim, and the record does not bear out."""
+    status, rounds, last = run.result.get("status"), run.result.get("rounds"), len(run.rows)
+    if status == "finished" and not ended(run):
+        what = f"says finished, but the record has {last} of {run.recipe.rounds} rounds, or the model is missing"
+        yield Fault(RESULT, what)
+    elif status != "finished" and ended(run):
+        yield Fault(RESULT, f"says {status or 'nothing'}, but the run has ended and left its models")
+    if status is not None and rounds != last:
+        yield Fault(RESULT, f"says {rounds} rounds, the record has {last}")
+    if last > run.recipe.rounds:
+        yield Fault(RECORD, f"has {last} rounds, the recipe {run.recipe.rounds}")
+    if status == "finished" and run.result.get("stopped") is not None and reason_to_stop(run) is None:
+        yield Fault(RESULT, f"says {run.result['stopped']!r}, which the record does not bear out")
+    for version in CodeRecord(run.folder).versions():
+        for name, source in version.files.items():
+            if source.text is not None and "\ufffd" not in source.text and not source.is_whole:
+                yield Fault(CODE_FILE, f"the text of {name} does not have its hash")
+    yield from RecordedTables(run).faults_of_sizes()
 
 
 def data_faults(recipe: Recipe) -> Iterator[Fault | str]:

@@ -1,121 +1,244 @@
-"""Rounds of a recorded run, computed again in a folder of their own, and compared one by one while they run."""
+"""The rounds of a recorded run, computed and measured again on all ranks, from any state that is kept."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from hpcfed.config.limits import Checkpoint, Stop
-from hpcfed.config.recipe import Recipe
-from hpcfed.errors import HpcfedError
-from hpcfed.loop import train
-from hpcfed.ranks.world import World
-from hpcfed.run_folder.folder import RunFolder
-from hpcfed.run_folder.progress import QUIET_SECONDS, Reporter
+import numpy as np
+import torch
 
-Judge = Callable[[Mapping[str, Any], Mapping[str, Any]], Sequence[object]]
-"""From a recorded row and the one computed here to what is wrong with it."""
+from hpcfed.assembly import assemble
+from hpcfed.assembly.left_out import without_facts
+from hpcfed.errors import InputError
+from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
+from hpcfed.loop import scores_of
+from hpcfed.provenance.code_of_rounds import CodeOfRounds
+from hpcfed.provenance.recorded import RecordedRun
+from hpcfed.ranks.devices import device_faults
+from hpcfed.ranks.watchdog import Watchdog
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.checkpoint.layout import RecordLayout
+from hpcfed.run_folder.checkpoint.restore import RestoredState, holds, of_round
+from hpcfed.run_folder.contents import CHECKPOINTS, PRIVATE
+from hpcfed.run_folder.cut import MODELS
+from hpcfed.run_folder.environment import environment
+from hpcfed.run_folder.files import INITIAL, PRIVATE_FILES, private_file
+from hpcfed.run_folder.outcome import own_code_named
+from hpcfed.run_folder.recorder import Rows, models_of, private_files_of
+from hpcfed.run_folder.stopping import Due, due_after
+from hpcfed.simulation import Simulation
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Rounds ``start + 1 … stop``, computed from the state after round `start`: a checkpoint's, or w⁰."""
+class RoundAgain:
+    """A round as it is here; without training, `row` has the hash of its state, its scores and its counts alone."""
 
-    start: int
-    stop: int
-
-
-class _Enough(HpcfedError):
-    """The last round of a segment has been compared."""
+    row: Mapping[str, Any]
+    clients: ClientScores | None
+    update_hashes: np.ndarray | None = None
 
 
-class _Parted(HpcfedError):
-    """A round is not as recorded."""
-
-
-class Comparing(Reporter):
-    """Compares each round with its row of the record, the same on every rank, and ends the session where they part.
+class Again:
+    """A recorded run's simulation, for the rounds of one version of its code. Called on every rank.
 
     Args:
-        rows: the record.
-        stop: round after which to end the session; None: it ends by itself.
-        judge: what is wrong with a round.
-        say: prints a line on rank 0.
+        run: as it is recorded.
+        code: of these rounds.
+        world: the ranks.
 
     Attributes:
-        compared: rounds that were compared.
-        faults: what was wrong with the last of them.
-        remarks: what the session said.
+        round: the round after which the simulation is.
+        environment: ``environment.json`` as it is here.
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], stop: int | None, judge: Judge, say: Callable[[str], None]):
-        super().__init__("", len(rows), speaks=False, live=False)
-        self._rows, self._stop, self._judge, self._print = rows, stop, judge, say
-        self._told = time.monotonic()
-        self.compared: list[int] = []
-        self.faults: Sequence[object] = ()
-        self.remarks: list[str] = []
+    def __init__(self, run: RecordedRun, code: CodeOfRounds, world: World, watchdog: Watchdog):
+        self._run, self._code, self._world, self._watchdog = run, code, world, watchdog
+        self._stack = ExitStack()
+        self.round = 0
 
-    def update(self, row: Mapping[str, Any]) -> None:
-        """Compare a round.
+    def __enter__(self) -> Again:
+        with ExitStack() as stack:
+            stack.enter_context(self._code.imported())
+            stack.enter_context(own_code_named())
+            stack.enter_context(device_faults(self._world))
+            self._parts, self._evaluator = assemble(self._code.recipe, self._world, None, self._watchdog)
+            stack.enter_context(self._parts.federation)
+            stack.enter_context(self._parts.clients)
+            self._client_evaluator = ClientEvaluator(self._code.recipe.evaluate, self._parts, self._evaluator)
+            self._simulation = Simulation(self._parts)
+            self._rows = Rows(self._parts, {})
+            device, recipe = self._parts.model.vector.device, self._code.recipe
+            self.environment = environment(self._world, device, recipe.reduction, recipe.bits)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Entries of ``environment.json`` that follow from the recipe and the data."""
+        found = {"method": self._parts.method.name, "evaluated_samples": self._evaluator.num_samples}
+        return found | without_facts(self._code.recipe, self._parts.federation)
+
+    def enter(self, round: int) -> str:
+        """Go to the state after a round, kept or initial; return why that cannot be, "" if it can.
 
         Raises:
-            _Enough, _Parted: the session ends here.
+            EnvironmentFailure: a file of it cannot be read.
         """
-        round = row["round"]
-        self.compared.append(round)
-        self.faults = self._judge(self._rows[round - 1], row)
-        if self.faults:
-            raise _Parted(f"round {round} is not as recorded")
-        if round == self._stop:
-            raise _Enough(f"round {round} is as recorded")
-        if time.monotonic() - self._told >= QUIET_SECONDS:
-            self._told = time.monotonic()
-            self._print(f"round {round} of {len(self._rows)} is as recorded")
+        self._watchdog.stage(f"the state after round {round}")
+        self._simulation.begin_again()
+        self._rows = Rows(self._parts, {})
+        self.round = 0
+        if not round:
+            return ""
+        try:
+            found = self._read(round)
+        except InputError as damage:
+            return str(damage)
+        if not holds(found.replicated, self._simulation.replicated()):
+            return OTHER_STATES
+        self._restore(found)
+        return ""
 
-    def say(self, text: str) -> None:
-        """Keep what the session says."""
-        self.remarks.append(text)
+    def carry(self, other: Again) -> None:
+        """Go to the state of another version's simulation."""
+        clients = {client: other._parts.clients.get(client) or {} for client in other._parts.clients}
+        simulation = other._simulation
+        progress = {"magnitudes": simulation.magnitudes.state(), "totals": dict(other._rows.totals)}
+        self._simulation.begin_again()
+        self._restore(RestoredState(other.round, simulation.replicated(), clients, progress))
+
+    def _restore(self, found: RestoredState) -> None:
+        self._simulation.restore(found.replicated, found.clients)
+        self._simulation.magnitudes.restore(found.progress["magnitudes"])
+        self._rows = Rows(self._parts, found.progress["totals"])
+        self.round = found.round
+
+    def _read(self, round: int) -> RestoredState:
+        layout = RecordLayout(self._parts.method.local.begin(self._simulation.w))
+        return of_round(self._run.folder / CHECKPOINTS, round, layout, self._parts.placement, self._world)
+
+    def measured(self, due: Due) -> RoundAgain:
+        """Measure the present state, as far as it is `due`: no training."""
+        self._watchdog.stage(f"round {self.round}: evaluation")
+        found = self._scores(self.round, due)
+        return RoundAgain({"hash": self._simulation.hash, **self._rows.totals, **found[0]}, found[1])
+
+    def next(self, due: Due) -> RoundAgain:
+        """Train the next round, and measure it as its recipe says, and as far as it is `due`.
+
+        Raises:
+            Diverged, InputError, EnvironmentFailure: as training does.
+        """
+        self.round += 1
+        recipe_due = due_after(self._code.recipe, self.round)
+        with self._watchdog.rounds():
+            result = self._simulation.round(self.round)
+        test, train, of_clients = (one or other for one, other in zip(recipe_due, due, strict=True))
+        scores, clients = self._scores(self.round, (test, train, of_clients))
+        row = self._rows.row(self.round, result, scores, clients, {})
+        return RoundAgain(row, clients, result.update_hashes)
+
+    def _scores(self, round: int, due: Due) -> tuple[Mapping[str, Any], ClientScores | None]:
+        scores, clients = scores_of(self._simulation, self._parts, self._evaluator, self._client_evaluator, round, due)
+        summary = None if clients is None else clients.summary()
+        return {**scores, "clients": summary}, clients
+
+    def perturb(self, seed: int = 0) -> None:
+        """Change the last bit of each entry of the model, up or down."""
+        w = self._simulation.w
+        up = torch.from_numpy(np.random.default_rng(seed).random(w.shape) < 0.5)
+        infinity = torch.full_like(w, torch.inf)
+        moved = torch.nextafter(w, torch.where(up, infinity, -infinity))
+        self._simulation.w = torch.where(w == 0, w, moved)
+
+    def is_as_kept(self) -> bool:
+        """Whether the state kept after the present round is the present one, to the bit, those of clients included."""
+        try:
+            kept = self._read(self.round)
+        except InputError:
+            return False
+        here = self._simulation.replicated()
+        same = [{*kept.replicated[TOUCHED].tolist()} == {*here[TOUCHED].tolist()}]
+        same += [_same(kept.replicated[name], here[name]) for name in kept.replicated.keys() & here.keys() - {TOUCHED}]
+        magnitudes = json.loads(json.dumps(self._simulation.magnitudes.state()))
+        same += [kept.progress["magnitudes"] == magnitudes, kept.progress["totals"] == self._rows.totals]
+        initial = self._parts.method.local.begin(self._parts.initial_w)
+        for client, state in kept.clients.items():
+            own = self._parts.clients.get(client) or initial
+            same += [_same(tensor, own[name].cpu()) for name, tensor in state.items()]
+        return all(self._world.gather(all(same)))
+
+    def wrong_files(self) -> list[str]:
+        """Return which models and private parts of the folder are not those of the present state, its last one.
+
+        Raises:
+            OSError: as the system reports it.
+        """
+        folder, model, simulation = self._run.folder, self._parts.model, self._simulation
+        w = simulation.evaluated()
+        expected = dict(models_of(model, simulation.w, w, self._evaluator.averaged_for(w)))
+        private = dict(private_files_of(self._parts))
+        wrong = [name for name, content in private.items() if _bytes(folder / name) != content]
+        found = self._world.gather(([*private], wrong))
+        names = {name for own, _ in found for name in own}
+        others = {name for name in _private_files(folder) if name not in names}
+        wrong = [name for _, own in found for name in own]
+        wrong += [name for name in MODELS if _bytes(folder / name) != expected.get(name)]
+        return sorted({*wrong, *others})
+
+    def measured_files(self, due: Due) -> RoundAgain:
+        """Measure the models and private parts in the folder as those of the last round, whose state is not kept.
+
+        The simulation is of no use afterwards.
+
+        Raises:
+            InputError: a file is damaged, or another module's.
+        """
+        folder, model, parts = self._run.folder, self._parts.model, self._parts
+        self.enter(0)
+        name = MODELS[1] if (folder / MODELS[1]).exists() else MODELS[0]
+        begun = parts.method.local.begin(parts.initial_w) if model.own else {}
+        if model.own:
+            for client in parts.placement.at_home(self._world.rank).tolist():
+                if (folder / private_file(client)).exists():
+                    model.load_private_file(folder / private_file(client))
+                    parts.clients.commit({client: {**begun, **model.private_state()}})
+            model.load_private_file(folder / INITIAL)
+        model.load_file(folder / name)
+        w, averaged = model.vector.clone(), model.averaged
+        round = len(self._run.rows)
+        test, train, clients = due
+        with model.with_averaged(averaged):
+            scores = self._evaluator(w, test=test, train=train) if test or train else self._evaluator.nothing
+            of_clients = self._client_evaluator(w, round) if clients else None
+        return RoundAgain({**scores, "clients": None if of_clients is None else of_clients.summary()}, of_clients)
 
 
-@contextmanager
-def scratch_folder(world: World) -> Iterator[Path]:
-    """Yield an empty folder that all ranks can see, removed at the end: under $TMPDIR on one host, else here."""
-    place = None if len(set(world.hosts)) == 1 else Path.cwd()
-    folder = world.on_root(lambda: Path(tempfile.mkdtemp(prefix=".hpcfed-verify-", dir=place)))
-    try:
-        yield folder
-    finally:
-        if world.is_root:
-            shutil.rmtree(folder, ignore_errors=True)
+OTHER_STATES = "other states than evaluate.model now needs"
+TOUCHED = "touched"
 
 
-def for_verification(recipe: Recipe, output: Path) -> Recipe:
-    """Return a recipe that computes the same rounds elsewhere: no checkpoints, observers or early end.
-
-    A run that went on with another ``stop`` has rounds that its present one would not have reached.
-    """
-    changed = {"output": output, "checkpoint": Checkpoint(every=0), "observers": [], "stop": Stop()}
-    return recipe.model_copy(update={**changed, "verify_data": False})
-
-
-def compute(recipe: Recipe, folder: Path, reporter: Comparing, world: World, last: int) -> bool:
-    """Train the recipe in a prepared folder up to round `last` while `reporter` compares; return whether the rounds are
-    as recorded.
-
-    Raises:
-        Diverged, InputError, EnvironmentFailure: as training does.
-    """
-    try:
-        train(recipe, RunFolder(folder, lasting=False), reporter, world, last=last)
-    except _Parted:
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits."""
+    if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    except _Enough:
-        pass
-    return True
+    return one.detach().cpu().contiguous().numpy().tobytes() == other.detach().cpu().contiguous().numpy().tobytes()
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def _private_files(folder: Path) -> list[str]:
+    place = folder / PRIVATE
+    entries = place.iterdir() if place.is_dir() else ()
+    return [f"{PRIVATE}/{entry.name}" for entry in entries if PRIVATE_FILES.fullmatch(entry.name)]

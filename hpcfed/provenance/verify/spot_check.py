@@ -2,29 +2,67 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
 
 import numpy as np
 
-from hpcfed.provenance.verify.recompute import Segment
+
+@dataclass(frozen=True)
+class Segment:
+    """Rounds ``start + 1 … stop``, computed from the state after round `start`: a kept one, or w⁰."""
+
+    start: int
+    stop: int
+
+    @property
+    def rounds(self) -> range:
+        """The rounds."""
+        return range(self.start + 1, self.stop + 1)
 
 
-def drawn(rounds: int, checkpoints: Sequence[int], count: int, seed: int) -> list[Segment]:
-    """Return segments with `count` rounds drawn at random, those that follow a recorded state first.
+NEAR, AT_ALL, FEW = 20, 4, 6
+"""Rounds farther from the state before them than T / `NEAR` are computed only if all up to the next state are near, by
+T / `AT_ALL`, or few.
+"""
+
+
+def reachable(starts: Sequence[int], last: int, rounds: int, count: int) -> Iterator[int]:
+    """Yield the rounds that a spot check of `count` rounds can enter.
 
     Args:
+        starts: rounds whose state is at hand, ascending, of one stretch of rounds; 0: the initial model.
+        last: round of the stretch's end.
         rounds: T.
-        checkpoints: rounds whose state is recorded.
-        count: rounds to draw.
-        seed: of the draw.
+        count: rounds to be drawn.
     """
-    starts = sorted({0, *(round for round in checkpoints if round < rounds)})
-    chances = np.random.default_rng(seed).random(rounds)
+    most, near = max(count, FEW, ceil(rounds / AT_ALL)), max(count, ceil(rounds / NEAR))
+    for start, end in pairwise([*(one for one in starts if one < last), last]):
+        yield from range(start + 1, 1 + (end if end - start <= most else start + near))
 
-    def order(round: int) -> tuple[int, float]:
-        return round - starts[bisect_left(starts, round) - 1], float(chances[round - 1])
 
-    chosen = sorted(sorted(range(1, rounds + 1), key=order)[:count])
-    last = {starts[bisect_left(starts, round) - 1]: round for round in chosen}
+def drawn(rounds: Sequence[int], weights: np.ndarray, count: int, seed: int) -> tuple[list[int], int]:
+    """Return `count` rounds drawn evenly, ascending, and one more by `weights`, one for each round.
+
+    Each round is among the first with the same chance, count / len(rounds). What depends on a round's kind is looked
+    for by the other one, where it goes wrong more often.
+    """
+    rng = np.random.default_rng(seed)
+    evenly = sorted(rng.choice(np.array(rounds), size=min(count, len(rounds)), replace=False).tolist())
+    return evenly, int(rng.choice(np.array(rounds), p=weights / weights.sum()))
+
+
+def oddness(cohorts: Sequence[Sequence[int]], sizes: np.ndarray, batch: int | str) -> np.ndarray:
+    """Return a weight of each round: 1 and, of cohorts of several, the members whose last minibatch is short."""
+    short = sizes % batch != 0 if isinstance(batch, int) else np.full(len(sizes), False)
+    return np.array([1.0 + (int(short[list(cohort)].sum()) if len(cohort) > 1 else 0) for cohort in cohorts])
+
+
+def segments(rounds: Sequence[int], starts: Sequence[int]) -> list[Segment]:
+    """Return the segments that have these rounds, each from the nearest state before it."""
+    last: dict[int, int] = {}
+    for round in sorted(rounds):
+        last[max(start for start in starts if start < round)] = round
     return [Segment(start, stop) for start, stop in last.items()]

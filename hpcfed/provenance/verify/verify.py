@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import Diverged, InputError
-from hpcfed.provenance.beginning import begin_after
-from hpcfed.provenance.differences import TOLERANCE, beyond, in_bits, largest, of_environments
+from hpcfed.config.limits import seconds_of
+from hpcfed.data.federation import Federation
+from hpcfed.errors import Diverged, HpcfedError, InputError, counted
+from hpcfed.provenance.code_of_rounds import CodeOfRounds, Permission, runs
+from hpcfed.provenance.differences import beyond, from_record, largest, not_computed, of_environments, tolerance_from
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
-from hpcfed.provenance.verify.faults import data_faults, folder_faults
-from hpcfed.provenance.verify.recompute import Comparing, Judge, Segment, compute, for_verification, scratch_folder
-from hpcfed.provenance.verify.spot_check import drawn
+from hpcfed.provenance.verify.faults import data_faults, ended, ending_faults, folder_faults
+from hpcfed.provenance.verify.recompute import OTHER_STATES, Again, RoundAgain
+from hpcfed.provenance.verify.spot_check import drawn, oddness, reachable, segments
+from hpcfed.provenance.verify.tables import RecordedTables
+from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import Fault
-from hpcfed.run_folder.cut import MODELS
-from hpcfed.run_folder.files import read_mapping
+from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE
+from hpcfed.run_folder.progress import QUIET_SECONDS
 
-AGREES, DIFFERS = 0, 1
+AGREES, DIFFERS, IN_PART = 0, 1, 5
 """Exit codes; 2 and 4 where verification cannot be done."""
 MAX_LISTED = 4
 """Differing columns that are printed."""
@@ -37,7 +42,8 @@ class Verification:
         seed: of the draw.
         data, code: present places of the federation file and of the user's code, where they have moved.
         signers: "allowed signers" of ssh-keygen, one of whom must have signed.
-        tolerance: relative difference of single rounds where this machine computes other bits; None: by ``dtype``.
+        tolerance: relative difference of single rounds where this machine computes other bits; None: measured here.
+        permission: whether code from the run's record may run.
     """
 
     run: Path
@@ -47,6 +53,32 @@ class Verification:
     code: Path | None = None
     signers: Path | None = None
     tolerance: float | None = None
+    permission: Permission = field(default_factory=Permission)
+
+
+class _Differs(HpcfedError):
+    """Something is not as recorded.
+
+    Attributes:
+        faults: what.
+        round: of the record; None if it is none of its rounds.
+        by_rounding: whether other last bits can be the reason.
+        here: the round as it is here.
+        place: by what the round was found to differ, in words.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[object],
+        round: int | None = None,
+        here: Mapping[str, Any] | None = None,
+        *,
+        by_rounding: bool = False,
+        place: str = "",
+    ):
+        super().__init__("not as recorded")
+        self.faults, self.round, self.here = faults, round, here or {}
+        self.by_rounding, self.place = by_rounding, place
 
 
 def verify(request: Verification, world: World, say: Callable[[str], None]) -> int:
@@ -56,23 +88,21 @@ def verify(request: Verification, world: World, say: Callable[[str], None]) -> i
         InputError: it cannot be verified: no run folder, no data, other code.
         EnvironmentFailure: a file or a rank failed.
     """
-    run = request.run.resolve()
-    if world.on_root(lambda: _has_faults(folder_faults(run, request.signers), say)):
-        return _differs(say)
-    recipe = world.on_root(lambda: placed_recipe(run, request.data, request.code))
-    if world.on_root(lambda: _has_faults(data_faults(recipe), say)):
-        return _differs(say)
-    session = Recomputation(world.on_root(lambda: recorded(run, recipe)), world, say)
-    segments, every = session.segments(request)
-    for segment in [*segments, *session.last_state(segments)]:
-        with session.again(segment, in_bits) as done:
-            if not done.agrees:
-                return session.parted(segment, done, request)
-            if wrong := session.wrong_model(segment, done):
-                say(str(wrong))
-                return _differs(say)
-    say(_verdict(session.recorded, segments, every, world.size))
-    return AGREES
+    run, watchdog = request.run.resolve(), Watchdog(world)
+    with watchdog.watching():
+        watchdog.stage("files and data")
+        if world.on_root(lambda: _has_faults(folder_faults(run, request.signers), say)):
+            return _differs(say)
+        recipe = world.on_root(lambda: placed_recipe(run, request.data, request.code))
+        if world.on_root(lambda: _has_faults(data_faults(recipe), say)):
+            return _differs(say)
+        found = world.on_root(lambda: recorded(run, recipe, request.permission))
+        watchdog.limit = seconds_of(found.code[-1].recipe.watchdog)
+        if world.on_root(lambda: _has_faults(ending_faults(found), say)):
+            return _differs(say)
+        for words in runs(found.code):
+            say(words)
+        return Verifier(found, request, world, watchdog, say).verdict()
 
 
 def _has_faults(findings: Iterator[Fault | str], say: Callable[[str], None]) -> bool:
@@ -87,12 +117,300 @@ def _differs(say: Callable[[str], None]) -> int:
     return DIFFERS
 
 
-def _verdict(run: RecordedRun, segments: Sequence[Segment], every: bool, ranks: int) -> str:
-    where = "on 1 rank" if ranks == 1 else f"on {ranks} ranks"
-    if every:
-        return f"verified: all {len(run.rows)} rounds, bit for bit, {where}"
-    rounds = [round for segment in segments for round in range(segment.start + 1, segment.stop + 1)]
-    return f"spot-checked: {_named(rounds)} of {len(run.rows)}, from recorded states, bit for bit, {where}"
+class Verifier:
+    """Compares a recorded run with its rounds and states as this machine computes them.
+
+    Args:
+        run: as it is recorded, its files as certified.
+        request: what to verify.
+        world: the ranks.
+        say: prints on rank 0.
+    """
+
+    def __init__(
+        self, run: RecordedRun, request: Verification, world: World, watchdog: Watchdog, say: Callable[[str], None]
+    ):
+        self._run, self._request, self._world, self._watchdog, self._say = run, request, world, watchdog, say
+        self._every = request.rounds is None or request.rounds >= len(run.rows)
+        self._tables = RecordedTables(run) if world.is_root else None
+        self._environment: Mapping[str, Any] = {}
+        self._computed, self._measured = set[int](), set[int]()
+        self._drawn, self._out_of_reach = list[int](), set[int]()
+        self._notes = list[str]()
+        self._unknown = set[str]()
+        self._tolerance: float | None = None
+        self._other_bits: _Differs | None = None
+        self._of = ""
+        self._worst = 0.0
+        self._spoke = time.monotonic()
+
+    def verdict(self) -> int:
+        """Compare, print the verdict, and return the exit code."""
+        try:
+            self._check(self._in_bits)
+        except _Differs as difference:
+            if not (difference.by_rounding and (other := self._other_machine())):
+                return self._say_difference(difference)
+            self._say(f"this machine computes other bits: {'; '.join(other)}")
+            return self._within(difference)
+        except Diverged as error:
+            self._say(f"differs: {error}")
+            return DIFFERS
+        return self._say_verdict()
+
+    def _check(self, check: Callable[[Again, CodeOfRounds], None]) -> None:
+        """Check the rounds of each version of the user's code.
+
+        Raises:
+            _Differs: something is not as recorded.
+        """
+        before: Again | None = None
+        for one in self._run.code:
+            if one.hindrance:
+                self._out_of_reach |= {*range(one.first, one.last + 1)}
+                self._notes.append(f"rounds {one.first} to {one.last} had other code: {one.hindrance}; {one.remedy}")
+                before = None
+                continue
+            with Again(self._run, one, self._world, self._watchdog) as again:
+                self._environment = again.environment
+                self._check_facts(again)
+                if before is not None and before.round == one.first - 1:
+                    again.carry(before)
+                check(again, one)
+                if one is self._run.code[-1]:
+                    self._check_end(again)
+                before = again
+        if self._run.code[-1].hindrance:
+            self._notes.append("the last models are not measured: their code is not at hand")
+
+    def _in_bits(self, again: Again, one: CodeOfRounds) -> None:
+        """Compare the states and rounds of a version of the code, bit for bit."""
+        if self._every and again.round == one.first - 1:  # w⁰, or carried on
+            self._compute(again, one.last)
+            return
+        starts = self._check_states(again, one)
+        if self._every:
+            first = next((start for start in starts if start < one.last), None)
+            self._out_of_reach |= {*range(one.first, one.last + 1 if first is None else first + 1)}
+            if first is not None:
+                self._enter(again, first)
+                self._compute(again, one.last)
+            return
+        assert self._request.rounds is not None
+        count, total = self._request.rounds, len(self._run.rows)
+        rounds = [*reachable(starts, one.last, total, count)]
+        self._out_of_reach |= {*range(one.first, one.last + 1)} - {*rounds}
+        if not rounds:
+            return
+        with Federation.open(one.recipe.data) as federation:
+            cohorts = [self._row(round)["cohort"] for round in rounds]
+            weights = oddness(cohorts, federation.sizes, one.recipe.local.batch_size)
+        share = ceil(count * len(rounds) / total)
+        evenly, odd = drawn(rounds, weights, share, self._request.seed)
+        self._drawn += evenly
+        for segment in segments([*evenly, odd, rounds[-1]], starts):
+            self._enter(again, segment.start)
+            self._compute(again, segment.stop)
+
+    def _check_states(self, again: Again, one: CodeOfRounds) -> list[int]:
+        """Measure the states that are kept, and return the rounds after which rounds of this code can be entered."""
+        starts = [0] if one.first == 1 else []
+        for round in self._run.checkpoints:
+            if not one.first - 1 <= round <= one.last or not self._enter(again, round):
+                continue
+            starts.append(round)
+            if round >= one.first:
+                self._compare(again.round, again.measured(self._due(round)), trained=False)
+                self._measured.add(round)
+        return starts
+
+    def _enter(self, again: Again, round: int) -> bool:
+        """Go to a state; return whether it is of use.
+
+        Raises:
+            _Differs: it is damaged.
+        """
+        trouble = again.enter(round)
+        if trouble and trouble != OTHER_STATES:
+            raise _Differs([trouble])
+        return not trouble
+
+    def _compute(self, again: Again, last: int) -> None:
+        """Compute rounds up to the `last`, and compare each with its row, and with its state where that is kept."""
+        first = again.round + 1
+        while again.round < last:
+            round = again.round + 1
+            self._of = f" (of rounds {first} to {last})"
+            self._compare(round, again.next(self._due(round)), trained=True)
+            self._computed.add(round)
+            if round in self._run.checkpoints and not again.is_as_kept():
+                raise _Differs([Fault(f"the state kept after round {round}", "is another than is computed")])
+            if time.monotonic() - self._spoke >= QUIET_SECONDS:
+                self._spoke = time.monotonic()
+                self._say(f"round {round} of {len(self._run.rows)} is as recorded")
+
+    def _compare(self, round: int, here: RoundAgain, *, trained: bool) -> None:
+        """Compare a round with its row, and its rows in the tables.
+
+        Raises:
+            _Differs: it is another.
+        """
+        row = self._row(round)
+        if not trained and row.get("hash") != here.row.get("hash", row.get("hash")):
+            what = f"is not the one of the record, hash {here.row['hash']} and {row.get('hash')}"
+            raise _Differs([Fault(f"the state kept after round {round}", what)])
+        found: Sequence[object] = from_record(row, here.row)
+        if self._tolerance is not None:
+            self._worst = max(self._worst, largest(row, here.row))
+            found = beyond(row, here.row, self._tolerance)
+        elif not found:
+            found = self._world.on_root(lambda: [] if self._tables is None else self._tables.faults(round, here))
+        if found:
+            place = self._of if trained else ", measured from the model that is kept"
+            raise _Differs(found, round, here.row, by_rounding=self._tolerance is None, place=place)
+        if trained:
+            self._unknown |= not_computed(row, here.row)
+
+    def _check_facts(self, again: Again) -> None:
+        for name, value in again.facts.items():
+            if name in self._run.environment and self._run.environment[name] != value:
+                raise _Differs([Fault("environment.json", f"{name}: {self._run.environment[name]}, here {value}")])
+
+    def _check_end(self, again: Again) -> None:
+        """Check the models that a finished run left: by its last state, or else by the last row that they give.
+
+        Raises:
+            _Differs: they are others.
+        """
+        last = len(self._run.rows)
+        if not ended(self._run):
+            return
+        if again.round != last and last in self._run.checkpoints and self._enter(again, last):
+            self._compare(last, again.measured(self._due(last)), trained=False)
+        if again.round == last and (self._tolerance is None or last in self._run.checkpoints):
+            rounded = self._tolerance is not None and self._run.recipe.evaluate.statistics == "training"
+            if wrong := [name for name in again.wrong_files() if not (rounded and "evaluated" in name)]:
+                raise _Differs([Fault(name, f"is not the model after round {last}") for name in wrong])
+        else:
+            self._compare(last, again.measured_files(self._due(last)), trained=False)
+
+    def _within(self, difference: _Differs) -> int:
+        """Compare single rounds and all kept states within the tolerance; return the exit code.
+
+        The round that differs in bits is the first of them: up to it all were the same, or it begins at a kept state.
+        """
+        self._other_bits, self._of = difference, ""
+        self._computed.clear()
+        self._measured.clear()
+        self._out_of_reach.clear()
+        self._notes.clear()
+        try:
+            self._check(self._near)
+        except _Differs as difference:
+            return self._say_difference(difference)
+        except Diverged as error:
+            self._say(f"differs: {error}")
+            return DIFFERS
+        for note in self._notes:
+            self._say(note)
+        self._say(
+            f"agrees within {self._tolerance:.2g}, not to the bit: {_named(sorted(self._computed))} of "
+            f"{len(self._run.rows)}, each from its recorded state; at most {self._worst:.1e}; {self._kept()}the last "
+            "models as recorded"
+        )
+        return IN_PART
+
+    def _near(self, again: Again, one: CodeOfRounds) -> None:
+        """Compare the first round after each kept state, and the states' scores, within the tolerance."""
+        if self._tolerance is None:
+            start = next((round for round in (0, *self._run.checkpoints) if one.first - 1 <= round < one.last), None)
+            self._tolerance = self._request.tolerance or self._measure_tolerance(again, start or 0)
+        if self._other_bits is not None:
+            first, self._other_bits = self._other_bits, None
+            assert first.round is not None
+            self._compare(first.round, RoundAgain(first.here, None), trained=True)
+            self._computed.add(first.round)
+        for start in self._check_states(again, one):
+            if start < one.last:
+                self._enter(again, start)
+                self._compare(start + 1, again.next(self._due(start + 1)), trained=True)
+                self._computed.add(start + 1)
+
+    def _measure_tolerance(self, again: Again, start: int) -> float:
+        """Return the tolerance: what the last bits of a model change in the round after it, with a margin."""
+        rows = []
+        for perturbed in (False, True):
+            self._enter(again, start)
+            if perturbed:
+                again.perturb()
+            rows.append(again.next(self._due(start + 1)).row)
+        return tolerance_from(largest(*rows), self._run.recipe.dtype)
+
+    def _row(self, round: int) -> Mapping[str, Any]:
+        return self._run.rows[round - 1]
+
+    def _due(self, round: int) -> tuple[bool, bool, bool]:
+        """Return which scores a row of the record has."""
+        row = self._row(round)
+        test, train = (any(row[key] is not None for key in row if key.startswith(part)) for part in ("test_", "train_"))
+        in_table = self._world.on_root(lambda: self._tables is not None and self._tables.has_clients(round))
+        return test or row.get("apart") is not None, train, row.get("clients") is not None or in_table
+
+    def _other_machine(self) -> list[str]:
+        return list(of_environments(self._run.environment, self._environment))
+
+    def _say_difference(self, difference: _Differs) -> int:
+        if difference.round is None:
+            for fault in difference.faults[:MAX_LISTED]:
+                self._say(str(fault))
+            return _differs(self._say)
+        if self._tolerance is None:
+            self._say(f"differs from round {difference.round}{difference.place}")
+        else:
+            place = difference.place or ", from its recorded state"
+            self._say(f"differs in round {difference.round}, by more than {self._tolerance:.2g}{place}")
+        for fault in difference.faults[:MAX_LISTED]:
+            self._say(f"  {fault}")
+        return DIFFERS
+
+    def _say_verdict(self) -> int:
+        """Print what was found right; return the exit code."""
+        total = len(self._run.rows)
+        where = "on 1 rank" if self._world.size == 1 else f"on {self._world.size} ranks"
+        if self._unknown:
+            columns = ", ".join(sorted(self._unknown))
+            self._notes.append(f"columns of the record that the recipe does not measure are not checked: {columns}")
+        if not ended(self._run):
+            status = self._run.result.get("status", "unfinished")
+            self._notes.append(f"the run is not finished ({status}): {total} of {self._run.recipe.rounds} rounds")
+        for note in self._notes:
+            self._say(note)
+        code = IN_PART if self._notes or self._out_of_reach else AGREES
+        if self._out_of_reach:
+            alone = f"{_spans(self._computed)} alone {'was' if len(self._computed) == 1 else 'were'} computed"
+            alone = f"{alone}, bit for bit, {where}" if self._computed else "no round was computed"
+            self._say(f"verified in part: {alone}; {self._kept()}the rest is only {self._trust()}")
+        elif self._every:
+            verified = "verified" if code == AGREES else "verified in part"
+            self._say(f"{verified}: all {total} rounds, bit for bit, {where}")
+        else:
+            computed = counted(len(self._computed), "round")
+            self._say(f"{self._kept()}{computed} computed, the last one and those on the way to the drawn among them")
+            checked = "spot-checked" if code == AGREES else "verified in part"
+            which = f"{_named(self._drawn)} of {total}, from recorded states, bit for bit, {where}"
+            chance = max(0.0, 1 - len(self._drawn) / total)
+            self._say(f"{checked}: {which}; one wrong round is missed with a probability of {chance:.2g} at most")
+        return code
+
+    def _kept(self) -> str:
+        count = len(self._measured)
+        return f"{count} kept state{'s' if count > 1 else ''} measured; " if count else ""
+
+    def _trust(self) -> str:
+        if (self._run.folder / SIGNATURE).is_file():
+            return "signed"
+        is_certified = (self._run.folder / CERTIFICATE).is_file()
+        return "certified, without a signature" if is_certified else "what the folder says"
 
 
 def _named(rounds: Sequence[int]) -> str:
@@ -100,116 +418,14 @@ def _named(rounds: Sequence[int]) -> str:
     return f"round {shown}" if len(rounds) == 1 else f"{len(rounds)} rounds ({shown})"
 
 
-@dataclass(frozen=True)
-class ComputedSegment:
-    """A segment that was computed: where, by what it was compared, and whether it agrees."""
-
-    folder: Path
-    reporter: Comparing
-    agrees: bool
-    diverged: str = ""
-
-
-class Recomputation:
-    """Computes segments of a recorded run on all ranks."""
-
-    def __init__(self, run: RecordedRun, world: World, say: Callable[[str], None]):
-        self.recorded, self._world, self._say = run, world, say
-
-    def segments(self, request: Verification) -> tuple[list[Segment], bool]:
-        """Return the segments to compute, and whether they are all rounds of the run."""
-        rounds = len(self.recorded.rows)
-        if request.rounds is None or request.rounds >= rounds:
-            return [Segment(0, rounds)], True
-        return drawn(rounds, self.recorded.checkpoints, request.rounds, request.seed), False
-
-    @contextmanager
-    def again(self, segment: Segment, judge: Judge) -> Iterator[ComputedSegment]:
-        """Compute a segment in a folder that lasts as long as the block."""
-        run, world = self.recorded, self._world
-        stop = None if self._ends(segment) else segment.stop
-        with scratch_folder(world) as scratch:
-            folder = scratch / "run"
-            recipe = for_verification(run.recipe, folder)
-            world.on_root(partial(begin_after, folder, run.folder, segment.start, recipe, linked=True))
-            reporter = Comparing(run.rows, stop, judge, self._say)
-            try:
-                agrees, diverged = compute(recipe, folder, reporter, world, segment.stop), ""
-            except Diverged as error:
-                agrees, diverged = False, str(error)
-            for remark in reporter.remarks:
-                if "is damaged" in remark:
-                    self._say(remark)
-                    agrees = False
-            yield ComputedSegment(folder, reporter, agrees, diverged)
-
-    def _ends(self, segment: Segment) -> bool:
-        """Whether the session may end by itself after the segment, and leave its models."""
-        return self.recorded.finished and segment.stop == len(self.recorded.rows)
-
-    def last_state(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return a segment without rounds that leaves the last recorded state's models, if no other leaves them."""
-        last = len(self.recorded.rows)
-        is_needed = self.recorded.finished and last in self.recorded.checkpoints
-        return [Segment(last, last)] if is_needed and all(segment.stop < last for segment in segments) else []
-
-    def wrong_model(self, segment: Segment, done: ComputedSegment) -> Fault | None:
-        """Return what is wrong with the run's models, if the segment left others."""
-        return self._world.on_root(lambda: self._compare_models(done.folder)) if self._ends(segment) else None
-
-    def _compare_models(self, folder: Path) -> Fault | None:
-        for name in MODELS:
-            here, there = folder / name, self.recorded.folder / name
-            if here.exists() != there.exists() or (here.exists() and here.read_bytes() != there.read_bytes()):
-                return Fault(name, f"is not the model after round {len(self.recorded.rows)}")
-        return None
-
-    def parted(self, segment: Segment, done: ComputedSegment, request: Verification) -> int:
-        """Say how a segment differs; where this machine computes other bits, compare single rounds; return the code."""
-        if done.diverged:
-            self._say(f"differs: {done.diverged}")
-            return DIFFERS
-        if not done.reporter.faults:  # a damaged checkpoint, which has been named
-            return _differs(self._say)
-        round, other = done.reporter.compared[-1], self._other_machine(done.folder)
-        if not other:
-            self._say(f"differs from round {round} (of rounds {segment.start + 1} to {segment.stop})")
-            for fault in done.reporter.faults[:MAX_LISTED]:
-                self._say(f"  {fault}")
-            return DIFFERS
-        self._say(f"this machine computes other bits: {'; '.join(other)}")
-        return self._within(request)
-
-    def _other_machine(self, folder: Path) -> list[str]:
-        here = self._world.on_root(lambda: read_mapping(folder / "environment.json"))
-        return list(of_environments(self.recorded.environment, here))
-
-    def _within(self, request: Verification) -> int:
-        """Compare single rounds, each from its recorded state, within the tolerance; return the exit code."""
-        run = self.recorded
-        tolerance = request.tolerance or TOLERANCE[run.recipe.dtype]
-        starts = [0, *(round for round in run.checkpoints if round < len(run.rows))]
-        if request.rounds is not None:
-            starts = [segment.start for segment in self.segments(request)[0]]
-        worst = 0.0
-
-        def judge(row: Any, here: Any) -> Sequence[object]:
-            nonlocal worst
-            worst = max(worst, largest(row, here))
-            return beyond(row, here, tolerance)
-
-        for start in starts:
-            with self.again(Segment(start, start + 1), judge) as done:
-                if not done.agrees:
-                    self._say(f"differs in round {start + 1}, by more than {tolerance:g}, from its recorded state")
-                    for fault in done.reporter.faults[:MAX_LISTED]:
-                        self._say(f"  {fault}")
-                    return DIFFERS
-        rounds = _named([start + 1 for start in starts])
-        self._say(
-            f"agrees within {tolerance:g}, not to the bit: {rounds}, each from its recorded state; at most {worst:.1e}"
-        )
-        return AGREES
+def _spans(rounds: Collection[int]) -> str:
+    """Return rounds in words: ``rounds 1–3 and 7``."""
+    ordered = sorted(rounds)
+    breaks = [0, *(n for n, (one, other) in enumerate(pairwise(ordered), start=1) if other > one + 1), len(ordered)]
+    parts = [ordered[first:last] for first, last in pairwise(breaks)]
+    words = [str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts]
+    listed = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f"round{'' if len(ordered) == 1 else 's'} {listed}"
 
 
 def check_count(rounds: int) -> None:

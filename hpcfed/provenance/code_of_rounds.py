@@ -1,0 +1,181 @@
+"""The rounds of a recorded run by the code of the user's that they were trained with, and that code, ready to run.
+
+Code that lies in the recipe's folders, or in those named instead, is used if it is the recorded one. Other rounds' code
+is in ``code.json``, as is that of a script or a notebook; whoever wrote the folder may have written anything there, so
+that it runs with permission alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed.assembly import resolve
+from hpcfed.config.factory import named_code
+from hpcfed.config.metrics import OwnMetric
+from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.modules import Source, at_hand, forget, outdated
+from hpcfed.config.user_code.recorded import as_recorded, modules_of, recorded_code
+from hpcfed.errors import InputError, counted
+from hpcfed.run_folder.code import CodeRecord, CodeVersion, references
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Whether code from a run's record may run.
+
+    Attributes:
+        given: it may, without a question.
+        ask: asks the user, who reads whose code it is and what.
+        option: how to give it, as an error's remedy says; "" where it cannot be given.
+    """
+
+    given: bool = False
+    ask: Callable[[str], bool] | None = None
+    option: str = ""
+
+    def asked(self, what: str) -> bool:
+        """Whether this code may run."""
+        return self.given or (self.ask is not None and self.ask(what))
+
+
+NO_PERMISSION = Permission()
+RUN_CODE = "--run-code (run_code=True of hpcfed.replay)"
+
+
+@dataclass(frozen=True)
+class CodeOfRounds:
+    """Code of the user's for some rounds, and the recipe with it; most runs have one, for all of their rounds.
+
+    Attributes:
+        first, last: rounds.
+        recipe: resolved, if the code can run; else as it is recorded.
+        modules: of the record, to be imported from there; empty where the code lies in the recipe's folders.
+        hindrance: why the code cannot run; "" if it can.
+        remedy: what to do about that.
+    """
+
+    first: int
+    last: int
+    recipe: Recipe
+    modules: Mapping[str, Source]
+    hindrance: str = ""
+    remedy: str = ""
+
+    def check(self, folder: Path) -> None:
+        """Refuse code that cannot run.
+
+        Raises:
+            InputError: naming the remedy.
+        """
+        if self.hindrance:
+            what = f"the code is not this run's: {self.hindrance} (rounds {self.first} to {self.last})"
+            raise InputError(what, where=str(folder), remedy=self.remedy)
+
+    @contextmanager
+    def imported(self) -> Iterator[None]:
+        """Import the user's modules as these rounds had them, while the block runs."""
+        forget(outdated(self.recipe.python_path))
+        with recorded_code(self.modules) if self.modules else nullcontext():
+            yield
+
+
+def code_of_rounds(run: Path, recipe: Recipe, rounds: int, permission: Permission) -> list[CodeOfRounds]:
+    """Return the code of a run's rounds, in their order.
+
+    Raises:
+        InputError: ``code.json`` is damaged, the recipe cannot be run here, or the code of no round can.
+    """
+    versions = CodeRecord(run).versions()
+    named = references(recipe)
+    lasts = [*(one.since - 1 for one in versions[1:]), rounds]
+    found, recorded = list[CodeOfRounds](), list[CodeOfRounds]()
+    remedy = "name the folder of the recorded code with --code"
+    if permission.option:
+        remedy = f"{remedy}, or run the recorded text with {permission.option}"
+    for version, last in zip(versions, lasts, strict=True):
+        last = min(last, rounds)
+        if version.since > last:  # accepted, and not trained with yet
+            continue
+        one = _present(run, recipe, version, last, named)
+        if one is None:
+            hindrance = _hindrance(run, recipe, version)
+            one = CodeOfRounds(version.since, last, recipe, version.files, hindrance, remedy)
+            recorded.append(one)
+        found.append(one)
+    if recorded and permission.asked(_question(run, recorded)):
+        found = [_from_record(one, named) if one in recorded else one for one in found]
+    if all(one.hindrance for one in found):
+        found[-1].check(run)
+    return found
+
+
+def _present(run: Path, recipe: Recipe, version: CodeVersion, last: int, named: Sequence[str]) -> CodeOfRounds | None:
+    """Return rounds with the code that lies in the recipe's folders; None if it is other code, or the run's own."""
+    if named and version.files:
+        within = [folder for folder in recipe.python_path if folder.resolve().is_relative_to(run)]
+        if within or not at_hand(version.files, named, recipe.python_path):
+            return None
+    one = CodeOfRounds(version.since, last, recipe, {})
+    with one.imported():
+        return CodeOfRounds(version.since, last, resolve(recipe), {})
+
+
+def _from_record(one: CodeOfRounds, named: Sequence[str]) -> CodeOfRounds:
+    modules = modules_of(one.modules, named)
+    recipe = with_references(one.recipe)
+    with recorded_code(modules):
+        return CodeOfRounds(one.first, one.last, resolve(recipe), modules)
+
+
+def _hindrance(run: Path, recipe: Recipe, version: CodeVersion) -> str:
+    changed = CodeRecord(run).changed_from(recipe, version.files)
+    return ", ".join([*changed.values()][:3]) or f"{', '.join(version.files)} of the run's own folder"
+
+
+def _question(run: Path, recorded: Sequence[CodeOfRounds]) -> str:
+    which = "; ".join(
+        f"rounds {one.first} to {one.last}: "
+        + ", ".join(
+            f"{source.file} ({counted(len((source.text or '').splitlines()), 'line')})"
+            for source in one.modules.values()
+        )
+        for one in recorded
+    )
+    return f"code.json of {run} has code that would run with all your rights: {which}"
+
+
+def with_references(recipe: Recipe) -> Recipe:
+    """Return a recipe whose code is imported from the record of its run, without observers."""
+
+    def of_metric(metric: Any) -> Any:
+        if isinstance(metric, OwnMetric):
+            own = {key: as_recorded(text) for key in ("whole", "sum") if (text := getattr(metric, key)) is not None}
+            return metric.model_copy(update=own)
+        return as_recorded(metric)
+
+    update: dict[str, Any] = {"python_path": [], "observers": []}
+    for name in ("algorithm", "model", "loss"):
+        section = getattr(recipe, name)
+        if section.factory is not None:
+            update[name] = section.model_copy(update={"factory": as_recorded(section.factory)})
+    if recipe.local.step is not None:
+        update["local"] = recipe.local.model_copy(update={"step": as_recorded(recipe.local.step)})
+    metrics = {name: of_metric(metric) for name, metric in recipe.evaluate.metrics.items()}
+    update["evaluate"] = recipe.evaluate.model_copy(update={"metrics": metrics})
+    return recipe.model_copy(update=update)
+
+
+def runs(code: Sequence[CodeOfRounds]) -> Iterator[str]:
+    """Yield, of each version of the user's code that runs, what it is and from where."""
+    for one in code:
+        if one.hindrance or not (named := named_code(one.recipe)):
+            continue
+        place = ", ".join(map(str, one.recipe.python_path)) or "the installed packages"
+        if one.modules:
+            place = "code.json: " + ", ".join(source.file for source in one.modules.values())
+        which = f" for rounds {one.first} to {one.last}" if len(code) > 1 else ""
+        yield f"runs the code {', '.join(named)}{which}, from {place}"

@@ -1,0 +1,107 @@
+"""The tables beside a run's record, by round: ``clients.csv`` and ``update-hashes.bin``. Read on rank 0 alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hpcfed.errors import InputError
+from hpcfed.evaluation.per_client import ClientScores
+from hpcfed.io.text import Malformed, lines_of, open_file
+from hpcfed.provenance.recorded import RecordedRun
+from hpcfed.provenance.verify.recompute import RoundAgain
+from hpcfed.run_folder.certificate import Fault
+from hpcfed.run_folder.files import CLIENTS
+from hpcfed.run_folder.rounds import RESTORE
+from hpcfed.run_folder.update_hashes import KIND, UPDATE_HASHES, read_update_hashes
+
+
+class RecordedTables:
+    """Rows of the tables of a run, compared with those that are computed.
+
+    Args:
+        run: as it is recorded.
+
+    Attributes:
+        unknown: columns of ``clients.csv`` that were not computed, where they have a value.
+    """
+
+    def __init__(self, run: RecordedRun):
+        self._run, self.unknown = run, set[str]()
+        self._sizes = [len(row["cohort"]) for row in run.rows]
+        self._columns, self._places = _index(run.folder / CLIENTS)
+
+    def has_clients(self, round: int) -> bool:
+        """Whether ``clients.csv`` has rows of a round."""
+        return round in self._places
+
+    def faults_of_sizes(self) -> Iterator[Fault]:
+        """Yield what the tables have too much of, or lack."""
+        beyond = [round for round in self._places if not 1 <= round <= len(self._run.rows)]
+        if beyond:
+            yield Fault(CLIENTS, f"has round {beyond[0]}, which is not recorded")
+        path = self._run.folder / UPDATE_HASHES
+        if path.exists():
+            expected = sum(self._sizes) * KIND.itemsize if self._run.recipe.update_hashes else 0
+            if path.stat().st_size != expected:
+                yield Fault(UPDATE_HASHES, f"has {path.stat().st_size} bytes, {expected} by the recipe and the record")
+
+    def faults(self, round: int, here: RoundAgain) -> list[Fault]:
+        """Return what is wrong with the rows of a round that was computed."""
+        found = [] if here.clients is None or not self._columns else [*self._of_clients(round, here.clients)]
+        kept = read_update_hashes(self._run.folder / UPDATE_HASHES, self._sizes, round)
+        if kept is not None and here.update_hashes is not None and kept.tolist() != here.update_hashes.tolist():
+            found.append(Fault(UPDATE_HASHES, f"another hash of an update of round {round}"))
+        return found
+
+    def _of_clients(self, round: int, scores: ClientScores) -> Iterator[Fault]:
+        kept = [*self._rows(round)]
+        here = [dict(zip(scores.columns, map(str, row), strict=True)) for row in scores.rows(round)]
+        if len(kept) != len(here):
+            yield Fault(CLIENTS, f"has {len(kept)} rows of round {round}, not {len(here)}")
+            return
+        for number, (own, other) in enumerate(zip(kept, here, strict=True), start=1):
+            self.unknown |= {name for name in own.keys() - other.keys() if own[name]}
+            for name in own.keys() & other.keys():
+                if own[name] != other[name]:
+                    values = f"{own[name]} recorded, {other[name]} here"
+                    yield Fault(CLIENTS, f"row {number} of round {round}: {name} {values}")
+                    return
+
+    def _rows(self, round: int) -> Iterator[Mapping[str, str]]:
+        if round not in self._places:
+            return
+        start, count = self._places[round]
+        with open_file(self._run.folder / CLIENTS) as file:
+            file.seek(start)
+            text = b"".join(file.readline() for _ in range(count)).decode(errors="replace")
+        yield from csv.DictReader(io.StringIO(text, newline=""), fieldnames=self._columns)
+
+
+def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
+    """Return the columns of ``clients.csv``, and of each round the byte at which its rows begin, and their number.
+
+    Raises:
+        InputError: it is not a run's table.
+    """
+    places: dict[int, tuple[int, int]] = {}
+    if not path.is_file():
+        return [], places
+    try:
+        with open_file(path) as file:
+            lines = lines_of(file)
+            header = next(lines, b"")
+            position, last = len(header), 0
+            for line in lines:
+                digits = line.partition(b",")[0]
+                round = int(digits) if digits.isdigit() and len(digits) < 19 else -1
+                if round < last:
+                    raise Malformed("rows out of order")
+                start, count = places.get(round, (position, 0))
+                places[round], last = (start, count + 1), round
+                position += len(line)
+    except (OSError, Malformed) as error:
+        raise InputError("not a run's table", where=str(path), got=str(error), remedy=RESTORE) from None
+    return next(csv.reader([header.decode(errors="replace")]), []), places

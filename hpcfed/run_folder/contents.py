@@ -1,0 +1,131 @@
+"""The entries of a run folder by what they are: results, which commands read; other files of a run; all else.
+
+    results      the record, the models, private parts, checkpoints, `RESULTS`
+    of a run     lock, logs, pages, figures, earlier runs, temporary files: never read as results
+    others       the user's
+
+A result is a regular file of the folder. A link in its place would be read, or written to, somewhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcfed.errors import InputError
+from hpcfed.run_folder.code import ACCEPTED_CODE_FILE, CODE_FILE
+from hpcfed.run_folder.cut import MODELS
+from hpcfed.run_folder.files import (
+    CERTIFICATE,
+    CLIENTS,
+    HALF_STATES,
+    LOCK,
+    PRIVATE_FILES,
+    RECIPE,
+    REMAINS,
+    RESULT,
+    SIGNATURE,
+    STATES,
+)
+from hpcfed.run_folder.rounds import RECORD
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES
+
+RESULTS = (RECIPE, "environment.json", RECORD, CLIENTS, UPDATE_HASHES, CODE_FILE, RESULT, *MODELS)
+"""Results at the top of the folder."""
+CHECKPOINTS, PRIVATE, LOGS, FIGURES = "checkpoints", "private", "logs", "figures"
+INSIDE = {CHECKPOINTS: (STATES, HALF_STATES), PRIVATE: (PRIVATE_FILES, re.compile(r"\..*\.\d+\.tmp"))}
+"""Folder → the names of its results, and of its temporary files."""
+OF_A_RUN = re.compile(rf"{re.escape(LOCK)}|{ACCEPTED_CODE_FILE}|{LOGS}|{FIGURES}|report\.html|previous-\d+")
+WRITTEN = (LOCK, ACCEPTED_CODE_FILE, CERTIFICATE, SIGNATURE, *RESULTS, CHECKPOINTS, PRIVATE, LOGS, FIGURES)
+"""Entries that commands write to."""
+
+LINK = "a link, or no file, where a run has one of its own"
+
+
+@dataclass
+class Contents:
+    """The entries of a run folder, by their paths in it.
+
+    Attributes:
+        results: regular files.
+        unusable: results, the certificate and its signature, that are links, folders or devices.
+        others: neither results nor of a run.
+    """
+
+    results: list[str] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
+def is_result(name: str) -> bool:
+    """Whether a path in a run folder is that of a result."""
+    folder, _, file = name.rpartition("/")
+    return name in RESULTS if not folder else folder in INSIDE and INSIDE[folder][0].fullmatch(file) is not None
+
+
+def contents_of(folder: Path) -> Contents:
+    """Return the entries of a run folder; nothing is opened, and no link followed.
+
+    Raises:
+        OSError: as the system reports it.
+    """
+    found = Contents()
+    for entry in _entries(folder):
+        if entry.name in INSIDE:
+            if entry.is_dir(follow_symlinks=False):
+                _add_inside(found, entry)
+            else:
+                found.unusable.append(entry.name)
+        elif entry.name in RESULTS or entry.name in (CERTIFICATE, SIGNATURE):
+            is_file = entry.is_file(follow_symlinks=False)
+            if not is_file:
+                found.unusable.append(entry.name)
+            elif entry.name in RESULTS:
+                found.results.append(entry.name)
+        elif not (OF_A_RUN.fullmatch(entry.name) or REMAINS.fullmatch(entry.name)):
+            found.others.append(entry.name)
+    return found
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a run folder in which what a run writes to is a link: it may lead to any file of the user's.
+
+    Raises:
+        InputError: naming the link.
+        OSError: as the system reports it.
+    """
+    for entry in _entries(folder) if folder.is_dir() else []:
+        inner = _entries(entry.path) if entry.name == LOGS and entry.is_dir(follow_symlinks=False) else []
+        for one in (entry, *inner) if entry.name in WRITTEN else ():
+            path = Path(one.path)
+            if one.is_symlink() and not path.is_char_device():
+                remedy = "remove it, or choose another output"
+                raise InputError(LINK, where=one.path, got=f"a link to {path.readlink()}", remedy=remedy)
+
+
+def refuse_unusable(folder: Path) -> None:
+    """Refuse a run folder with a result that is a link, or no file.
+
+    Raises:
+        InputError: naming it.
+        OSError: as the system reports it.
+    """
+    for name in contents_of(folder).unusable:
+        raise InputError(LINK, where=str(folder / name), remedy="put the run's own file there")
+
+
+def _add_inside(found: Contents, folder: os.DirEntry[str]) -> None:
+    ours, temporary = INSIDE[folder.name]
+    for entry in _entries(folder.path):
+        name = f"{folder.name}/{entry.name}"
+        if ours.fullmatch(entry.name):
+            (found.results if entry.is_file(follow_symlinks=False) else found.unusable).append(name)
+        elif not temporary.fullmatch(entry.name):
+            found.others.append(name)
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
