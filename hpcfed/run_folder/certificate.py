@@ -30,7 +30,7 @@ from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.contents import contents_of, is_result
-from hpcfed.run_folder.files import CERTIFICATE, read_mapping
+from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, read_mapping, read_recipe
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import STATE, WITHOUT_EFFECT, deciding
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
@@ -68,8 +68,7 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
         InputError: its record is damaged.
         OSError: as the system reports it.
     """
-    environment = read_mapping(folder / "environment.json")
-    environment.pop("data", None)  # the file's inode and times
+    environment = _environment(folder)
     basis = {
         "recipe": to_plain(recipe),
         "named_files": {key: sha256_of(path) if path.is_file() else None for key, path in named_files(recipe).items()},
@@ -94,6 +93,11 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
         "chain": rounds.chain,
         "files": _digests(folder),
     }
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    """Return ``environment.json`` without the inode and times of the data's file."""
+    return {key: value for key, value in read_mapping(folder / "environment.json").items() if key != "data"}
 
 
 def doubts(environment: Mapping[str, Any], first_skipped: int | None, changes: int) -> Iterator[str]:
@@ -222,7 +226,32 @@ def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
             found.append(Fault(name, "is not the file that the certificate names"))
     if RECORD in present.results:
         found += _faults_of_rounds(folder, certificate)
+    found += [] if found else _contradictions(folder, certificate)
     return found
+
+
+def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield which entries of a certificate are not what the files say that it names."""
+    environment, recipe = _environment(folder), deciding(read_recipe(folder), ())
+    certified = deciding(certificate["recipe"], ())
+    first_skipped = next((row["round"] for row in iterate_rounds(folder / RECORD) if row.get("skipped")), None)
+    code = _code_of(read_mapping(folder / CODE_FILE))
+    why_not = "; ".join(doubts(environment, first_skipped, len(code.get("code_before", ())) - 1))
+    expected = {
+        "environment": (environment, "environment.json"),
+        "stopped": (read_mapping(folder / RESULT).get("stopped"), RESULT),
+        "name": (recipe.get("name"), RECIPE),
+        "bits": (recipe.get("bits", "native"), RECIPE),
+        "code": (code["code"], CODE_FILE),
+        "code_before": (code.get("code_before"), CODE_FILE),
+        "why_not": (why_not or None, "the environment, the record and the code"),
+        "repeatable": (not why_not, "the environment, the record and the code"),
+    }
+    for entry, (value, source) in expected.items():
+        if certificate.get(entry) != value:
+            yield Fault(CERTIFICATE, f"its {entry!r} is not that of {source}")
+    for key in sorted(key for key, value in recipe.items() if certified.get(key) != value):
+        yield Fault(CERTIFICATE, f"its recipe has {key}: {certified.get(key)}, {RECIPE} {recipe[key]}")
 
 
 def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:

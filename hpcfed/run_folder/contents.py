@@ -41,7 +41,7 @@ OF_A_RUN = re.compile(rf"{re.escape(LOCK)}|{ACCEPTED_CODE_FILE}|{LOGS}|{FIGURES}
 WRITTEN = (LOCK, ACCEPTED_CODE_FILE, CERTIFICATE, SIGNATURE, *RESULTS, CHECKPOINTS, PRIVATE, LOGS, FIGURES)
 """Entries that commands write to."""
 
-LINK = "a link, or no file, where a run has one of its own"
+LINK = "a link, or no file, in the place of one that hpcfed writes"
 
 
 @dataclass
@@ -89,6 +89,17 @@ def contents_of(folder: Path) -> Contents:
     return found
 
 
+def refuse_link(path: Path) -> None:
+    """Refuse a link where a command would make a folder of its own, and write into it.
+
+    Raises:
+        InputError: it is one.
+    """
+    if path.is_symlink():
+        remedy = "remove it, or choose another output"
+        raise InputError(LINK, where=str(path), got=f"a link to {path.readlink()}", remedy=remedy)
+
+
 def refuse_links(folder: Path) -> None:
     """Refuse a run folder in which what a run writes to is a link: it may lead to any file of the user's.
 
@@ -100,9 +111,8 @@ def refuse_links(folder: Path) -> None:
         inner = _entries(entry.path) if entry.name == LOGS and entry.is_dir(follow_symlinks=False) else []
         for one in (entry, *inner) if entry.name in WRITTEN else ():
             path = Path(one.path)
-            if one.is_symlink() and not path.is_char_device():
-                remedy = "remove it, or choose another output"
-                raise InputError(LINK, where=one.path, got=f"a link to {path.readlink()}", remedy=remedy)
+            if not path.is_char_device():
+                refuse_link(path)
 
 
 def refuse_unusable(folder: Path) -> None:

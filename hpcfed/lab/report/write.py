@@ -9,6 +9,7 @@ from pathlib import Path
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.lab.report.read import Run, is_run_folder
+from hpcfed.run_folder.contents import refuse_link
 
 PAGE, FIGURES = "report.html", "figures"
 MARKER = '<meta name="generator" content="hpcfed report'  # near the top of every page of a report
@@ -36,6 +37,7 @@ def choose_folder(runs: Sequence[Run], output: Path | None) -> Path:
                 where=str(page),
                 remedy="move it away, or name another folder with --output",
             )
+        refuse_link(folder / FIGURES)
         for place in (folder, folder / FIGURES):
             _check_writable(place)
     except OSError as error:

@@ -19,6 +19,7 @@ from hpcfed.lab.whatif.shapley import Orders, Subset, all_subsets, as_numbers, r
 from hpcfed.lab.whatif.without import begin, branch_point_of
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.contents import refuse_link
 
 MOST_EXACT = 6
 """Clients up to which all subsets are run by default."""
@@ -104,6 +105,8 @@ def plan_coalitions(request: Contributions) -> Coalitions:
     overrides = list(_overrides(base, own_tests))
     grid = Grid(KEY, tuple(_value(len(names), subset, request.cohorts) for subset in subsets))
     folder = request.output or run.with_name(f"{run.name}-contributions")
+    if request.output is None:  # a link that lies beside a stranger's run
+        refuse_link(folder)
     plan = make_plan(run / "recipe.yaml", overrides, [grid], request.seeds, folder)
     rule = _rule(request.metric, base, plan)
     return Coalitions(base, plan, tuple(subsets), orders, rule, names, sizes, own_tests)

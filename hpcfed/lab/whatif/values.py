@@ -36,6 +36,7 @@ from hpcfed.lab.whatif.shapley import (
     without_one,
 )
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.contents import FIGURES, refuse_link
 from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
 
 NOBODY: Subset = frozenset()
@@ -219,11 +220,12 @@ def write_contributions(found: CoalitionValues) -> Path:
     has_shapley = own.orders is None or bool(own.orders)
     figure, files = draw(found.clients, own.rule.column, _drawn(own), has_shapley=has_shapley)
     try:
+        refuse_link(folder / FIGURES)
         write_whole(folder / TABLE, _csv([_record(one) for one in found.clients]))
         write_whole(folder / VALUES, _csv(list(_value_records(found))))
-        (folder / "figures").mkdir(exist_ok=True)
+        (folder / FIGURES).mkdir(exist_ok=True)
         for name, content in files.items():
-            write_whole(folder / "figures" / name, content)
+            write_whole(folder / FIGURES / name, content)
         head, rows = table(found)
         about = {"run": str(own.base.folder), "federation": str(own.base.recipe.data), "seeds": ", ".join(own.seeds)}
         write_whole(folder / PAGE, render(own.base.recipe.name, about, head, rows, found.notes, figure))
