@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import linecache
 import os
 import sys
 import textwrap
@@ -178,9 +179,28 @@ def _text_of(value: Any, codes: Sequence[CodeType]) -> str:
     """Return the source of a function or class; its bytecode if it was typed at a prompt."""
     with suppress(OSError, TypeError):
         return inspect.getsource(value)
+    with suppress(OSError, TypeError, SyntaxError, ValueError):  # a class of a notebook, by the cell of its methods
+        return _class_around(value.__name__, codes)
     with suppress(OSError, TypeError):
         return "\n".join(inspect.getsource(code) for code in codes)
     return "\n".join(f"{code.co_name} {code.co_names} {code.co_consts!r} {code.co_code.hex()}" for code in codes)
+
+
+def _class_around(name: str, codes: Sequence[CodeType]) -> str:
+    """Return the source of the class that has the code of its methods.
+
+    Raises:
+        OSError: there is none, or it has no method.
+        SyntaxError, ValueError: the file or cell of the methods is no Python.
+    """
+    for code in codes:
+        lines = linecache.getlines(code.co_filename)
+        for node in ast.walk(ast.parse("".join(lines))):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                if first <= code.co_firstlineno <= (node.end_lineno or first):
+                    return "".join(lines[first - 1 : node.end_lineno])
+    raise OSError(f"no source of class {name}")
 
 
 def _codes_of(value: Any) -> Iterator[CodeType]:

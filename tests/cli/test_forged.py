@@ -1,0 +1,475 @@
+"""What a forger writes into a run folder, and what an honest author's folder holds: `verify` tells them apart.
+
+The forgeries know hpcfed: where no key of theirs is needed, the certificate is written anew for what they forged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import hpcfed
+from hpcfed.config.load import load_recipe
+from hpcfed.errors import InputError
+from hpcfed.run_folder.certificate import write_certificate
+from hpcfed.run_folder.folder import RunFolder
+from tests.launch import ROOT, Completed, launch
+from tests.mpi.recipes import small, write_recipe, write_small
+
+pytestmark = pytest.mark.one_mpi
+
+Command = Callable[..., Completed]
+ROUNDS = 60
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory) -> Path:
+    """A folder with ``small.h5`` and a run of 60 rounds as by default."""
+    folder = tmp_path_factory.mktemp("long")
+    write_small(folder)
+    data = {"data": str(folder / "small.h5"), "rounds": ROUNDS}
+    hpcfed.run(small(folder / "run", **data), quiet=True)
+    return folder
+
+
+def edit_rows(run: Path, rounds: range, **changes: object) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for number in rounds:
+        lines[number - 1] = json.dumps(json.loads(lines[number - 1]) | changes) + "\n"
+    (run / "metrics.jsonl").write_text("".join(lines))
+
+
+def invent_model(path: Path) -> None:
+    save_file({name: np.full_like(own, 7) for name, own in load_file(path).items()}, path)
+
+
+def certify_anew(run: Path) -> None:
+    (run / "certificate.json").unlink(missing_ok=True)
+    write_certificate(RunFolder(run), load_recipe(run / "recipe.yaml"), None)
+
+
+@pytest.fixture
+def forged(long, tmp_path) -> Path:
+    """A copy of the long run, to be changed."""
+    return Path(shutil.copytree(long / "run", tmp_path / "forged"))
+
+
+def test_scores_of_old_rounds_are_measured_from_the_states_that_are_kept(forged, command):
+    assert len(list((forged / "checkpoints").glob("*.json"))) == 20
+    edit_rows(forged, range(11, ROUNDS + 1), test_accuracy=0.9999)
+    certify_anew(forged)
+    for options in ([], ["--all"]):
+        done = command(["verify", forged, *options], forged.parent)
+        assert (done.returncode, "test_accuracy: 0.9999 recorded" in done.stdout) == (1, True), done.stdout
+
+
+def test_the_last_row_is_measured_from_the_saved_model_where_no_state_is_kept(forged, command):
+    shutil.rmtree(forged / "checkpoints")
+    edit_rows(forged, range(11, ROUNDS + 1), test_accuracy=0.9999)
+    certify_anew(forged)
+    done = command(["verify", forged], forged.parent)
+    assert done.returncode == 1
+    assert "differs from round 60, measured from the model that is kept\n  test_accuracy: 0.9999" in done.stdout
+
+
+def test_what_cannot_be_entered_is_only_certified_and_no_success(forged, command):
+    """Rounds between are forged, and not looked at."""
+    shutil.rmtree(forged / "checkpoints")
+    edit_rows(forged, range(11, ROUNDS), test_accuracy=0.9999)
+    certify_anew(forged)
+    done = command(["verify", forged], forged.parent)
+    last = done.stdout.splitlines()[-1]
+    assert done.returncode == 5
+    assert last == (
+        "verified in part: rounds 1–3 alone were computed, bit for bit, on 1 rank; the rest is only certified, without "
+        "a signature"
+    )
+    done = command(["verify", forged, "--all"], forged.parent)
+    assert (done.returncode, "differs from round 11" in done.stdout) == (1, True)
+
+
+def test_an_honest_long_run_is_spot_checked_with_the_chance_that_is_printed(long, command):
+    seeds = set()
+    for _ in range(2):
+        done = command(["verify", long / "run"], long)
+        assert done.returncode == 0, done.stdout
+        assert "20 kept states measured; " in done.stdout
+        last = done.stdout.splitlines()[-1]
+        assert last.startswith("spot-checked: 3 rounds (")
+        assert last.endswith("one wrong round is missed with a probability of 0.95 at most")
+        seeds.add(done.stdout.splitlines()[0])
+    assert len(seeds) == 2
+
+
+@pytest.mark.parametrize("machine", ["this", "another"])
+def test_an_invented_run_differs_whatever_machine_it_names(machine, tmp_path, command):
+    write_small(tmp_path)
+    run = hpcfed.run(small(tmp_path / "run", data=str(tmp_path / "small.h5"), rounds=6), quiet=True).folder
+    edit_rows(run, range(2, 7), test_accuracy=0.99, test_loss=0.01, hash="0123456789abcdef")
+    invent_model(run / "model.safetensors")
+    shutil.rmtree(run / "checkpoints")
+    if machine == "another":
+        facts = json.loads((run / "environment.json").read_text())
+        (run / "environment.json").write_text(json.dumps(facts | {"cpu": "Another CPU @ 3 GHz"}))
+    certify_anew(run)
+    for options in (["--all"], ["--rounds", 1], []):
+        done = command(["verify", run, *options], tmp_path)
+        assert done.returncode == 1, done.stdout
+        assert ("this machine computes other bits" in done.stdout) <= (machine == "another")
+
+
+def test_other_bits_explain_no_more_than_rounding(forged, command):
+    """A round of other data is no rounding, though the environment is said to be another."""
+    facts = json.loads((forged / "environment.json").read_text())
+    (forged / "environment.json").write_text(json.dumps(facts | {"cpu": "Another CPU @ 3 GHz"}))
+    certify_anew(forged)
+    assert command(["verify", forged, "--all"], forged.parent).returncode == 0  # its bits are the same
+    first = json.loads((forged / "metrics.jsonl").read_text().splitlines()[0])
+    edit_rows(forged, range(20, 21), local_loss=first["local_loss"])
+    certify_anew(forged)
+    done = command(["verify", forged, "--all"], forged.parent)
+    assert (done.returncode, "differs in round 20, by more than 3.1e-05" in done.stdout) == (1, True), done.stdout
+
+
+@pytest.fixture
+def signed(long, tmp_path) -> Path:
+    """A signed copy of the long run, and ``signers``."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen (OpenSSH's client): signatures are not tested")
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
+    (tmp_path / "signers").write_text(f"alice@example.org {key.with_suffix('.pub').read_text()}")
+    run = Path(shutil.copytree(long / "run", tmp_path / "signed"))
+    from hpcfed.provenance.certify import certify
+
+    list(certify(run, key))
+    return run
+
+
+def add_model(run: Path) -> None:
+    shutil.copyfile(run / "model.safetensors", run / "model-evaluated.safetensors")
+    invent_model(run / "model-evaluated.safetensors")
+
+
+def edit_result(run: Path) -> None:
+    (run / "result.json").write_text((run / "result.json").read_text().replace("finished", "stopped"))
+
+
+def add_private(run: Path) -> None:
+    (run / "private").mkdir()
+    shutil.copyfile(run / "model.safetensors", run / "private" / "client-3.safetensors")
+
+
+def add_clients(run: Path) -> None:
+    (run / "clients.csv").write_text("round,client,model,split,loss,accuracy,n,name\n1,0,global,train,0.1,0.99,9,0\n")
+
+
+def add_checkpoint(run: Path) -> None:
+    for suffix in ("json", "server"):
+        shutil.copyfile(run / f"checkpoints/round-00000003.{suffix}", run / f"checkpoints/round-00000004.{suffix}")
+
+
+def link_model(run: Path) -> None:
+    (run / "model.safetensors").rename(run.parent / "elsewhere")
+    (run / "model.safetensors").symlink_to(run.parent / "elsewhere")
+
+
+def link_checkpoints(run: Path) -> None:
+    (run / "checkpoints").rename(run.parent / "states")
+    (run / "checkpoints").symlink_to(run.parent / "states")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (add_model, "model-evaluated.safetensors: is not named by the certificate"),
+        (edit_result, "result.json: is not the file that the certificate names"),
+        (add_private, "private/client-3.safetensors: is not named by the certificate"),
+        (add_clients, "clients.csv: is not named by the certificate"),
+        (add_checkpoint, "checkpoints/round-00000004.server: is not named by the certificate"),
+        (link_model, "model.safetensors: is a link, or no file"),
+        (link_checkpoints, "checkpoints: is a link, or no file"),
+    ],
+)
+def test_a_signed_folder_is_as_it_was_signed(change, told, signed, command):
+    change(signed)
+    for options in (["--all"], ["--rounds", 1]):
+        done = command(["verify", signed, "--signers", "signers", *options], signed.parent)
+        assert (done.returncode, told in done.stdout) == (1, True), done.stdout
+
+
+def test_an_added_model_is_not_the_evaluated_one(signed):
+    add_model(signed)
+    run = hpcfed.load(signed)
+    evaluated, last = ([p.detach().numpy() for p in one.parameters()] for one in (run.evaluated, run.module))
+    assert all(map(np.array_equal, evaluated, last))
+
+
+def test_what_is_not_a_runs_is_a_remark(signed, command):
+    (signed / "notes.txt").write_text("mine")
+    (signed / "figures").mkdir()
+    (signed / "previous-1").mkdir()
+    (signed / "report.html").write_text("<html>")
+    done = command(["verify", signed, "--signers", "signers"], signed.parent)
+    assert (done.returncode, "not a run's, and not looked at: notes.txt\n" in done.stdout) == (0, True), done.stdout
+
+
+def test_a_certificate_names_no_other_file(forged, command):
+    certificate = json.loads((forged / "certificate.json").read_text())
+    certificate["files"]["../../../etc/hostname"] = "0" * 64
+    (forged / "certificate.json").write_text(json.dumps(certificate))
+    done = command(["verify", forged, "--all"], forged.parent)
+    assert done.returncode == 1
+    assert "certificate.json: names '../../../etc/hostname', which is no result of a run" in done.stdout
+
+
+def test_a_certificate_that_is_not_of_its_files_is_found(forged, command):
+    for entry, value in (("repeatable", False), ("bits", "portable"), ("stopped", "stop.patience"), ("name", "other")):
+        certificate = json.loads((forged / "certificate.json").read_text())
+        (forged / "certificate.json").write_text(json.dumps(certificate | {entry: value}))
+        done = command(["verify", forged, "--all"], forged.parent)
+        assert (done.returncode, f"certificate.json: its {entry!r} is not that of" in done.stdout) == (1, True)
+        (forged / "certificate.json").write_text(json.dumps(certificate))
+
+
+def test_a_certificate_of_another_version_is_written_anew(forged, command):
+    certificate = json.loads((forged / "certificate.json").read_text())
+    (forged / "certificate.json").write_text(json.dumps(certificate | {"version": 1}))
+    done = command(["verify", forged], forged.parent)
+    assert (done.returncode, "'hpcfed certify RUN' writes one of this version" in done.stderr) == (2, True)
+    done = command(["certify", forged], forged.parent)
+    assert (done.returncode, "in place of one of another version" in done.stdout) == (0, True)
+    assert json.loads((forged / "certificate.json").read_text()) == certificate
+
+
+NET = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 4))
+"""
+
+
+@pytest.fixture
+def changed(tmp_path) -> Path:
+    """A run of six rounds, of which the last three had other code, which was accepted; its code lies beside it."""
+    write_small(tmp_path)
+    (tmp_path / "own_changed.py").write_text(NET)
+    recipe = small(tmp_path / "run", data=str(tmp_path / "small.h5"), python_path=[str(tmp_path)])
+    recipe["model"] = {"factory": "own_changed:net"}
+    hpcfed.run(recipe, quiet=True)
+    (tmp_path / "own_changed.py").write_text(NET.replace("ReLU", "Tanh"))
+    hpcfed.run(recipe | {"rounds": 6}, quiet=True, accept_code=True)
+    return tmp_path / "run"
+
+
+def test_accepted_code_accuses_nobody(changed, command):
+    """Each round is verified with the code that it was trained with, if that may run."""
+    certificate = json.loads((changed / "certificate.json").read_text())
+    assert certificate["repeatable"] is False
+    assert certificate["why_not"] == "code of the user's was changed once on the way (code.json)"
+    assert [one["since"] for one in certificate["code_before"]] == [1, 4]
+    done = command(["verify", changed, "--all"], changed.parent)
+    assert done.returncode == 5, done.stdout
+    assert "rounds 1 to 3 had other code: own_changed.py differs from line 5; name the folder" in done.stdout
+    assert "verified in part: rounds 4–6 alone were computed" in done.stdout.splitlines()[-1]
+    done = command(["verify", changed, "--all", "--run-code"], changed.parent)
+    assert done.returncode == 0, done.stdout
+    assert "runs the code own_changed:net for rounds 1 to 3, from code.json: own_changed.py" in done.stdout
+    assert "verified: all 6 rounds, bit for bit, on 1 rank" in done.stdout
+    for rounds in (1, 2):
+        assert command(["verify", changed, "--rounds", rounds, "--run-code"], changed.parent).returncode == 0
+    done = command(["replay", changed, "--round", 2, "--client", 0], changed.parent)
+    assert (done.returncode, "the code is not this run's: own_changed.py differs" in done.stderr) == (2, True)
+    done = command(["replay", changed, "--round", 2, "--client", 0, "--run-code"], changed.parent)
+    assert (done.returncode, "the round's hash is as recorded" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_recorded_code_runs_after_a_question_alone(changed, command, monkeypatch):
+    (changed.parent / "own_changed.py").unlink()
+    ran = changed.parent / "ran"
+    text = json.loads((changed / "code.json").read_text())
+    import xxhash
+
+    for one in (text, *text["before"]):
+        entry = one["files"]["own_changed"]
+        entry["text"] = entry["text"] + f"\nopen({str(ran)!r}, 'w').write('yes')\n"
+        entry["hash"] = xxhash.xxh3_128_hexdigest(entry["text"].encode())
+    (changed / "code.json").write_text(json.dumps(text))
+    certify_anew(changed)
+    done = command(["verify", changed, "--all"], changed.parent)
+    assert (done.returncode, ran.exists()) == (2, False)
+    assert "own_changed.py" in done.stderr
+    assert "--run-code" in done.stderr
+    assert command(["verify", changed, "--all", "--run-code"], changed.parent).returncode == 0
+    assert ran.exists()
+
+
+def test_text_and_hash_of_recorded_code_belong_together(changed, command):
+    text = (changed / "code.json").read_text()
+    (changed / "code.json").write_text(text.replace("nn.Tanh", "nn.Sigmoid"))
+    certify_anew(changed)
+    done = command(["verify", changed, "--all", "--run-code"], changed.parent)
+    assert (done.returncode, "does not have its" in done.stdout + done.stderr) in ((1, True), (2, True))
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+import hpcfed
+
+HIDDEN = 5
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(12, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 4))
+
+def net():
+    return Net()
+
+def right(output, target):
+    return (output.argmax(1) == target).double().sum(), len(target)
+
+result = hpcfed.run({
+    "data": sys.argv[1], "output": "run", "rounds": 4, "model": {"factory": "__main__:net"},
+    "local": {"steps": 2, "batch_size": 5, "lr": 0.1}, "algorithm": {"name": "fedavg"},
+    "evaluate": {"metrics": {"right": "__main__:right"}},
+}, quiet=True)
+print(result.folder)
+"""
+
+
+def test_a_run_of_a_script_is_verified_and_replayed_elsewhere(tmp_path, command):
+    """Its definitions alone are imported: the script itself would start its run again."""
+    write_small(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = launch(0, [str(tmp_path / "small.h5")], cwd=tmp_path, program=["train.py"])
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "train.py").unlink()
+    run = tmp_path / "run"
+    done = command(["verify", run, "--all"], tmp_path)
+    assert (done.returncode, "--run-code" in done.stderr) == (2, True)
+    done = command(["verify", run, "--all", "--run-code"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "from code.json: recorded_main.py" in done.stdout
+    done = command(["replay", run, "--round", 2, "--client", 1, "--run-code"], tmp_path)
+    assert (done.returncode, "as recorded" in done.stdout) == (0, True)
+    found = hpcfed.replay(run, 2, 1, run_code=True)
+    assert found.agrees
+    with pytest.raises(InputError, match="--run-code"):
+        hpcfed.replay(run, 2, 1)
+
+
+NOTEBOOK = """
+import IPython
+shell = IPython.InteractiveShell.instance()
+for cell in {cells!r}:
+    assert shell.run_cell(cell).success
+"""
+
+
+def test_a_run_of_a_notebook_is_verified_elsewhere(tmp_path, command):
+    pytest.importorskip("IPython")
+    write_small(tmp_path)
+    head, _, tail = SCRIPT.replace("sys.argv[1]", repr(str(tmp_path / "small.h5"))).partition("class Net")
+    definitions, _, run = f"class Net{tail}".partition("result =")
+    cells = [head, definitions, f"result ={run}"]
+    (tmp_path / "notebook.py").write_text(NOTEBOOK.format(cells=cells))
+    env = {"IPYTHONDIR": str(tmp_path / "ipython")}
+    done = launch(0, [], cwd=tmp_path, program=["notebook.py"], env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = command(["verify", tmp_path / "run", "--all", "--run-code"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+def test_an_unfinished_run_is_said_to_be_unfinished(tmp_path, command):
+    write_small(tmp_path)
+    write_recipe(tmp_path, rounds=6, stop={"max_hours": 1e-9}, checkpoint={"every": 1})
+    done = command(["run", "recipe.yaml", "-q"], tmp_path)
+    assert done.returncode == 75
+    done = command(["verify", "run", "--all"], tmp_path)
+    assert done.returncode == 5, done.stdout
+    *_, status, last = done.stdout.splitlines()
+    assert status.startswith("the run is not finished (stopped): ")
+    assert status.endswith(" of 6 rounds")
+    assert last.startswith("verified in part: all ")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result | {"status": "finished"}))
+    done = command(["verify", "run", "--all"], tmp_path)
+    assert (done.returncode, "result.json: says finished, but" in done.stdout) == (1, True)
+
+
+def test_nothing_is_written_through_a_link_in_a_strangers_folder(tmp_path, command):
+    write_small(tmp_path)
+    write_recipe(tmp_path)
+    command(["run", "recipe.yaml", "-q"], tmp_path)
+    victim, place = tmp_path / "victim", tmp_path / "place"
+    place.mkdir()
+    for name in (".lock", "metrics.jsonl", "clients.csv", "checkpoints", "logs"):
+        own = tmp_path / "run" / name
+        if own.exists():
+            own.rename(tmp_path / "kept")
+        victim.write_text("mine")
+        own.symlink_to(place if name in ("checkpoints", "logs") else victim)
+        done = command(["run", "recipe.yaml", "rounds=4", "-q"], tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), (name, done.stderr)
+        assert "got a link to" in done.stderr
+        assert (victim.read_text(), list(place.iterdir())) == ("mine", []), name
+        own.unlink()
+        if (tmp_path / "kept").exists():
+            (tmp_path / "kept").rename(own)
+    (tmp_path / "run-contributions").symlink_to(place)
+    done = command(["contributions", "run", "--permutations", 0], tmp_path)
+    assert (done.returncode, list(place.iterdir())) == (2, []), done.stderr
+    (tmp_path / "run" / "figures").symlink_to(place)
+    done = command(["report", "run"], tmp_path)
+    assert (done.returncode, list(place.iterdir())) == (2, []), done.stderr
+
+
+def test_a_killed_verify_leaves_nothing(tmp_path):
+    """It computes in the folder's place, and writes nowhere."""
+    write_small(tmp_path)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    recipe = small(tmp_path / "run", data=str(tmp_path / "small.h5"), rounds=1000, evaluate={"every": 0})
+    hpcfed.run(recipe | {"checkpoint": {"every": 500, "keep": 1}}, quiet=True)
+    before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "hpcfed.cli.main", "verify", str(tmp_path / "run"), "--all"]
+    job = subprocess.Popen(command, env=env, cwd=temporary, stdout=subprocess.PIPE, text=True)
+    assert job.stdout is not None
+    assert any("the data" in line for line in job.stdout)  # the next is said 10 s later
+    time.sleep(1)
+    assert job.poll() is None
+    job.send_signal(signal.SIGKILL)
+    job.wait()
+    assert list(temporary.iterdir()) == []
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+
+
+def test_half_a_state_from_before_the_first_one_does_not_stay(tmp_path):
+    """A job was killed while it wrote its first checkpoint, after some rounds: its record is kept aside without it."""
+    write_small(tmp_path)
+    recipe = small(tmp_path / "run", data=str(tmp_path / "small.h5"))
+    run = hpcfed.run(recipe, quiet=True).folder
+    for name in ("result.json", "certificate.json", "model.safetensors"):
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / ".round-00000002.71c56eb3.server").write_bytes(bytes(1000))
+    (run / "checkpoints" / ".round-00000002.71c56eb3.folder").mkdir()
+    hpcfed.run(recipe, quiet=True)
+    assert (run / "previous-1" / "metrics.jsonl").exists()
+    assert not list(run.rglob(".round-*"))
