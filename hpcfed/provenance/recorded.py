@@ -15,7 +15,7 @@ from hpcfed.run_folder.certificate import DIGITS, named_files, read_certificate,
 from hpcfed.run_folder.checkpoint.writer import manifests, round_of
 from hpcfed.run_folder.contents import CHECKPOINTS, refuse_unusable
 from hpcfed.run_folder.files import RESULT, read_mapping
-from hpcfed.run_folder.rounds import RECORD, read_rounds
+from hpcfed.run_folder.rounds import OWN_RECORD, RECORD, read_rounds
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,10 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
     rows = read_rounds(run / RECORD)
     if not rows:
         raise InputError("no rounds yet", where=str(run / RECORD), remedy="wait for the run's first round")
+    for number, row in enumerate(rows, start=1):
+        cohort = row.get("cohort")
+        if not (isinstance(cohort, list) and all(type(client) is int for client in cohort)):
+            raise InputError("no cohort", where=f"{run / RECORD}, line {number}", remedy=OWN_RECORD)
     code = code_of_rounds(run, recipe, len(rows), permission)
     kept = sorted(round_of(path) for path in manifests(run / CHECKPOINTS))
     kept = [round for round in kept if round <= len(rows)]

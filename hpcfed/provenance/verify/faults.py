@@ -15,9 +15,9 @@ from hpcfed.provenance.signature import checked
 from hpcfed.provenance.verify.tables import RecordedTables
 from hpcfed.run_folder.certificate import Fault, OtherVersion, faults, links_of, read_certificate
 from hpcfed.run_folder.checkpoint.restore import damage_of
-from hpcfed.run_folder.checkpoint.writer import manifests
+from hpcfed.run_folder.checkpoint.writer import manifests, round_of
 from hpcfed.run_folder.code import CODE_FILE, CodeRecord
-from hpcfed.run_folder.contents import contents_of
+from hpcfed.run_folder.contents import CHECKPOINTS, contents_of
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, SIGNATURE
 from hpcfed.run_folder.rounds import RECORD
@@ -92,6 +92,9 @@ def ending_faults(run: RecordedRun) -> Iterator[Fault]:
         yield Fault(RECORD, f"has {last} rounds, the recipe {run.recipe.rounds}")
     if status == "finished" and run.result.get("stopped") is not None and reason_to_stop(run) is None:
         yield Fault(RESULT, f"says {run.result['stopped']!r}, which the record does not bear out")
+    for manifest in manifests(run.folder / CHECKPOINTS):
+        if round_of(manifest) > last:
+            yield Fault(f"{CHECKPOINTS}/{manifest.name}", f"is of a round after the last one, {last}")
     for version in CodeRecord(run.folder).versions():
         for name, source in version.files.items():
             if source.text is not None and "\ufffd" not in source.text and not source.is_whole:
@@ -126,6 +129,9 @@ def _signature(run: Path, signers: Path | None) -> Iterator[Fault | str]:
     if not (run / SIGNATURE).exists():
         if signers is not None:
             yield Fault(SIGNATURE, "is missing")
+        return
+    if not (run / CERTIFICATE).is_file():
+        yield Fault(CERTIFICATE, "is missing, and was signed")
         return
     good, words = checked(run, signers)
     yield f"signed by {words}" if good else Fault(SIGNATURE, words)

@@ -57,7 +57,8 @@ def drawn(rounds: Sequence[int], weights: np.ndarray, count: int, seed: int) -> 
 def oddness(cohorts: Sequence[Sequence[int]], sizes: np.ndarray, batch: int | str) -> np.ndarray:
     """Return a weight of each round: 1 and, of cohorts of several, the members whose last minibatch is short."""
     short = sizes % batch != 0 if isinstance(batch, int) else np.full(len(sizes), False)
-    return np.array([1.0 + (int(short[list(cohort)].sum()) if len(cohort) > 1 else 0) for cohort in cohorts])
+    several = ([k for k in cohort if 0 <= k < len(sizes)] if len(cohort) > 1 else [] for cohort in cohorts)
+    return np.array([1.0 + short[members].sum() for members in several])
 
 
 def segments(rounds: Sequence[int], starts: Sequence[int]) -> list[Segment]:
