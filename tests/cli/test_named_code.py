@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 import hpcfed
@@ -32,3 +34,58 @@ def test_code_of_a_recipe_is_reported(tmp_path, command):
     assert not (tmp_path / "it-ran").exists()
     with pytest.warns(UserWarning, match=f"mine:network, which runs from {tmp_path}"):
         assert len(loaded.module) == 2
+
+
+NEIGHBOUR = "open({ran!r}, 'w').write('yes')\nraise ImportError('the neighbour ran')\n"
+
+
+@pytest.mark.parametrize("python_path", [None, ["."]])
+def test_a_file_named_like_a_library_does_not_run_in_its_place(python_path, tmp_path, command, monkeypatch):
+    """scikit-learn is imported late, by `auroc`; here as in a stranger's folder."""
+    write_small(tmp_path)
+    changes = {} if python_path is None else {"python_path": python_path}
+    write_recipe(tmp_path, rounds=2, evaluate={"metrics": ["auroc"]}, **changes)
+    (tmp_path / "sklearn.py").write_text(NEIGHBOUR.format(ran=str(tmp_path / "ran")))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    before = [*sys.path]
+    assert command(["run", "recipe.yaml", "-q"], tmp_path).returncode == 0
+    assert command(["verify", "run", "--all"], tmp_path).returncode == 0
+    assert not (tmp_path / "ran").exists()
+    assert sys.path == before
+
+
+LAZY = """
+def network():
+    from helper_of_mine import build  # as late as the call
+    return build()
+"""
+HELPER = """
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+"""
+
+
+def test_code_of_a_recipe_finds_its_neighbours_as_late_as_it_asks_for_them(tmp_path, command):
+    write_small(tmp_path)
+    write_recipe(tmp_path, model={"factory": "lazy_of_mine:network"}, rounds=1)
+    (tmp_path / "lazy_of_mine.py").write_text(LAZY)
+    (tmp_path / "helper_of_mine.py").write_text(HELPER)
+    before = [*sys.path]
+    done = command(["run", "recipe.yaml", "-q"], tmp_path)
+    assert (done.returncode, done.stderr, sys.path) == (0, "", before)
+
+
+@pytest.mark.parametrize("name", ["types", "random", "queue", "torch"])
+def test_a_file_named_like_a_module_is_never_chosen_in_silence(name, tmp_path, command):
+    write_small(tmp_path)
+    write_recipe(tmp_path, model={"factory": f"{name}:network"}, rounds=1)
+    (tmp_path / f"{name}.py").write_text(CODE)
+    done = command(["run", "recipe.yaml", "-q"], tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"model.factory: {name}.py has the name of a module of" in done.stderr
+    assert "rename yours, here and in the recipe" in done.stderr
+    assert not (tmp_path / "it-ran").exists()
