@@ -1,0 +1,154 @@
+"""Folders of honest authors, thirty kinds of them: `verify` finds nothing wrong, and says what it could not check."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcfed
+from hpcfed.config.load import load_recipe
+from hpcfed.run_folder.certificate import write_certificate
+from hpcfed.run_folder.folder import RunFolder
+from tests.launch import Completed, launch
+from tests.mpi.recipes import METHODS, small, write_recipe, write_small
+
+pytestmark = pytest.mark.one_mpi
+
+Command = Callable[..., Completed]
+VERIFIED = re.compile(r"verified: all \d+ rounds, bit for bit, on 1 rank")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    write_small(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trained(output: str = "run", **changes: Any) -> Path:
+    return hpcfed.run(small(output, **{"rounds": 4, **changes}), quiet=True).folder
+
+
+def check(run: Path, command: Command, *options: object) -> None:
+    """By all rounds, and by some."""
+    done = command(["verify", run, "--all", *options], Path.cwd())
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert VERIFIED.fullmatch(done.stdout.splitlines()[-1])
+    done = command(["verify", run, "--rounds", 1, *options], Path.cwd())
+    assert (done.returncode, "spot-checked: round " in done.stdout) == (0, True), done.stdout
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_of_each_method(method, folder, command):
+    check(trained(algorithm={"name": method, **METHODS[method]}), command)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "averages": {"evaluate": {"model": "client-average", "train": {"every": 2}}},
+    "two-models": {
+        "evaluate": {
+            "model": "last-two",
+            "clients": {"every": 2, "models": ["global", "fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}},
+        }
+    },
+    "private": {"parameters": {"private": ["*.bias"]}, "evaluate": {"every": 0, "clients": {"every": 2}}},
+    "hashes-and-schedule": {"update_hashes": True, "cohort": {"schedule": [[0, 1], [3], [2, 0], [1, 2, 4]]}},
+    "no-checkpoints": {"checkpoint": {"every": 0}},
+    "never-scored": {"evaluate": {"every": 0}},
+    "stopped-by-scores": {"rounds": 30, "stop": {"patience": 2}, "local": {"steps": 1, "batch_size": 10, "lr": 1e-6}},
+    "metrics": {"evaluate": {"metrics": ["auroc", "f1-macro", "confusion-matrix"], "every": 3}},
+    "float64-adam": {"dtype": "float64", "local": {"steps": 3, "batch_size": 7, "lr": 0.01, "optimizer": "adam"}},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_of_other_settings(setting, folder, command):
+    check(trained(**SETTINGS[setting]), command)
+
+
+def test_that_went_on_on_other_ranks_after_a_stop(folder, command):
+    write_recipe(folder, rounds=6, algorithm={"name": "scaffold"})
+    done = launch(2, ["run", "recipe.yaml", "stop.max_hours=1e-9", "-q"], cwd=folder)
+    assert done.returncode == 75
+    assert command(["run", "recipe.yaml", "-q"], folder).returncode == 0
+    check(folder / "run", command)
+
+
+def test_that_was_given_more_rounds_twice(folder, command):
+    for rounds in (2, 5, 9):
+        trained(rounds=rounds)
+    check(folder / "run", command)
+
+
+def test_that_went_on_with_other_measures(folder, command):
+    """What the present recipe does not measure cannot be checked, and is named; all else is."""
+    trained(evaluate={"every": 2, "metrics": ["auroc"]})
+    trained(rounds=6, evaluate={"every": 1})
+    done = command(["verify", "run", "--all"], folder)
+    assert done.returncode == 5, done.stdout
+    *_, note, last = done.stdout.splitlines()
+    assert note == "columns of the record that the recipe does not measure are not checked: test_auroc"
+    assert last == "verified in part: all 6 rounds, bit for bit, on 1 rank"
+
+
+def test_with_an_earlier_run_beside_it(folder, command):
+    trained()
+    hpcfed.run(small("run", rounds=4, local={"steps": 2, "batch_size": 5, "lr": 0.2}), quiet=True, fresh=True)
+    assert (folder / "run" / "previous-1").is_dir()
+    check(folder / "run", command)
+
+
+def test_of_a_sweep(folder, command):
+    write_recipe(folder, output=None)
+    grid = ["--grid", "local.lr=0.1,0.2", "--output", "sweep", "--quiet"]
+    assert command(["sweep", "recipe.yaml", *grid], folder).returncode == 0
+    runs = sorted(path.parent for path in (folder / "sweep").rglob("certificate.json"))
+    assert len(runs) == 2
+    check(runs[1], command)
+
+
+def test_of_a_study(folder, command):
+    write_recipe(folder, output=None)
+    settings = ["--tune", "local.lr=0.05,0.1", "--splits", "2", "--baselines", "none", "--bootstrap", "100"]
+    done = command(["study", "recipe.yaml", "rounds=2", *settings, "--output", "study", "--quiet"], folder)
+    assert done.returncode == 0, done.stderr
+    runs = sorted(path.parent for path in (folder / "study").rglob("certificate.json"))
+    check(runs[0], command)
+    check(runs[-1], command)
+
+
+def test_without_a_client(folder, command):
+    trained(cohort={"schedule": [[0, 1], [1, 2], [2, 3], [3, 4]]})
+    assert command(["without", "run", "--client", 3, "--evaluate", "all", "--quiet"], folder).returncode == 0
+    check(folder / "run-without-3", command)
+
+
+def test_of_before_certificates(folder, command):
+    run = trained(checkpoint={"every": 1, "keep": 2})
+    (run / "certificate.json").unlink()
+    done = command(["verify", run, "--all"], folder)
+    assert (done.returncode, "no certificate: the files are not checked" in done.stdout) == (0, True)
+    assert command(["certify", run], folder).returncode == 0
+    check(run, command)
+
+
+def test_of_another_processor_that_computes_the_same_bits(folder, command):
+    run = trained()
+    facts = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps(facts | {"cpu": "Another CPU @ 3 GHz"}))
+    (run / "certificate.json").unlink()
+    write_certificate(RunFolder(run), load_recipe(run / "recipe.yaml"), None)
+    check(run, command)
+
+
+def test_moved_with_its_data(folder, command):
+    run = trained()
+    (folder / "there").mkdir()
+    (folder / "small.h5").rename(folder / "there" / "small.h5")
+    run.rename(folder / "there" / "mine")
+    check(folder / "there" / "mine", command, "--data", folder / "there" / "small.h5")
