@@ -29,6 +29,11 @@ PACKAGES = ("torch", "numpy")
 """Packages whose version decides the last bits."""
 
 
+def is_score(column: str) -> bool:
+    """Whether a column of the record is measured by an evaluation."""
+    return column.startswith(("test_", "train_")) or column in ("clients", "apart")
+
+
 class Difference(NamedTuple):
     """A column of a round in which two records differ."""
 
@@ -39,7 +44,7 @@ class Difference(NamedTuple):
     @property
     def is_score(self) -> bool:
         """Whether the column is measured by an evaluation."""
-        return self.column.startswith(("test_", "train_")) or self.column in ("clients", "apart")
+        return is_score(self.column)
 
     @property
     def relative(self) -> float:

@@ -12,6 +12,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.provenance.code_of_rounds import NO_PERMISSION, CodeOfRounds, Permission, code_of_rounds
 from hpcfed.run_folder.certificate import DIGITS, named_files, read_certificate, sha256_of
+from hpcfed.run_folder.checkpoint.layout import Damaged, Manifest, stem
 from hpcfed.run_folder.checkpoint.writer import manifests, round_of
 from hpcfed.run_folder.contents import CHECKPOINTS, refuse_unusable
 from hpcfed.run_folder.files import RESULT, read_mapping
@@ -29,6 +30,7 @@ class RecordedRun:
         checkpoints: rounds whose state is kept, ascending.
         environment: ``environment.json``.
         result: ``result.json``.
+        measured: of each kept state, the keys of ``evaluate`` that say which model its round's scores are of.
     """
 
     folder: Path
@@ -37,6 +39,14 @@ class RecordedRun:
     checkpoints: Sequence[int]
     environment: Mapping[str, Any]
     result: Mapping[str, Any]
+    measured: Mapping[int, Mapping[str, str]]
+
+    def measured_otherwise(self, round: int) -> str:
+        """Return which model a round's scores are of, in words, by the next kept state; "" if it is the recipe's."""
+        section = self.code[-1].recipe.evaluate
+        following = (self.measured[kept] for kept in self.checkpoints if kept >= round)
+        found = next(following, {}).items()
+        return ", ".join(f"evaluate.{key}: {value}" for key, value in found if getattr(section, key, value) != value)
 
     @property
     def recipe(self) -> Recipe:
@@ -117,4 +127,13 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
     code = code_of_rounds(run, recipe, len(rows), permission)
     kept = sorted(round_of(path) for path in manifests(run / CHECKPOINTS))
     kept = [round for round in kept if round <= len(rows)]
-    return RecordedRun(run, code, rows, kept, read_mapping(run / "environment.json"), read_mapping(run / RESULT))
+    measured = {round: _measured(run / CHECKPOINTS / f"{stem(round)}.json") for round in kept}
+    environment, result = read_mapping(run / "environment.json"), read_mapping(run / RESULT)
+    return RecordedRun(run, code, rows, kept, environment, result, measured)
+
+
+def _measured(manifest: Path) -> Mapping[str, str]:
+    try:
+        return Manifest.read(manifest).progress["stopping"].get("measured") or {}
+    except Damaged:  # which is told elsewhere
+        return {}

@@ -96,6 +96,17 @@ def test_that_went_on_with_other_measures(folder, command):
     assert last == "verified in part: all 6 rounds, bit for bit, on 1 rank"
 
 
+def test_that_went_on_with_another_model_to_measure(folder, command):
+    trained(evaluate={"model": "last"})
+    trained(rounds=6, evaluate={"model": "last-two"})
+    for options in (["--all"], ["--rounds", 1]):
+        done = command(["verify", "run", *options], folder)
+        assert done.returncode == 5, done.stdout
+        assert re.search(
+            r"scores of \d rounds? are of another model, with evaluate.model: last: they are not", done.stdout
+        )
+
+
 def test_with_an_earlier_run_beside_it(folder, command):
     trained()
     hpcfed.run(small("run", rounds=4, local={"steps": 2, "batch_size": 5, "lr": 0.2}), quiet=True, fresh=True)

@@ -105,18 +105,21 @@ class Again:
             return str(damage)
         if not holds(found.replicated, self._simulation.replicated()):
             return OTHER_STATES
-        self._restore(found)
+        self.restore(found)
         return ""
 
-    def carry(self, other: Again) -> None:
-        """Go to the state of another version's simulation."""
-        clients = {client: other._parts.clients.get(client) or {} for client in other._parts.clients}
-        simulation = other._simulation
-        progress = {"magnitudes": simulation.magnitudes.state(), "totals": dict(other._rows.totals)}
-        self._simulation.begin_again()
-        self._restore(RestoredState(other.round, simulation.replicated(), clients, progress))
+    def state(self) -> RestoredState:
+        """Return a copy of the present state, for the simulation of another version of the code."""
+        own, simulation = self._parts.clients, self._simulation
+        clients = {
+            client: {name: tensor.cpu().clone() for name, tensor in (own.get(client) or {}).items()} for client in own
+        }
+        progress = {"magnitudes": simulation.magnitudes.state(), "totals": dict(self._rows.totals)}
+        return RestoredState(self.round, simulation.replicated(), clients, progress)
 
-    def _restore(self, found: RestoredState) -> None:
+    def restore(self, found: RestoredState) -> None:
+        """Go to a state."""
+        self._simulation.begin_again()
         self._simulation.restore(found.replicated, found.clients)
         self._simulation.magnitudes.restore(found.progress["magnitudes"])
         self._rows = Rows(self._parts, found.progress["totals"])
@@ -207,13 +210,17 @@ class Again:
         self.enter(0)
         name = MODELS[1] if (folder / MODELS[1]).exists() else MODELS[0]
         begun = parts.method.local.begin(parts.initial_w) if model.own else {}
-        if model.own:
-            for client in parts.placement.at_home(self._world.rank).tolist():
-                if (folder / private_file(client)).exists():
-                    model.load_private_file(folder / private_file(client))
-                    parts.clients.commit({client: {**begun, **model.private_state()}})
-            model.load_private_file(folder / INITIAL)
-        model.load_file(folder / name)
+
+        def load() -> None:
+            if model.own:
+                for client in parts.placement.at_home(self._world.rank).tolist():
+                    if (folder / private_file(client)).exists():
+                        model.load_private_file(folder / private_file(client))
+                        parts.clients.commit({client: {**begun, **model.private_state()}})
+                model.load_private_file(folder / INITIAL)
+            model.load_file(folder / name)
+
+        self._world.together(load)
         w, averaged = model.vector.clone(), model.averaged
         round = len(self._run.rows)
         test, train, clients = due

@@ -14,7 +14,15 @@ from hpcfed.config.limits import seconds_of
 from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, HpcfedError, InputError, counted
 from hpcfed.provenance.code_of_rounds import CodeOfRounds, Permission, runs
-from hpcfed.provenance.differences import beyond, from_record, largest, not_computed, of_environments, tolerance_from
+from hpcfed.provenance.differences import (
+    beyond,
+    from_record,
+    is_score,
+    largest,
+    not_computed,
+    of_environments,
+    tolerance_from,
+)
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.verify.faults import data_faults, ended, ending_faults, folder_faults
 from hpcfed.provenance.verify.recompute import OTHER_STATES, Again, RoundAgain
@@ -23,8 +31,10 @@ from hpcfed.provenance.verify.tables import RecordedTables
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import Fault
-from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE
+from hpcfed.run_folder.checkpoint.restore import RestoredState
+from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, SIGNATURE
 from hpcfed.run_folder.progress import QUIET_SECONDS
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 AGREES, DIFFERS, IN_PART = 0, 1, 5
 """Exit codes; 2 and 4 where verification cannot be done."""
@@ -137,7 +147,7 @@ class Verifier:
         self._computed, self._measured = set[int](), set[int]()
         self._drawn, self._out_of_reach = list[int](), set[int]()
         self._notes = list[str]()
-        self._unknown = set[str]()
+        self._unknown, self._remeasured = set[str](), dict[str, int]()
         self._tolerance: float | None = None
         self._other_bits: _Differs | None = None
         self._of = ""
@@ -164,7 +174,7 @@ class Verifier:
         Raises:
             _Differs: something is not as recorded.
         """
-        before: Again | None = None
+        before: RestoredState | None = None
         for one in self._run.code:
             if one.hindrance:
                 self._out_of_reach |= {*range(one.first, one.last + 1)}
@@ -175,11 +185,12 @@ class Verifier:
                 self._environment = again.environment
                 self._check_facts(again)
                 if before is not None and before.round == one.first - 1:
-                    again.carry(before)
+                    again.restore(before)
                 check(again, one)
                 if one is self._run.code[-1]:
                     self._check_end(again)
-                before = again
+                else:
+                    before = again.state()
         if self._run.code[-1].hindrance:
             self._notes.append("the last models are not measured: their code is not at hand")
 
@@ -259,15 +270,20 @@ class Verifier:
         if not trained and row.get("hash") != here.row.get("hash", row.get("hash")):
             what = f"is not the one of the record, hash {here.row['hash']} and {row.get('hash')}"
             raise _Differs([Fault(f"the state kept after round {round}", what)])
+        if other := self._run.measured_otherwise(round):
+            self._remeasured[other] = self._remeasured.get(other, 0) + 1
+            row = {key: value for key, value in row.items() if not is_score(key)}
+        place = self._of if trained else ", measured from the model that is kept"
         found: Sequence[object] = from_record(row, here.row)
         if self._tolerance is not None:
             self._worst = max(self._worst, largest(row, here.row))
             found = beyond(row, here.row, self._tolerance)
-        elif not found:
-            found = self._world.on_root(lambda: [] if self._tables is None else self._tables.faults(round, here))
         if found:
-            place = self._of if trained else ", measured from the model that is kept"
             raise _Differs(found, round, here.row, by_rounding=self._tolerance is None, place=place)
+        if self._tolerance is None and not other:
+            faults = self._world.on_root(lambda: [] if self._tables is None else self._tables.faults(round, here))
+            if faults:
+                raise _Differs(faults, round, here.row, place=place)
         if trained:
             self._unknown |= not_computed(row, here.row)
 
@@ -311,6 +327,9 @@ class Verifier:
         except Diverged as error:
             self._say(f"differs: {error}")
             return DIFFERS
+        for name in (CLIENTS, UPDATE_HASHES):
+            if (self._run.folder / name).is_file():
+                self._notes.append(f"{name} has the bits of the other machine: it is not checked")
         for note in self._notes:
             self._say(note)
         self._say(
@@ -377,9 +396,14 @@ class Verifier:
         """Print what was found right; return the exit code."""
         total = len(self._run.rows)
         where = "on 1 rank" if self._world.size == 1 else f"on {self._world.size} ranks"
-        if self._unknown:
-            columns = ", ".join(sorted(self._unknown))
+        in_table = self._world.on_root(lambda: {f"{CLIENTS}: {name}" for name in self._tables_unknown()})
+        if unknown := self._unknown | in_table:
+            columns = ", ".join(sorted(unknown))
             self._notes.append(f"columns of the record that the recipe does not measure are not checked: {columns}")
+        self._notes += [
+            f"scores of {counted(count, 'round')} are of another model, with {other}: they are not checked"
+            for other, count in self._remeasured.items()
+        ]
         if not ended(self._run):
             status = self._run.result.get("status", "unfinished")
             self._notes.append(f"the run is not finished ({status}): {total} of {self._run.recipe.rounds} rounds")
@@ -401,6 +425,9 @@ class Verifier:
             chance = max(0.0, 1 - len(self._drawn) / total)
             self._say(f"{checked}: {which}; one wrong round is missed with a probability of {chance:.2g} at most")
         return code
+
+    def _tables_unknown(self) -> set[str]:
+        return set() if self._tables is None else self._tables.unknown
 
     def _kept(self) -> str:
         count = len(self._measured)
