@@ -105,6 +105,13 @@ def test_a_checkpoint_is_no_larger(folder: Path, name: str) -> None:
     assert 0.5 * told["checkpoint_bytes"] < left <= told["checkpoint_bytes"] + headers
 
 
+def test_evenly_spaced_checkpoints_are_counted(folder: Path) -> None:
+    write_recipe(folder, rounds=50)
+    told = estimated()
+    assert told["num_checkpoints"] == 2 + 20
+    assert told["checkpoints_bytes"] == 23 * told["checkpoint_bytes"]
+
+
 def test_clients_that_are_evaluated_take_time_and_disk(folder: Path) -> None:
     evaluate = {
         "every": 1,

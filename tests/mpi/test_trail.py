@@ -141,3 +141,29 @@ def test_spaced_checkpoints_are_few_and_near_to_every_round(tmp_path):
         assert len(kept) <= Checkpoint(keep="spaced").most_kept(round)
         assert all(later <= earlier + max(1, earlier / 4) + 2 for earlier, later in pairwise(kept))
     assert len(kept) < 25
+
+
+def test_twenty_states_at_equal_distances_are_kept_by_default(world, folder):
+    """On any number of ranks, at the same rounds; of a run that goes on, at those of all its rounds."""
+    run = hpcfed.run(of("scaffold", rounds=45, output="run"), world=world, quiet=True).folder
+    world.gather(None)
+
+    def kept() -> list[int]:
+        return sorted(map(round_of, (run / "checkpoints").glob("*.json")))
+
+    assert world.on_root(kept) == sorted({-(-number * 45 // 20) for number in range(1, 21)})
+    hpcfed.run(of("scaffold", rounds=90, output="run"), world=world, quiet=True)
+    world.gather(None)
+    found = world.on_root(kept)
+    assert len(found) <= 22
+    assert found[-1] == 90
+    assert all(later - earlier <= 6 for earlier, later in pairwise([0, *found]))
+
+
+def test_evenly_spaced_states_take_less_than_a_gibibyte():
+    even = Checkpoint()
+    assert even.num_states(1000, 1 << 20) == 20
+    assert even.num_states(7, 1 << 20) == 7
+    assert even.num_states(1000, 100 << 20) == 10
+    assert even.num_states(1000, 1 << 30) == 0
+    assert Checkpoint(every=0).num_states(1000, 1) == Checkpoint(keep=2).num_states(1000, 1) == 0

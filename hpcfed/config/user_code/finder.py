@@ -2,7 +2,7 @@
 
 A folder on ``sys.path`` answers every import of the process: a file beside the recipe that is named like a library
 would be run in the library's place when hpcfed, or another library, imports that late. Here the folders answer for what
-the recipe names, and for what user code imports itself.
+the recipe names, and for what files in them import.
 
 A file is user code if it belongs neither to Python, nor to an installed package, nor to hpcfed.
 """
@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -47,40 +47,46 @@ def _libraries() -> tuple[str, ...]:
     return tuple({f"{folder}{os.sep}" for path in folders for folder in (path, os.path.realpath(path))})
 
 
+def as_prefixes(folders: Iterable[Path]) -> tuple[str, ...]:
+    """Return folders as prefixes of paths, with links kept and with links resolved."""
+    named = [os.path.normpath(Path(folder).absolute()) for folder in folders]
+    paths = [path for name in named for path in (name, os.path.realpath(name))]
+    return tuple(dict.fromkeys(f"{path.rstrip(os.sep)}{os.sep}" for path in paths))
+
+
 def find_in(folders: Sequence[Path], name: str) -> ModuleSpec | None:
     """Return the top-level module of a name in some folders, in their order; None if none has it."""
     return PathFinder.find_spec(name, [str(folder) for folder in folders])
 
 
 class _Finder(MetaPathFinder):
-    """Finds top-level modules in the recipe's folders, where a recipe or user code asks for them.
+    """Finds top-level modules in the recipe's folders, where the recipe or a file in them asks for one.
 
     Attributes:
         folders: of the recipe whose code was imported last.
-        wanted: the module that a recipe names, while it is imported.
+        wanted: the module that the recipe names, while it is imported.
     """
 
     def __init__(self) -> None:
         self.folders: Sequence[Path] = ()
         self.wanted: str | None = None
 
+    def _is_asked_from_them(self) -> bool:
+        """Whether the import that is going on stands in a file of the folders."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.startswith((*IMPORTS, __file__)):
+            frame = frame.f_back
+        return frame is not None and frame.f_code.co_filename.startswith(as_prefixes(self.folders))
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if path is not None or not self.folders or fullname in sys.stdlib_module_names:
             return None
-        return find_in(self.folders, fullname) if fullname == self.wanted or _asked_by_user_code() else None
+        return find_in(self.folders, fullname) if fullname == self.wanted or self._is_asked_from_them() else None
 
 
 _FINDER = _Finder()
-
-
-def _asked_by_user_code() -> bool:
-    """Whether the import that is going on stands in user code."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith((*IMPORTS, __file__)):
-        frame = frame.f_back
-    return frame is not None and is_own(frame.f_code.co_filename)
 
 
 def import_named(name: str, python_path: Sequence[Path], key: str) -> ModuleType:

@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-from hpcfed.config.user_code.finder import find_in, is_own
+from hpcfed.config.user_code.finder import as_prefixes, find_in, is_own
 from hpcfed.io.text import open_file
 
 NOTEBOOK = "__main__"
@@ -68,7 +68,7 @@ def outdated(python_path: Sequence[Path]) -> list[str]:
     """
     importlib.invalidate_caches()
     own = dict(_own_files())
-    folders = _with_real(python_path)
+    folders = as_prefixes(python_path)
     packages = {name.partition(".")[0] for name in own}
     found = {name for name in packages if _is_found_elsewhere(name, python_path)}
     here = [name for name, file in own.items() if file.startswith(folders)]
@@ -110,7 +110,7 @@ def loaded(folders: Sequence[Path], references: Iterable[str], leave_out: Iterab
         leave_out: modules to leave out.
     """
     references = [*references]
-    ignored, roots = {*leave_out}, _with_real([*folders, *_homes(references, folders)])
+    ignored, roots = {*leave_out}, as_prefixes([*folders, *_homes(references, folders)])
     found = {}
     for name, file in _own_files():
         root = next((root for root in roots if file.startswith(root)), None)
@@ -254,13 +254,6 @@ def _own_files() -> Iterator[tuple[str, str]]:
             yield name, file
 
 
-def _with_real(folders: Iterable[Path]) -> tuple[str, ...]:
-    """Return the folders as path prefixes, with links kept and with links resolved."""
-    named = [os.path.normpath(Path(folder).absolute()) for folder in folders]
-    paths = [path for name in named for path in (name, os.path.realpath(name))]
-    return tuple(dict.fromkeys(f"{path.rstrip(os.sep)}{os.sep}" for path in paths))
-
-
 def is_installed(reference: str, python_path: Sequence[Path]) -> bool:
     """Whether ``package.module:name`` is in hpcfed, in an installed package or in Python itself."""
     origin = _origin(reference, python_path)
@@ -288,7 +281,7 @@ def _origin(reference: str, python_path: Sequence[Path]) -> str | None:
 
 def at_hand(files: Mapping[str, Source], references: Sequence[str], python_path: Sequence[Path]) -> bool:
     """Whether an import from the recipe's folders, or the running script, gives just these sources."""
-    roots = [Path(root) for root in _with_real([*python_path, *_homes(references, python_path)])]
+    roots = [Path(root) for root in as_prefixes([*python_path, *_homes(references, python_path)])]
     main = _of_main(references)
 
     def is_there(name: str, then: Source) -> bool:
