@@ -21,6 +21,7 @@ from hpcfed.config.user_code.modules import Source, at_hand, forget, outdated
 from hpcfed.config.user_code.recorded import as_recorded, modules_of, recorded_code
 from hpcfed.errors import InputError, counted
 from hpcfed.run_folder.code import CodeRecord, CodeVersion, references
+from hpcfed.run_folder.files import SIGNATURE
 
 
 @dataclass(frozen=True)
@@ -137,15 +138,16 @@ def _hindrance(run: Path, recipe: Recipe, version: CodeVersion) -> str:
 
 
 def _question(run: Path, recorded: Sequence[CodeOfRounds]) -> str:
+    """Return whose code would run, and what."""
+
+    def what(source: Source) -> str:
+        return f"{source.path or source.file} ({counted(len((source.text or '').splitlines()), 'line')})"
+
+    whose = "signed" if (run / SIGNATURE).is_file() else "not signed by anybody"
     which = "; ".join(
-        f"rounds {one.first} to {one.last}: "
-        + ", ".join(
-            f"{source.file} ({counted(len((source.text or '').splitlines()), 'line')})"
-            for source in one.modules.values()
-        )
-        for one in recorded
+        f"of rounds {one.first} to {one.last}: {', '.join(map(what, one.modules.values()))}" for one in recorded
     )
-    return f"code.json of {run} has code that would run with all your rights: {which}"
+    return f"code.json of {run}, {whose}, has code that would run with all your rights, {which}"
 
 
 def with_references(recipe: Recipe) -> Recipe:

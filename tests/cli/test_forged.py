@@ -17,11 +17,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from safetensors.numpy import load_file, save_file
 
 import hpcfed
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
+from hpcfed.provenance.certify import certify
+from hpcfed.provenance.code_of_rounds import Permission
+from hpcfed.provenance.verify.verify import Verification, verify
+from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import write_certificate
 from hpcfed.run_folder.folder import RunFolder
 from tests.launch import ROOT, Completed, launch
@@ -151,8 +156,6 @@ def signed(long, tmp_path) -> Path:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
     (tmp_path / "signers").write_text(f"alice@example.org {key.with_suffix('.pub').read_text()}")
     run = Path(shutil.copytree(long / "run", tmp_path / "signed"))
-    from hpcfed.provenance.certify import certify
-
     list(certify(run, key))
     return run
 
@@ -207,6 +210,16 @@ def test_a_signed_folder_is_as_it_was_signed(change, told, signed, command):
     for options in (["--all"], ["--rounds", 1]):
         done = command(["verify", signed, "--signers", "signers", *options], signed.parent)
         assert (done.returncode, told in done.stdout) == (1, True), done.stdout
+
+
+def test_the_rest_of_a_signed_run_is_only_signed(signed, command):
+    """Its author kept no states, and signed the folder so."""
+    shutil.rmtree(signed / "checkpoints")
+    (signed / "certificate.json").unlink()
+    list(certify(signed, signed.parent / "key"))
+    done = command(["verify", signed, "--signers", "signers"], signed.parent)
+    words = "verified in part: rounds 1–3 alone were computed, bit for bit, on 1 rank; the rest is only signed"
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (5, words)
 
 
 def test_an_added_model_is_not_the_evaluated_one(signed):
@@ -296,12 +309,10 @@ def test_accepted_code_accuses_nobody(changed, command):
     assert (done.returncode, "the round's hash is as recorded" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
-def test_recorded_code_runs_after_a_question_alone(changed, command, monkeypatch):
+def test_recorded_code_runs_after_a_question_alone(changed, command):
     (changed.parent / "own_changed.py").unlink()
     ran = changed.parent / "ran"
     text = json.loads((changed / "code.json").read_text())
-    import xxhash
-
     for one in (text, *text["before"]):
         entry = one["files"]["own_changed"]
         entry["text"] = entry["text"] + f"\nopen({str(ran)!r}, 'w').write('yes')\n"
@@ -312,6 +323,20 @@ def test_recorded_code_runs_after_a_question_alone(changed, command, monkeypatch
     assert (done.returncode, ran.exists()) == (2, False)
     assert "own_changed.py" in done.stderr
     assert "--run-code" in done.stderr
+    questions: list[str] = []
+    for answer in (False, True):
+        permission = Permission(ask=lambda what, answer=answer: questions.append(what) or answer)
+        request = Verification(changed, None, 0, permission=permission)
+        if answer:
+            assert verify(request, World(), lambda text: None) == 0
+        else:
+            with pytest.raises(InputError):
+                verify(request, World(), lambda text: None)
+        assert ran.exists() == answer
+    assert questions[0] == questions[1]
+    assert f"code.json of {changed}, not signed by anybody, has code that would run" in questions[0]
+    assert f"of rounds 1 to 3: {changed.parent}/own_changed.py (7 lines)" in questions[0]
+    ran.unlink()
     assert command(["verify", changed, "--all", "--run-code"], changed.parent).returncode == 0
     assert ran.exists()
 

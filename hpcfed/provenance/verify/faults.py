@@ -78,7 +78,7 @@ def reason_to_stop(run: RecordedRun) -> str | None:
     return stopping.reason if recipe.evaluate.every and last % recipe.evaluate.every == 0 else None
 
 
-def ending_faults(run: RecordedRun) -> Iterator[Fault]:
+def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
     """Yield what ``result.json``, the tables and ``code.json`` claim, and the record does not bear out."""
     status, rounds, last = run.result.get("status"), run.result.get("rounds"), len(run.rows)
     if status == "finished" and not ended(run):
@@ -99,7 +99,7 @@ def ending_faults(run: RecordedRun) -> Iterator[Fault]:
         for name, source in version.files.items():
             if source.text is not None and "\ufffd" not in source.text and not source.is_whole:
                 yield Fault(CODE_FILE, f"the text of {name} does not have its hash")
-    yield from RecordedTables(run).faults_of_sizes()
+    yield from tables.faults_of_sizes()
 
 
 def data_faults(recipe: Recipe) -> Iterator[Fault | str]:

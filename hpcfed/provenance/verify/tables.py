@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from hpcfed.errors import InputError
 from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.io.text import Malformed, lines_of, open_file
@@ -15,7 +17,7 @@ from hpcfed.provenance.verify.recompute import RoundAgain
 from hpcfed.run_folder.certificate import Fault
 from hpcfed.run_folder.files import CLIENTS
 from hpcfed.run_folder.rounds import RESTORE
-from hpcfed.run_folder.update_hashes import KIND, UPDATE_HASHES, read_update_hashes
+from hpcfed.run_folder.update_hashes import KIND, UPDATE_HASHES
 
 
 class RecordedTables:
@@ -30,7 +32,7 @@ class RecordedTables:
 
     def __init__(self, run: RecordedRun):
         self._run, self.unknown = run, set[str]()
-        self._sizes = [len(row["cohort"]) for row in run.rows]
+        self._ends = np.cumsum([len(row["cohort"]) for row in run.rows]) * KIND.itemsize
         self._columns, self._places = _index(run.folder / CLIENTS)
 
     def has_clients(self, round: int) -> bool:
@@ -44,16 +46,20 @@ class RecordedTables:
             yield Fault(CLIENTS, f"has round {beyond[0]}, which is not recorded")
         path = self._run.folder / UPDATE_HASHES
         if path.exists():
-            expected = sum(self._sizes) * KIND.itemsize if self._run.recipe.update_hashes else 0
+            expected = int(self._ends[-1]) if self._run.recipe.update_hashes else 0
             if path.stat().st_size != expected:
                 yield Fault(UPDATE_HASHES, f"has {path.stat().st_size} bytes, {expected} by the recipe and the record")
 
     def faults(self, round: int, here: RoundAgain) -> list[Fault]:
         """Return what is wrong with the rows of a round that was computed."""
         found = [] if here.clients is None or not self._columns else [*self._of_clients(round, here.clients)]
-        kept = read_update_hashes(self._run.folder / UPDATE_HASHES, self._sizes, round)
-        if kept is not None and here.update_hashes is not None and kept.tolist() != here.update_hashes.tolist():
-            found.append(Fault(UPDATE_HASHES, f"another hash of an update of round {round}"))
+        hashes = self._run.folder / UPDATE_HASHES
+        if here.update_hashes is not None and hashes.exists():
+            own = here.update_hashes.astype(KIND).tobytes()
+            with hashes.open("rb") as file:
+                file.seek(int(self._ends[round - 1]) - len(own))
+                if file.read(len(own)) != own:
+                    found.append(Fault(UPDATE_HASHES, f"another hash of an update of round {round}"))
         return found
 
     def _of_clients(self, round: int, scores: ClientScores) -> Iterator[Fault]:

@@ -108,11 +108,17 @@ def verify(request: Verification, world: World, say: Callable[[str], None]) -> i
             return _differs(say)
         found = world.on_root(lambda: recorded(run, recipe, request.permission))
         watchdog.limit = seconds_of(found.code[-1].recipe.watchdog)
-        if world.on_root(lambda: _has_faults(ending_faults(found), say)):
+        tables = list[RecordedTables]()  # rank 0's
+
+        def contradicts_itself() -> bool:
+            tables.append(RecordedTables(found))
+            return _has_faults(ending_faults(found, tables[0]), say)
+
+        if world.on_root(contradicts_itself):
             return _differs(say)
         for words in runs(found.code):
             say(words)
-        return Verifier(found, request, world, watchdog, say).verdict()
+        return Verifier(found, tables, request, world, watchdog, say).verdict()
 
 
 def _has_faults(findings: Iterator[Fault | str], say: Callable[[str], None]) -> bool:
@@ -132,17 +138,24 @@ class Verifier:
 
     Args:
         run: as it is recorded, its files as certified.
+        tables: beside its record, on rank 0; empty on the others.
         request: what to verify.
         world: the ranks.
         say: prints on rank 0.
     """
 
     def __init__(
-        self, run: RecordedRun, request: Verification, world: World, watchdog: Watchdog, say: Callable[[str], None]
+        self,
+        run: RecordedRun,
+        tables: Sequence[RecordedTables],
+        request: Verification,
+        world: World,
+        watchdog: Watchdog,
+        say: Callable[[str], None],
     ):
         self._run, self._request, self._world, self._watchdog, self._say = run, request, world, watchdog, say
         self._every = request.rounds is None or request.rounds >= len(run.rows)
-        self._tables = RecordedTables(run) if world.is_root else None
+        self._tables = tables
         self._environment: Mapping[str, Any] = {}
         self._computed, self._measured = set[int](), set[int]()
         self._drawn, self._out_of_reach = list[int](), set[int]()
@@ -281,7 +294,7 @@ class Verifier:
         if found:
             raise _Differs(found, round, here.row, by_rounding=self._tolerance is None, place=place)
         if self._tolerance is None and not other:
-            faults = self._world.on_root(lambda: [] if self._tables is None else self._tables.faults(round, here))
+            faults = self._world.on_root(lambda: self._tables[0].faults(round, here))
             if faults:
                 raise _Differs(faults, round, here.row, place=place)
         if trained:
@@ -372,7 +385,7 @@ class Verifier:
         """Return which scores a row of the record has."""
         row = self._row(round)
         test, train = (any(row[key] is not None for key in row if key.startswith(part)) for part in ("test_", "train_"))
-        in_table = self._world.on_root(lambda: self._tables is not None and self._tables.has_clients(round))
+        in_table = self._world.on_root(lambda: self._tables[0].has_clients(round))
         return test or row.get("apart") is not None, train, row.get("clients") is not None or in_table
 
     def _other_machine(self) -> list[str]:
@@ -396,7 +409,7 @@ class Verifier:
         """Print what was found right; return the exit code."""
         total = len(self._run.rows)
         where = "on 1 rank" if self._world.size == 1 else f"on {self._world.size} ranks"
-        in_table = self._world.on_root(lambda: {f"{CLIENTS}: {name}" for name in self._tables_unknown()})
+        in_table = self._world.on_root(lambda: {f"{CLIENTS}: {name}" for name in self._tables[0].unknown})
         if unknown := self._unknown | in_table:
             columns = ", ".join(sorted(unknown))
             self._notes.append(f"columns of the record that the recipe does not measure are not checked: {columns}")
@@ -425,9 +438,6 @@ class Verifier:
             chance = max(0.0, 1 - len(self._drawn) / total)
             self._say(f"{checked}: {which}; one wrong round is missed with a probability of {chance:.2g} at most")
         return code
-
-    def _tables_unknown(self) -> set[str]:
-        return set() if self._tables is None else self._tables.unknown
 
     def _kept(self) -> str:
         count = len(self._measured)
