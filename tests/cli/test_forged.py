@@ -436,6 +436,14 @@ def test_an_unfinished_run_is_said_to_be_unfinished(tmp_path, command):
     assert (done.returncode, "result.json: says finished, but" in done.stdout) == (1, True)
 
 
+def test_a_run_that_was_killed_at_its_very_end_is_no_forgery(forged, command):
+    for name in ("result.json", "certificate.json"):
+        (forged / name).unlink()
+    done = command(["verify", forged], forged.parent)
+    assert done.returncode == 5, done.stdout
+    assert "result.json says unfinished, though the last round and the models are there\n" in done.stdout
+
+
 def test_nothing_is_written_through_a_link_in_a_strangers_folder(tmp_path, command):
     write_small(tmp_path)
     write_recipe(tmp_path)

@@ -32,7 +32,7 @@ from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import Fault
 from hpcfed.run_folder.checkpoint.restore import RestoredState
-from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, SIGNATURE
+from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RESULT, SIGNATURE
 from hpcfed.run_folder.progress import QUIET_SECONDS
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
@@ -417,8 +417,10 @@ class Verifier:
             f"scores of {counted(count, 'round')} are of another model, with {other}: they are not checked"
             for other, count in self._remeasured.items()
         ]
-        if not ended(self._run):
-            status = self._run.result.get("status", "unfinished")
+        status = self._run.result.get("status", "unfinished")
+        if ended(self._run) and status != "finished":
+            self._notes.append(f"{RESULT} says {status}, though the last round and the models are there")
+        elif status != "finished":
             self._notes.append(f"the run is not finished ({status}): {total} of {self._run.recipe.rounds} rounds")
         for note in self._notes:
             self._say(note)
