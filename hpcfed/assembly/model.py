@@ -30,7 +30,6 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
 
     from hpcfed.arithmetic.first_calls import make_first_calls
     from hpcfed.config.user_code.generators import seed_generators
-    from hpcfed.models.attributes import ModuleAttributes
     from hpcfed.models.flat import FlatModel
     from hpcfed.models.portable import portable_linear
 
@@ -50,8 +49,9 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)
     if spec is None:
-        model.attributes = ModuleAttributes(module)
-    _check_outputs(model, federation, outputs, dtype, device, by_gradients=recipe.local.step is None)
+        _watch(model)
+    is_own_loss, by_gradients = recipe.loss.factory is not None, recipe.local.step is None
+    _check_outputs(model, federation, outputs, dtype, device, is_own_loss=is_own_loss, by_gradients=by_gradients)
     model.forget()
     return model
 
@@ -120,6 +120,21 @@ def _uninitialised() -> Iterator[None]:
         yield
 
 
+def _watch(model: FlatModel) -> None:
+    """Look at what the user's module changes.
+
+    Raises:
+        InputError: its ``train`` or ``eval`` raises an error, which may be any.
+    """
+    try:
+        model.watch()
+    except InputError:
+        raise
+    except RAISED as error:
+        got = f"{type(error).__name__}: {error} ({place_of(error) or 'outside of your files'})"
+        raise InputError("the model's train() or eval() raises an error", got=got) from error
+
+
 def _check_outputs(
     model: FlatModel,
     federation: Federation,
@@ -127,32 +142,41 @@ def _check_outputs(
     dtype: torch.dtype,
     device: torch.device,
     *,
+    is_own_loss: bool,
     by_gradients: bool,
 ) -> None:
-    """Run the model on two samples of zeros, and compare its output with them and the federation's targets."""
+    """Run the model on two samples of zeros, and compare its output with them and the federation's targets.
+
+    A loss of the user's may take outputs of any shape, which its trial decides on.
+    """
     import torch
 
     samples, _ = zeros(2, federation, dtype, device)
-    model.module.eval()
-    output = _output(model, samples)
-    model.train()
+    initial = model.vector.clone()
+    with model.evaluation():
+        output = _output(model, samples)
+    model.load(initial)  # undoes what the call did to parameters and buffers
     wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
     if not isinstance(output, torch.Tensor):
         got = type(output).__name__ + (f" of {len(output)}" if isinstance(output, Sized) else "")
         what, remedy = "the model's output", "return the tensor alone"
         raise InputError(what, expected=f"a tensor of {wanted}", got=f"a {got}", remedy=remedy)
     shape = tuple(output.shape)
-    if len(shape) < 2 or shape[0] != len(samples) or prod(shape[1:]) != outputs:
-        wanted = f"{wanted} for each of {len(samples)} samples"
-        raise InputError("the model's output does not fit the federation", expected=wanted, got=f"shape {shape}")
-    sums = output.detach().flatten(1).sum(1)
-    model.gives_probabilities = outputs > 1 and bool(
-        (output >= 0).all() and torch.allclose(sums, torch.ones_like(sums))
-    )
+    is_one_logit = federation.task == "classification" and outputs == 2 and shape[1:] == (1,)
+    model.has_known_outputs = len(shape) > 1 and (prod(shape[1:]) == outputs or is_one_logit)
+    fits = model.has_known_outputs and not is_one_logit
+    if not shape or shape[0] != len(samples) or not (fits or is_own_loss):
+        wanted = "one output" if is_own_loss else wanted
+        what, wanted = "the model's output does not fit the federation", f"{wanted} for each of {len(samples)} samples"
+        remedy = "" if fits or is_own_loss else "a loss of your own (loss.factory) may take another shape"
+        raise InputError(what, expected=wanted, got=f"shape {shape}", remedy=remedy)
+    if outputs > 1 and fits:
+        sums = output.detach().flatten(1).sum(1)
+        model.gives_probabilities = bool((output >= 0).all() and torch.allclose(sums, torch.ones_like(sums)))
     if not by_gradients or output.requires_grad or torch.is_inference_mode_enabled():
         return
     in_training = _output(model, samples)  # a module may leave gradients out in evaluation alone
-    model.load(model.vector)  # undoes what training did to buffers
+    model.load(initial)
     if not (isinstance(in_training, torch.Tensor) and in_training.requires_grad):
         what = "the model's output does not depend on its parameters"
         remedy = "look for no_grad, detach or .data in it"

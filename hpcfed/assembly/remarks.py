@@ -8,7 +8,7 @@ from hpcfed import models
 from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
 from hpcfed.config.limits import Checkpoint
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import counted
+from hpcfed.errors import counted, first_of
 from hpcfed.models.losses import ACCURACY
 from hpcfed.parts import Parts
 
@@ -50,6 +50,9 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"local.step: {local.step} trains one client after another (local.engine: sequential)"
     if parts.model.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:
         yield "the model's output is probabilities; cross-entropy takes the scores before a softmax: leave it out"
+    if rounded := parts.model.rounded:
+        what = f"the model's {'buffer' if len(rounded) == 1 else 'buffers'} {first_of(rounded, 4)}"
+        yield f"{what}: rounded to {recipe.dtype}, as all of the model is; dtype: float64 keeps their digits"
     if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:
         what = f"parameters ({recipe.parameters.given})"
         yield f"clients are trained one after another, since the batched engine takes no {what}"
@@ -74,6 +77,8 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 def _on_evaluation(recipe: Recipe, parts: Parts) -> Iterator[str]:
     section, federation = recipe.evaluate, parts.federation
+    if not parts.model.has_known_outputs and federation.task in ACCURACY:
+        yield "no accuracy, since the model's outputs are no scores of the classes"
     if section.every and not federation.num_test:
         yield "no test loss or accuracy, since the federation has no test set"
         if recipe.stop.by_scores:

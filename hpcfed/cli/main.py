@@ -62,6 +62,9 @@ LEAVE_FILES = (
 STOP_ON_SIGNAL = ("run", "sweep", "study", "reproduce", "without", "contributions")
 """Commands whose runs SIGUSR1 stops with a checkpoint; outside of runs it must not end them."""
 
+WITH_RANKS = (*STOP_ON_SIGNAL, "verify", "estimate", "bench", "scale", "doctor")
+"""Commands that use the ranks that a launcher has started."""
+
 
 class _Lazy(click.Group):
     """A group whose subcommands live in ``hpcfed.cli.<name>.command``; `hpcfed --help` imports none of them."""
@@ -104,15 +107,15 @@ def main(args: list[str] | None = None) -> None:
     else:
         end_noting()
     with streams(matters=name not in LEAVE_FILES or "--list" in words):
-        code = _call(args)
+        code = _call(name, args)
     if name in STOP_ON_SIGNAL:
         ignore_signals()
     gc.freeze()  # the process ends: a search for garbage among torch's modules takes half a second
     sys.exit(code)
 
 
-def _call(args: list[str] | None) -> int:
-    """Run the command; return the exit code that all ranks have agreed on."""
+def _call(name: str, args: list[str] | None) -> int:
+    """Run the command of that name; return the exit code that all ranks have agreed on."""
     from hpcfed.ranks.world import leave
 
     code, message = 0, ""
@@ -139,7 +142,7 @@ def _call(args: list[str] | None) -> int:
         code, message = 1, traceback.format_exc()
     except BaseException as ending:  # of a completed word, a signal to a command that starts others, or the user's code
         code, message = _of_exit(ending)
-    return leave(code, message)
+    return leave(code, message, alone=name not in WITH_RANKS)
 
 
 PACKAGE = Path(__file__).parents[1]

@@ -204,7 +204,12 @@ class SequentialSolver:
         """Add ∇f of a minibatch to the model's flat gradient, and return its loss."""
         with self.computing():
             loss = self._loss_here.batch(self._module(x), y)
-            loss.backward()
+            try:
+                loss.backward()
+            except RuntimeError:
+                self._model.adopt()  # which names a parameter of another shape
+                raise
+        self._model.adopt()
         return loss.detach()
 
     def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:

@@ -159,12 +159,17 @@ def as_rows(target: Tensor, like: Tensor) -> Tensor:
 
 
 def classes_right(output: Tensor, target: Tensor) -> tuple[float, float]:
-    """Return the number of samples whose largest output is the target's, and of all samples; nan is never right."""
+    """Return the number of samples whose largest output is the target's, and of all samples; nan is never right.
+
+    One output, (B, 1), is the log-odds of the second of two classes.
+    """
     return int(_classes_right(output, target).sum()), len(target)
 
 
 def _classes_right(output: Tensor, target: Tensor) -> Tensor:
     """Return how many classes of each sample are right, (B,)."""
+    if output.shape[1:] == (1,):
+        return _labels_right(output, target.unsqueeze(1)).to(torch.int64)
     predicted = output.argmax(1, keepdim=True)
     known = ~output.gather(1, predicted).isnan()  # nan counts as the largest output, of whatever class
     return (known & (predicted == target.unsqueeze(1))).reshape(len(target), -1).sum(1)

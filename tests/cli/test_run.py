@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -452,3 +454,25 @@ def test_three_launched_ranks_agree_with_the_reference(name, softmax):
     assert (done.returncode, done.stderr) == (0, "")
     found = flat(softmax / "run" / "model.safetensors")
     np.testing.assert_allclose(found, case["w"]["10"], rtol=0, atol=TOLERANCE)
+
+
+def test_what_needs_no_ranks_works_in_the_shell_of_srun(folder, environment):
+    """``srun --ntasks=4 --pty bash`` starts one of four tasks with a terminal: only what uses the ranks misses them."""
+    shell = environment | {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    hpcfed = [sys.executable, "-m", "hpcfed"]
+
+    def ends(*words: str, **variables: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [*hpcfed, *words], env=shell | variables, cwd=folder, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stderr
+
+    assert ends("--version") == ends("schema") == ends("prepare", "--list") == ends("inspect", "small.h5") == (0, "")
+    assert ends("--version", PMI_RANK="0", PMI_SIZE="4") == (0, "")
+    assert ends("prepare", "toy2d", "-o", "toy.h5") == (0, "")
+    code, said = ends("inspect", "absent.h5")
+    assert code == 2
+    assert "absent.h5" in said
+    code, said = ends("run", "recipe.yaml")
+    assert code == 4
+    assert "the launcher started 4 ranks, but MPI" in said
