@@ -12,6 +12,9 @@ from hpcfed.errors import counted, first_of
 from hpcfed.models.losses import ACCURACY
 from hpcfed.parts import Parts
 
+LARGE_STEPS = {"sgd": 10.0, "adam": 0.5, "yogi": 0.5}
+"""Step sizes of the client optimizers that are hardly ever meant."""
+
 
 def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     """Yield a line for each setting of a resolved recipe that may be unintended."""
@@ -46,6 +49,9 @@ def _on_clients(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
     local, guess, budget = recipe.local, recipe.guess, recipe.budget
+    if local.lr > LARGE_STEPS[local.optimizer] and local.step is None:
+        usual = f"most models diverge from {LARGE_STEPS[local.optimizer]:g} on, and many from less"
+        yield f"local.lr: {local.lr:g} is a large step for {local.optimizer}: {usual}"
     if local.step is not None:
         yield f"local.step: {local.step} trains one client after another (local.engine: sequential)"
     if parts.model.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:

@@ -131,6 +131,8 @@ def _call(name: str, args: list[str] | None) -> int:
         code, message = 130, "hpcfed: interrupted"
     except HpcfedError as error:
         code, message = error.exit_code, f"hpcfed: {error}" if error.exit_code else ""
+    except FileNotFoundError as error:
+        code, message = _of_missing(error)
     except PermissionError as error:  # of a file that is only looked for, too
         code, message = 2, f"hpcfed: {visible(str(error.filename))}: Permission denied; check its permissions"
     except MemoryError:  # a file may claim, or a sparse one have, more than any machine
@@ -161,6 +163,15 @@ def _of_usage(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption) and error.possibilities:
         return f"no option {error.option_name!r}; did you mean {error.possibilities[0]!r}?"
     return error.format_message()
+
+
+def _of_missing(error: FileNotFoundError) -> tuple[int, str]:
+    """Return exit code and message; without a working folder no relative path has a meaning."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return 2, "hpcfed: the working folder has been removed; change into another"
+    return 1, "".join(traceback.format_exception(error))
 
 
 def _of_exit(ending: BaseException) -> tuple[int, str]:
