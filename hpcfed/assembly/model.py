@@ -81,6 +81,11 @@ def _from_factory(recipe: Recipe) -> Any:
         raise InputError(f"model.factory {reference!r}", expected="a torch.nn.Module", got=type(module).__name__)
     tensors = (*module.named_parameters(), *module.named_buffers())
     lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
+    empty = [name for name, tensor in tensors if not nn.parameter.is_lazy(tensor) and tensor.is_meta]
+    if empty:
+        remedy = "build it on a device: without torch.device('meta'), or with to_empty and initial values"
+        got = f"{empty[0]!r} on the meta device"
+        raise InputError(f"model.factory {reference!r}", expected="parameters with values", got=got, remedy=remedy)
     if lazy:
         remedy = "name the number of inputs (nn.Linear for nn.LazyLinear), or call the module once in the function"
         got = f"{lazy[0]!r}, which has none yet"
@@ -173,14 +178,39 @@ def _check_outputs(
     if outputs > 1 and fits:
         sums = output.detach().flatten(1).sum(1)
         model.gives_probabilities = bool((output >= 0).all() and torch.allclose(sums, torch.ones_like(sums)))
-    if not by_gradients or output.requires_grad or torch.is_inference_mode_enabled():
+    if not by_gradients or torch.is_inference_mode_enabled():
+        return
+    unused = _check_leaves(model, output)
+    if output.requires_grad and not unused:
         return
     in_training = _output(model, samples)  # a module may leave gradients out in evaluation alone
-    model.load(initial)
     if not (isinstance(in_training, torch.Tensor) and in_training.requires_grad):
         what = "the model's output does not depend on its parameters"
         remedy = "look for no_grad, detach or .data in it"
         raise InputError(what, expected="an output with a gradient", remedy=remedy)
+    unused_in_training = _check_leaves(model, in_training)
+    model.unused = [name for name in unused if name in unused_in_training]
+    model.load(initial)
+
+
+def _check_leaves(model: FlatModel, output: torch.Tensor) -> list[str]:
+    """Refuse an output that depends on tensors with a gradient that are no parameters of the module, as those of layers
+    in a list are; return the trainable parameters that it does not depend on.
+
+    Raises:
+        InputError: naming the shape of one.
+    """
+    from hpcfed.models.trial import leaves
+
+    found = {id(leaf): leaf for leaf in leaves(output)}
+    parameters = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    for key, leaf in found.items():
+        if model.bindings is not None and key not in parameters:
+            what = f"the model's output depends on a tensor of shape {tuple(leaf.shape)} that is none of its parameters"
+            remedy = "register it: nn.Parameter in place of a tensor, nn.ModuleList in place of a list of layers"
+            raise InputError(what, expected="parameters, which alone are trained and saved", remedy=remedy)
+    trained = {id(one): name for name, one in model.module.named_parameters() if one.requires_grad}
+    return [name for key, name in trained.items() if key not in found]
 
 
 def _output(model: FlatModel, samples: torch.Tensor) -> Any:

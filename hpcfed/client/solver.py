@@ -31,11 +31,15 @@ from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
+from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.ranks.accelerators import accelerator
 from hpcfed.rng import Purpose, stream
 from hpcfed.types import ClientInfo, LocalResult, State, Tilt
+
+FREED = "backward through the graph a second time"
+"""torch's words where a loss depends on a minibatch before."""
 
 
 @dataclass(slots=True)
@@ -206,9 +210,12 @@ class SequentialSolver:
             loss = self._loss_here.batch(self._module(x), y)
             try:
                 loss.backward()
-            except RuntimeError:
+            except RuntimeError as error:
                 self._model.adopt()  # which names a parameter of another shape
-                raise
+                if FREED not in str(error):
+                    raise
+                what = "the model keeps a tensor of an earlier minibatch, through which gradients would go back"
+                raise InputError(what, remedy="keep self.state = state.detach() in its place") from error
         self._model.adopt()
         return loss.detach()
 

@@ -18,12 +18,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, NoReturn
 
+import torch
 import xxhash
 from torch import Tensor, equal, nn, uint8
 
 from hpcfed.errors import InputError
 
 REMEDY = "make all parameters in __init__, and change them in place: with torch.no_grad(): self.weight.copy_(…)"
+
+FREEZING = "freeze by parameters.frozen, from one run to the next: start that one from the file (model.init)"
 
 
 class _Bound(NamedTuple):
@@ -71,6 +74,7 @@ class Bindings:
         self._named = named
         self._frozen = {name: _seen(one) for name, one in named.items() if name not in values}
         self._kept: dict[str, Tensor] = {}
+        self._threads = torch.get_num_threads()
         self.rebound: str | None = None
         self.switches = any(
             getattr(type(part), name) is not getattr(nn.Module, name)
@@ -117,7 +121,15 @@ class Bindings:
         for name, parameter in self._named.items():
             if named[name] is not parameter:
                 self._refuse(f"replaces the parameter {name!r}")
+        for bound in self._bound:
+            if not bound.parameter.requires_grad:
+                self._refuse(f"freezes the parameter {bound.name!r}, which the recipe trains", FREEZING)
+        if torch.get_num_threads() != self._threads:
+            what = f"sets torch's threads to {torch.get_num_threads()}, by which results differ"
+            self._refuse(what, "leave it to the recipe's threads")
         for name, frozen in self._frozen.items():
+            if frozen.parameter.requires_grad:
+                self._refuse(f"unfreezes the parameter {name!r}, which is not trained", FREEZING)
             if (frozen.parameter.data_ptr(), frozen.parameter._version) == frozen.seen:
                 continue
             self._frozen[name] = _seen(frozen.parameter)
@@ -165,9 +177,9 @@ class Bindings:
 
     def _bind(self, *, keeps: bool) -> None:
         for name, own, key, parameter in self._holders:
-            if own.get(key) is not parameter:
-                is_there = own.get(key) is not None
-                self._refuse(f"{'replaces' if is_there else 'removes'} the parameter {name!r}")
+            now = own[key] if key in own else None  # noqa: SIM401 (a scripted module's have no get)
+            if now is not parameter:
+                self._refuse(f"{'removes' if now is None else 'replaces'} the parameter {name!r}")
         for bound in self._bound:
             parameter, value = bound.parameter, bound.value
             layout = parameter.data_ptr(), parameter.shape, parameter.stride()
@@ -182,8 +194,8 @@ class Bindings:
                 value.copy_(data)
             parameter.data = value
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise InputError(f"model: a call of the module {what}", remedy=REMEDY)
+    def _refuse(self, what: str, remedy: str = REMEDY) -> NoReturn:
+        raise InputError(f"model: a call of the module {what}", remedy=remedy)
 
 
 def _seen(parameter: nn.Parameter) -> _Frozen:

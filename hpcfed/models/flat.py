@@ -57,6 +57,7 @@ class FlatModel:
         is_plain: whether `vector` is all that training changes.
         attributes, bindings: of a user's module, what its calls may change; None where they are not looked at.
         gives_probabilities: whether its outputs are those of a softmax.
+        unused: trainable parameters that its outputs do not depend on.
         rounded: buffers whose values the run's dtype rounds.
         has_known_outputs: whether its outputs have a shape that the task's accuracy and the built-in metrics know.
     """
@@ -106,6 +107,7 @@ class FlatModel:
         self._is_measured = False
         self.gives_probabilities = False
         self.has_known_outputs = True
+        self.unused: list[str] = []
         if self._in_eval:
             self.train()
 

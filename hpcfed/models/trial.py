@@ -94,7 +94,7 @@ def _check_gradient(each: Each, output: Tensor, target: Tensor) -> None:
     with torch.enable_grad():
         inner = output.detach().clone().requires_grad_()
         total = each(inner.clone(), target).sum()  # of a copy: a loss may change its argument in place
-        for leaf in _leaves(total):
+        for leaf in leaves(total):
             if leaf is not inner:
                 _refuse_parameter(f"a tensor of shape {tuple(leaf.shape)}")
         found = torch.autograd.grad(total, inner, allow_unused=True)[0] if total.requires_grad else None
@@ -149,7 +149,7 @@ def _modules_of(function: Any, depth: int) -> Iterator[nn.Module]:
             yield from _modules_of(held, depth - 1)
 
 
-def _leaves(total: Tensor) -> Iterator[Tensor]:
+def leaves(total: Tensor) -> Iterator[Tensor]:
     """Yield the tensors to which a gradient of `total` goes."""
     pending, seen = [total.grad_fn], set()
     while pending:

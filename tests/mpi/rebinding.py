@@ -324,6 +324,78 @@ class FrozenDrift(Net):
                 self.teacher.weight.lerp_(self.first.weight, 0.1)
 
 
+class Unfreezes(Net):
+    """Unfreezes its first layer after some calls, as gradual fine-tuning does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(False)
+        self.calls = torch.zeros(())
+
+    def change(self) -> None:
+        self.calls += 1
+        if self.calls > 2:
+            self.first.requires_grad_(True)
+
+
+class Freezes(Net):
+    def change(self) -> None:
+        if self.training:
+            self.first.weight.requires_grad_(False)
+
+
+class Threads(Net):
+    def change(self) -> None:
+        torch.set_num_threads(2)
+
+
+class Listed(nn.Module):
+    """Keeps a layer in a list, which registers nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = [nn.Linear(12, 8)], nn.Linear(8, 4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.layers[0](input)))
+
+
+class Unregistered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = torch.randn(8, 12, requires_grad=True), nn.Linear(8, 4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.head(torch.tanh(functional.linear(input, self.weight)))
+
+
+class KeepsGraph(nn.Module):
+    """A recurrent model that begins a minibatch with the state of the one before, not detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head, self.state = nn.GRUCell(12, 8), nn.Linear(8, 4), None
+
+    def forward(self, input: Tensor) -> Tensor:
+        state = None if self.state is None else self.state.mean(0, keepdim=True).expand(len(input), 8)
+        self.state = self.layer(input, state)
+        return self.head(self.state)
+
+
+class Backbone(Net):
+    """Takes its features without gradients, and so never trains what makes them."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = torch.tanh(self.first(input))
+        return self.head(features)
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return Net()
+
+
 ADOPTED: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "assigned": (Assigned, InPlace),
     "transposed": (Transposed, InPlace),
@@ -338,6 +410,7 @@ ADOPTED: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] =
     "exchanged": (Exchanged, Net),
     "parametrized": (Parametrized, InPlaceParametrized),
     "mode": (ModeAssigns, InPlace),
+    "scripted": (lambda: torch.jit.script(Net()), Net),
     "adapter": (lambda: Adapter(assigns=True, frozen=False), lambda: Unmerged(frozen=False)),
     "adapter-in-place": (lambda: Adapter(assigns=False, frozen=False), lambda: Unmerged(frozen=False)),
     "adapter-frozen": (lambda: Adapter(assigns=True, frozen=True), lambda: Unmerged(frozen=True)),
@@ -357,10 +430,38 @@ REFUSED: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     "no-gradients": (NoGradients, "first.weight"),
     "own-gradients": (OwnGradients, "first.weight"),
     "frozen-drift": (FrozenDrift, "teacher.weight"),
+    "unfreezes": (Unfreezes, "unfreezes the parameter 'first.weight'"),
+    "freezes": (Freezes, "freezes the parameter 'first.weight'"),
+    "threads": (Threads, "sets torch's threads to 2"),
+    "listed": (Listed, r"shape \(8, 12\) that is none of its parameters: .*ModuleList"),
+    "unregistered": (Unregistered, r"shape \(8, 12\) that is none of its parameters: .*nn\.Parameter"),
+    "keeps-graph": (KeepsGraph, r"state\.detach\(\)"),
+    "meta": (on_meta, "'first.weight' on the meta device"),
 }
-"""Each module, and the parameter that the refusal names."""
+"""Each module, and what the refusal says."""
+
+
+def written(output: Tensor, target: Tensor) -> tuple[Tensor, int]:
+    output.sigmoid_()
+    return output.sum(), len(target)
+
+
+def written_whole(output: Tensor, target: Tensor) -> float:
+    output.zero_()
+    return 1.0
+
+
+def writing() -> Callable[[Tensor, Tensor], Tensor]:
+    """A loss that writes to its argument."""
+    return lambda output, target: functional.cross_entropy(output.neg_().neg(), target, reduction="none")
+
+
+def reading() -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda output, target: functional.cross_entropy(output, target, reduction="none")
 
 
 def make(name: str, twin: bool = False) -> nn.Module:
     """Return a module by its name in a table."""
+    if name in ("plain", "backbone"):
+        return Net() if name == "plain" else Backbone()
     return ADOPTED[name][int(twin)]() if name in ADOPTED else REFUSED[name][0]()

@@ -33,6 +33,7 @@ from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import RECIPE
+from hpcfed.lab.whatif.common import on_common_samples
 
 COMPARED_FIELDS = ("clients", "shares", "counts", "steps", "guessed", "work")
 """What a cohort must have in common with that of the recorded run; q(S) differs, which only some methods read."""
@@ -97,7 +98,11 @@ def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool 
         if branch is not None and world.is_root:
             for line in described(branch, base, recipe):
                 say(line)
-        return run_resolved(recipe, world, quiet, False, False, (), watchdog)
+        result = run_resolved(recipe, world, quiet, False, False, (), watchdog)
+        for line in world.on_root(lambda: list(on_common_samples(base.recipe, base.folder, recipe))):
+            if world.is_root:
+                say(line)
+        return result
 
 
 def _recorded(request: WithoutRequest) -> RecordedRun:
