@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import hpcfed
 from hpcfed.errors import InputError
-from hpcfed.export import export
+from hpcfed.lab.export import export
 from hpcfed.ranks.world import World
 from tests.mpi.recipes import small, write_small
 from tests.mpi.tensor_kinds import VALUES, Buffered, Orthogonal, short

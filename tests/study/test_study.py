@@ -33,12 +33,12 @@ from hpcfed.lab.study.plan import Study
 from hpcfed.lab.study.results import RunResult, StudyResults
 from hpcfed.lab.study.rows import rows_of
 from hpcfed.lab.study.session import run_study, write_study
+from hpcfed.lab.study.statistics import DELONG, WILSON, auroc_interval, wilson
 from hpcfed.lab.study.tables import differences_table, results_table
 from hpcfed.lab.study.view import View
 from hpcfed.lab.sweep.failures import RunEnding, raise_if_failed
 from hpcfed.lab.sweep.run import Redo, run_sweep
 from hpcfed.ranks.world import World
-from hpcfed.lab.study.statistics import DELONG, WILSON, auroc_interval, wilson
 from tests.launch import launch
 from tests.report import browser
 from tests.report.test_browser import CLIPPED, FAINT, OVERFLOW

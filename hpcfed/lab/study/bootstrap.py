@@ -31,8 +31,8 @@ from hpcfed.lab.loaded import load
 from hpcfed.lab.study.arms import ALONE, ENSEMBLE, Arm
 from hpcfed.lab.study.ensemble import functions_of, mean_prediction, test_samples
 from hpcfed.lab.study.measures import StudyMetric
-from hpcfed.run_folder.progress import QUIET_SECONDS, clock
 from hpcfed.lab.study.statistics import Ends, auroc_interval
+from hpcfed.run_folder.progress import QUIET_SECONDS, clock
 
 if TYPE_CHECKING:
     from hpcfed.lab.study.plan import Study

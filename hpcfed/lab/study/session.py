@@ -103,7 +103,7 @@ def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequenc
         InputError: a run's files are damaged.
         EnvironmentFailure: the disk refuses.
     """
-    from hpcfed.study.bootstrap import single_intervals
+    from hpcfed.lab.study.bootstrap import single_intervals
 
     view, complete = None, False
     for states in states_until_stable(plan, Claims(plan.folder, "report")):

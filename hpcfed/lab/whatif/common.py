@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hpcfed.assembly import build_loss
 from hpcfed.cohort import measured_in
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError, counted
-from hpcfed.loaded import LoadedRun, load
+from hpcfed.lab.loaded import LoadedRun, load
 from hpcfed.models.losses import ACCURACY
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.setup import build_loss
 
 
 def on_common_samples(before: Recipe, folder: Path, recipe: Recipe) -> Iterator[str]:

@@ -28,12 +28,12 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.node import process_space
+from hpcfed.lab.whatif.common import on_common_samples
 from hpcfed.provenance.beginning import begin_after
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import RECIPE
-from hpcfed.lab.whatif.common import on_common_samples
 
 COMPARED_FIELDS = ("clients", "shares", "counts", "steps", "guessed", "work")
 """What a cohort must have in common with that of the recorded run; q(S) differs, which only some methods read."""
