@@ -14,14 +14,22 @@ def as_array(what: str, part: Any, *, can_lack: bool) -> np.ndarray:
     """Return samples as an array; masked numbers are NaN, and floating point of fewer than 32 bits in torch is float32.
 
     Raises:
-        InputError: entries are masked, and they are not floating point, or `can_lack` is False.
+        InputError: entries are masked, and they are not floating point, or `can_lack` is False; or it is a sparse
+            matrix, or lists of different lengths.
     """
+    if hasattr(part, "toarray") or str(getattr(part, "layout", "torch.strided")) != "torch.strided":
+        remedy = "give part.toarray(), or of torch part.to_dense()"
+        raise InputError(what, expected="an array", got=f"a sparse {type(part).__name__}", remedy=remedy)
     if hasattr(part, "detach"):  # a torch tensor
         part = part.detach().cpu()
         if part.is_floating_point() and part.element_size() < np.dtype(np.float32).itemsize:
             part = part.float()
     if not np.ma.is_masked(part):
-        return _without_objects(what, np.asarray(part), can_lack=can_lack)
+        try:
+            array = np.asarray(part)
+        except ValueError as error:
+            raise InputError(what, expected="rows of one length", got=str(error)[:120]) from None
+        return _without_objects(what, array, can_lack=can_lack)
     if part.dtype.kind != "f" or not can_lack:
         expected = "no masked entry" + (" but in floating point" if can_lack else "")
         raise InputError(

@@ -21,8 +21,33 @@ def coverage(dataset: Dataset, done: Split) -> Iterator[str]:
     """Yield the lines of `untrained`, and those on classes of one natural client alone."""
     yield from untrained(dataset, done)
     is_natural = done.partition["scheme"] == NATURAL and done.num_clients > 1
+    if is_natural and dataset.features is not None and done.clients is not None:
+        yield from _levels_apart(dataset, done)
     if dataset.task == "classification" and dataset.num_classes is not None and is_natural:
         yield from _alone(dataset, done)
+
+
+def _levels_apart(dataset: Dataset, done: Split) -> Iterator[str]:
+    """Yield a line on each column of words of which a client has several that no other has, and none of theirs."""
+    assert dataset.features is not None
+    assert done.clients is not None
+    columns = [k for start, stop in dataset.categories for k in range(start, stop)]
+    if not columns or len(done.clients) * len(columns) > MOST_CELLS:
+        return
+    owner, place = done.owner, {column: k for k, column in enumerate(columns)}
+    there = np.zeros((len(done.clients), len(columns)), bool)
+    for client in range(len(done.clients)):
+        there[client] = _any(dataset.x, done.training & (owner == client), columns)
+    for start, stop in dataset.categories:
+        own = there[:, [place[k] for k in range(start, stop)]]
+        shared = own.sum(axis=0) > 1
+        lonely = np.flatnonzero((own.sum(axis=1) > 1) & ~(own & shared).any(axis=1))
+        if len(lonely) and own.any(axis=1).sum() > 1:
+            column = dataset.features[start].partition("=")[0]
+            words = [dataset.features[k].removeprefix(f"{column}=") for k in range(start, stop)]
+            of_each = {k: [words[c] for c in np.flatnonzero(own[k]).tolist()] for k in lonely.tolist()}
+            some = first_of([f"{done.clients[k]} ({first_of(each, 4)})" for k, each in of_each.items()], MAX_LISTED)
+            yield f"{column!r}: no word in common with any other client: {some}; do they mean the same?"
 
 
 def untrained(dataset: Dataset, done: Split) -> Iterator[str]:

@@ -108,6 +108,9 @@ def _refuse_preamble(path: Path, names: list[str]) -> None:
     lines = [line for line in _first_lines(path) if line]
     if len(lines) < 2:
         return
+    if lines[0].lower().startswith("sep="):
+        what, remedy = "the first line is Excel's, and no header", "remove it: the separator is found without"
+        raise InputError(what, where=str(path), expected="names of columns", got=repr(lines[0]), remedy=remedy)
     counts = [len(_split(lines[1], mark)) for mark in SEPARATORS]
     if max(counts) > len(names) and len(names) == 1:
         what, got = "the first line is no header", f"{names[0][:40]!r}, before a row of {max(counts)} cells"

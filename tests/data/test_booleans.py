@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
 import hpcfed
 from data_prep.coverage import coverage
@@ -146,3 +147,33 @@ def test_python_is_told_what_the_command_says(tmp_path: Path) -> None:
         hpcfed.write_federation(tmp_path / "f.h5", clients, test=(X, np.array(["x", "y", "z", "w"])))
     with Federation.open(tmp_path / "f.h5") as federation:
         assert federation.num_classes == len(np.unique(federation.test(0, 4)[1])) == 4
+
+
+def test_words_of_one_site_alone_are_compared_with_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,smokes,y\n1,T,0\n2,F,1\n")
+    (tmp_path / "b.csv").write_text("age,smokes,y\n1,TRUE,0\n2,FALSE,1\n")
+    dataset = own.load(tmp_path)
+    (line,) = coverage(dataset, split(dataset, None, None, 0, {}))
+    assert line == (
+        "'smokes': no word in common with any other client: a (F, T), b (FALSE, TRUE); do they mean the same?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (lambda: torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.tensor(X)), 1), "a DataLoader; give"),
+        (
+            lambda: [{"image": x, "label": y} for x, y in zip(X, LABELS, strict=True)],
+            "got mappings of 'image', 'label'",
+        ),
+        (lambda: (torch.tensor(X).to_sparse(), np.array(LABELS)), r"a sparse Tensor; give part\.toarray"),
+        (lambda: (sparse.csr_matrix(X), np.array(LABELS)), r"a sparse csr_matrix; give part\.toarray"),
+        (lambda: ([[1, 2], [3]], [0, 1]), "expected rows of one length"),
+    ],
+    ids=["loader", "mappings", "torch-sparse", "scipy-sparse", "ragged"],
+)
+def test_forms_that_are_no_samples_are_refused_with_a_remedy(given: Callable[[], Any], says: str) -> None:
+    """A DataLoader of one sample a batch added an axis to x, in silence."""
+    with pytest.raises(InputError, match=says):
+        gather("own", {"a": given()})

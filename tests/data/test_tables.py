@@ -727,6 +727,13 @@ def test_a_preamble_is_blamed_in_the_table_that_has_it(tmp_path: Path) -> None:
             own.load(tmp_path)
 
 
+def test_excels_line_of_the_separator_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("sep=;\nage;bp;y\n1;2;0\n")
+    (tmp_path / "b.csv").write_text("age,bp,y\n1,2,0\n2,1,1\n")
+    with pytest.raises(InputError, match=r"a\.csv: the first line is Excel's, and no header: .*; remove it"):
+        own.load(tmp_path)
+
+
 def test_codes_of_missing_cells_are_named(tmp_path: Path, prepare: Callable[..., str]) -> None:
     """Texts and numbers, in CSV and Parquet; a number that looks like a code is reported."""
     (tmp_path / "sites").mkdir()
