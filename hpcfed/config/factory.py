@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -14,7 +16,7 @@ from pydantic import ValidationError
 from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Local, Recipe
 from hpcfed.config.user_code.blame import defined_at, described, place_of, refusal
-from hpcfed.config.user_code.modules import search
+from hpcfed.config.user_code.modules import is_own, search
 from hpcfed.errors import RAISED, InputError, did_you_mean, nearest, shown
 
 STEP = ("parameters", "batch", "context")
@@ -54,6 +56,7 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
             got=described(error) + (f" ({place})" if place else ""),
             remedy=f"{likely} {looked}".strip(),
         ) from error
+    _refuse_hidden(module_name.partition(".")[0], python_path, f"{key} {reference!r}")
     function = getattr(module, function_name, None)
     if not callable(function) and hasattr(module, function_name):
         got = f"{shown(function)}, of type {type(function).__name__}"
@@ -66,6 +69,22 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
             remedy=did_you_mean(function_name, public) or nearest(function_name, defined or public),
         )
     return function
+
+
+def _refuse_hidden(name: str, python_path: Sequence[Path], what: str) -> None:
+    """Refuse a module of another place where the user has a file of its name: one that Python has imported already,
+    such as types, random or torch, is taken before any folder is searched.
+
+    Raises:
+        InputError: naming the file.
+    """
+    places = (folder / place for folder in python_path for place in (f"{name}.py", f"{name}/__init__.py"))
+    own = next((place for place in places if place.is_file()), None)
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if own is None or (file is not None and (is_own(file) or os.path.realpath(file) == os.path.realpath(own))):
+        return
+    whose = "Python's" if name in sys.stdlib_module_names else "an installed package's"
+    raise InputError(f"{what}: {name} is {whose}, which hides {own}", remedy="rename the file")
 
 
 def _likely_module(name: str, python_path: Sequence[Path]) -> str:

@@ -19,6 +19,7 @@ import pytest
 
 import hpcfed
 from hpcfed.config.load import dump_yaml
+from hpcfed.errors import InputError
 from tests.federations import write_federation
 from tests.launch import own_line
 from tests.mpi.recipes import small, write_recipe, write_small
@@ -468,3 +469,13 @@ def test_an_error_closes_the_data(folder, monkeypatch, changes, says):
     with h5py.File("small.h5") as file:
         assert file.attrs["name"]
     assert held.tb is not None
+
+
+@pytest.mark.parametrize(("name", "whose"), [("types", "Python's"), ("random", "Python's"), ("torch", "an installed")])
+def test_a_file_of_the_name_of_a_known_module_is_named(name, whose, folder, monkeypatch):
+    """Also where that module has a function of this name: another one than the user's would run."""
+    monkeypatch.chdir(folder)
+    (folder / f"{name}.py").write_text("from torch import nn\ndef net():\n    return nn.Linear(12, 4)\nchoice = net\n")
+    for function in ("net", "choice"):
+        with pytest.raises(InputError, match=f"{name} is {whose}.*, which hides .*{name}\\.py; rename the file"):
+            hpcfed.run(small("run", model={"factory": f"{name}:{function}"}, python_path=["."]), quiet=True)
