@@ -52,6 +52,9 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if local.lr > LARGE_STEPS[local.optimizer] and local.step is None:
         usual = f"most models diverge from {LARGE_STEPS[local.optimizer]:g} on, and many from less"
         yield f"local.lr: {local.lr:g} is a large step for {local.optimizer}: {usual}"
+    if local.optimizer == "sgd" and local.lr * local.weight_decay >= 1:
+        product = f"local.lr times local.weight_decay is {local.lr * local.weight_decay:g}"
+        yield f"{product}: each step takes as much away from the parameters as they are, or more"
     if local.step is not None:
         yield f"local.step: {local.step} trains one client after another (local.engine: sequential)"
     if parts.model.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:

@@ -207,7 +207,11 @@ class SequentialSolver:
     def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Add ∇f of a minibatch to the model's flat gradient, and return its loss."""
         with self.computing():
-            loss = self._loss_here.batch(self._module(x), y)
+            output = self._module(x)
+            if len(output) != len(y):
+                expected, got = f"a row for each of {len(y)} samples", f"{len(output)} rows"
+                raise InputError("the model's output", expected=expected, got=got)
+            loss = self._loss_here.batch(output, y)
             try:
                 loss.backward()
             except RuntimeError as error:

@@ -121,6 +121,8 @@ class FlatModel:
         self._constant = {
             name: buffer.clone() for name, buffer in self.module.named_buffers() if name not in self._roles.buffers
         }
+        persistent = self.module.state_dict().keys()
+        self._caches = {name: buffer for name, buffer in self._constant.items() if name not in persistent}
         self.own: State = self.private_state()
         self.averaged: State = self._groups["averaged"].read()
         self._fixed = self._groups["fixed"].read()
@@ -193,9 +195,19 @@ class FlatModel:
             return
         with self.bindings.in_training_mode():
             self.attributes.reset()
+            self._reset_caches()
             if self._is_measured:
                 self.bindings.rebind()
                 self.trained.copy_(self.trained_grad)
+
+    def _reset_caches(self) -> None:
+        """Set buffers that are no part of the module's state (``persistent=False``) to the initial ones."""
+        for name, first in self._caches.items():
+            path, _, own = name.rpartition(".")
+            buffers = self.module.get_submodule(path)._buffers
+            now = buffers[own]
+            if now is None or not _equal(now, first):
+                buffers[own] = first.clone()
 
     def adopt(self) -> None:
         """After a gradient, keep the values of parameters that the module has given other memory.
@@ -246,7 +258,7 @@ class FlatModel:
         if self.bindings is not None:
             self.bindings.check()
         for name, buffer in self.module.named_buffers():
-            if name in self._roles.buffers:
+            if name in self._roles.buffers or name in self._caches:
                 continue
             if name not in self._constant or not _equal(buffer, self._constant[name]):
                 what = f"model: training changed the buffer {name!r}, which would carry one client's data to the next"

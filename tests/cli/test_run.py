@@ -508,12 +508,17 @@ def test_a_large_step_is_said(folder, monkeypatch):
     for local, says in (
         ({"steps": 1, "batch_size": 4, "lr": 1000.0}, "local.lr: 1000 is a large step for sgd: most models diverge"),
         ({"steps": 1, "batch_size": 4, "lr": 1.0, "optimizer": "adam"}, "local.lr: 1 is a large step for adam"),
+        (
+            {"steps": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 20.0},
+            "local.lr times local.weight_decay is 2: each",
+        ),
     ):
         write_recipe(folder, local=local)
         recipe = resolve(load_recipe(folder / "recipe.yaml"))
         parts, _ = assemble(recipe, World())
         with parts.federation, parts.clients:
             found = [line for line in remarks(recipe, parts) if line.startswith("local.lr")]
+        assert len(found) == 1
         assert found[0].startswith(says)
 
 

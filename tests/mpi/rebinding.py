@@ -391,6 +391,32 @@ class Backbone(Net):
         return self.head(features)
 
 
+class Cache(Net):
+    """Keeps a table as long as the longest minibatch, as rotary embeddings do, in a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(1), persistent=False)
+
+    def change(self) -> None:
+        self.table = torch.arange(float(self.table.numel() + 1))
+
+
+class Cut(Net):
+    """Its output has at most eight rows."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input[:8])
+
+
+class Extra(Net):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Leave it."""
+
+
 def on_meta() -> nn.Module:
     with torch.device("meta"):
         return Net()
@@ -410,6 +436,8 @@ ADOPTED: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] =
     "exchanged": (Exchanged, Net),
     "parametrized": (Parametrized, InPlaceParametrized),
     "mode": (ModeAssigns, InPlace),
+    "cache": (Cache, Net),
+    "extra": (Extra, Net),
     "scripted": (lambda: torch.jit.script(Net()), Net),
     "adapter": (lambda: Adapter(assigns=True, frozen=False), lambda: Unmerged(frozen=False)),
     "adapter-in-place": (lambda: Adapter(assigns=False, frozen=False), lambda: Unmerged(frozen=False)),
@@ -436,6 +464,7 @@ REFUSED: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     "listed": (Listed, r"shape \(8, 12\) that is none of its parameters: .*ModuleList"),
     "unregistered": (Unregistered, r"shape \(8, 12\) that is none of its parameters: .*nn\.Parameter"),
     "keeps-graph": (KeepsGraph, r"state\.detach\(\)"),
+    "cut": (Cut, "the model's output: expected a row for each of 10 samples, got 8 rows"),
     "meta": (on_meta, "'first.weight' on the meta device"),
 }
 """Each module, and what the refusal says."""

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import hpcfed
 from hpcfed.errors import InputError
+from hpcfed.lab.export import export
 from hpcfed.ranks.world import World
 from tests.mpi.rebinding import ADOPTED, REFUSED
 from tests.mpi.recipes import small, write_small
@@ -116,3 +117,12 @@ def test_metrics_leave_their_arguments_to_each_other(world, folder):
         for name in ("writing", "reading")
     ]
     assert runs[0].metrics[-1]["test_accuracy"] == runs[1].metrics[-1]["test_accuracy"]
+
+
+def test_state_that_is_no_tensor_is_exported_where_it_has_a_place(world, folder):
+    run = hpcfed.run(recipe("run", "extra", rounds=1), world=world, quiet=True)
+    if world.rank == 0:
+        export(run.folder, "state_dict", Path("model.pt"), accept_code=True)
+        assert torch.load("model.pt", weights_only=True)["_extra_state"] == {"version": 1}
+        with pytest.raises(InputError, match="safetensors has no place for _extra_state, which is no tensor"):
+            export(run.folder, output=Path("model.safetensors"), accept_code=True)

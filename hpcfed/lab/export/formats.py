@@ -42,8 +42,11 @@ def content_of(loaded: LoadedRun, kind: str, client: int | None) -> bytes:
             raise InputError(what, where=str(loaded.folder), remedy="name a client by --site, or choose another format")
         return _traced(module, list(_batches(loaded)), str(loaded.folder))
     kept = {name: tensor for name, tensor in module.state_dict().items() if name not in private}
-    tensors = {name: _copied(tensor) for name, tensor in kept.items()}
+    tensors = {name: _copied(tensor) if isinstance(tensor, Tensor) else tensor for name, tensor in kept.items()}
     if kind == "safetensors":
+        if others := [name for name, one in tensors.items() if not isinstance(one, Tensor)]:
+            what = f"--format safetensors has no place for {', '.join(others[:4])}, which is no tensor"
+            raise InputError(what, where=str(loaded.folder), remedy="choose --format state_dict")
         try:
             return save(tensors, metadata={"format": "pt"})
         except (KeyError, ValueError, SafetensorError):
