@@ -65,6 +65,7 @@ LEFT_OUT = {
         *("tests/contract", "tests/device", "tests/numerics"),
         *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "resume", "sweep"),
         *_files("mpi", "metrics", "parameters", "replay", "signs_of_life", "trail", "verify"),
+        *_files("mpi", "rebinding", "tensor_kinds", "own_shapes"),
     ),
 }
 """What says nothing new at a rank count: references are followed on 3 ranks, tests/mpi whole on 2."""
