@@ -18,6 +18,7 @@ PYTHON       ?= $(firstword $(shell command -v python3.11 python3 python))
 VENV         ?= .venv
 VENV_OPENMPI ?= $(if $(VENV),$(VENV)-openmpi)
 TORCH        ?= -r .ci/lock/torch.txt
+HIGHEST      ?= $(firstword $(shell command -v python3.13) $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python))
 REPEAT       ?= 1
 FUZZ         ?=
 
@@ -46,6 +47,13 @@ demo: $(mpich) ## Set up, prepare data, run four methods on 2 ranks, draw the co
 test: $(mpich) $(openmpi) ## Run the suite at 1, 2, 3 and 4 ranks on MPICH, what depends on the MPI on Open MPI too
 	@$(suite)
 
+.PHONY: test-python
+test-python: ## Run one rank's tests, and the wheel, on the highest Python that pyproject.toml promises (the lock is the lowest's)
+	@test -n "$(HIGHEST)" || { echo "hpcfed: no python3.13 here; use make HIGHEST=/path/to/python3.13"; exit 2; }
+	@$(MAKE) --no-print-directory PYTHON=$(HIGHEST) VENV=.venv-highest VENV_OPENMPI= venv
+	@OMP_NUM_THREADS=1 .venv-highest/bin/python -m pytest --with-mpi -p no:cacheprovider -q tests/cli tests/contract tests/data \
+	  tests/mpi tests/numerics tests/report tests/study tests/sweep tests/docs/test_wheel.py
+
 .PHONY: test-slurm
 test-slurm: $(mpich) $(openmpi) ## Run jobs of both MPIs on a real SLURM of two virtual nodes, started here (Debian's packages)
 	@$(if $(VENV_OPENMPI),HPCFED_OPENMPI=$(abspath $(VENV_OPENMPI)/bin/python)) $(python) -m pytest -p no:cacheprovider tests/slurm
@@ -67,7 +75,7 @@ fuzz: $(mpich) ## Try 20,000 inputs that nobody meant on every parser (hours; FU
 	@OMP_NUM_THREADS=1 $(python) -m tests.fuzz $(FUZZ)
 
 .PHONY: test-all
-test-all: test test-docs test-slurm test-network soak ## Run all five
+test-all: test test-docs test-python test-slurm test-network soak ## Run all six
 
 .PHONY: lint
 lint: $(mpich) ## Check style and types
@@ -97,7 +105,7 @@ lock: $(mpich) ## Resolve anew and write the exact versions to .ci/lock
 
 .PHONY: clean
 clean: ## Remove the environments, caches and demo runs
-	@rm -rf .venv .venv-openmpi runs/demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	@rm -rf .venv .venv-openmpi .venv-highest runs/demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp newer than the lock and pyproject.toml says that an environment is complete.

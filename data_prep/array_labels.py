@@ -62,4 +62,6 @@ def _texts(what: str, y: np.ndarray) -> tuple[list[str], np.ndarray] | None:
             return None
         codes = np.where(absent[codes], -1, codes) if len(values) else codes
         values = values[~absent]  # NaN comes last
+    if y.dtype.kind == "b":
+        return [str(value) for value in values.tolist()], codes
     return [str(int(value)) for value in values.tolist()], codes

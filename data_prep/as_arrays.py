@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,73 @@ def as_array(what: str, part: Any, *, can_lack: bool) -> np.ndarray:
     """Return samples as an array; masked numbers are NaN, and floating point of fewer than 32 bits in torch is float32.
 
     Raises:
-        InputError: entries are masked, and they are not floating point, or `can_lack` is False.
+        InputError: entries are masked, and they are not floating point, or `can_lack` is False; or it is a sparse
+            matrix, or lists of different lengths.
     """
+    if hasattr(part, "toarray") or str(getattr(part, "layout", "torch.strided")) != "torch.strided":
+        remedy = "give part.toarray(), or of torch part.to_dense()"
+        raise InputError(what, expected="an array", got=f"a sparse {type(part).__name__}", remedy=remedy)
     if hasattr(part, "detach"):  # a torch tensor
         part = part.detach().cpu()
         if part.is_floating_point() and part.element_size() < np.dtype(np.float32).itemsize:
             part = part.float()
     if not np.ma.is_masked(part):
-        return np.asarray(part)
+        try:
+            array = np.asarray(part)
+        except ValueError as error:
+            raise InputError(what, expected="rows of one length", got=str(error)[:120]) from None
+        return _without_objects(what, array, can_lack=can_lack)
     if part.dtype.kind != "f" or not can_lack:
         expected = "no masked entry" + (" but in floating point" if can_lack else "")
         raise InputError(
             what, expected=expected, got=f"{int(np.ma.count_masked(part)):,}", remedy="leave such samples out"
         )
     return part.filled(np.nan)
+
+
+def _without_objects(what: str, array: np.ndarray, *, can_lack: bool) -> np.ndarray:
+    """Return an array of Python's or pandas' objects as booleans, numbers or words, whichever they are; any other one,
+    and one of objects that are several of these, as it is.
+
+    Raises:
+        InputError: an entry is missing where none can be.
+    """
+    if array.dtype.kind != "O" or not array.size:
+        return array
+    flat = array.ravel()
+    absent = np.array([_is_absent(one) for one in flat])
+    present = flat[~absent]
+    if not len(present):
+        return array
+    kinds = {_kind_of(one) for one in present}
+    if absent.any() and not (can_lack and kinds <= {"boolean", "number"}):
+        if kinds <= {"boolean", "number", "word"}:
+            raise InputError(
+                what, expected="no missing entry", got=f"{int(absent.sum()):,}", remedy="leave such samples out"
+            )
+        return array
+    if kinds == {"boolean"} and not absent.any():
+        return flat.astype(bool).reshape(array.shape)
+    if kinds <= {"boolean", "number"}:
+        whole = not absent.any() and all(isinstance(one, int | np.integer | bool | np.bool_) for one in present)
+        numbers = np.array([np.nan if gone else one for one, gone in zip(flat, absent, strict=True)], float)
+        return (flat.astype(np.int64) if whole else numbers).reshape(array.shape)
+    if kinds <= {"boolean", "word"}:
+        return np.array([str(one) for one in flat]).reshape(array.shape)
+    return array
+
+
+def _is_absent(one: Any) -> bool:
+    """Whether an object is None, nan, or pandas' ``NA``."""
+    return one is None or type(one).__name__ in ("NAType", "NaTType") or (isinstance(one, float) and math.isnan(one))
+
+
+def _kind_of(one: Any) -> str:
+    if isinstance(one, bool | np.bool_):
+        return "boolean"
+    if isinstance(one, int | float | np.number):
+        return "number"
+    return "word" if isinstance(one, str) else "other"
 
 
 def column_names(part: Any) -> list[Any] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,10 +13,45 @@ from hpcfed.data.content import rows_per_block
 from hpcfed.errors import first_of
 
 MAX_LISTED = 6
+MOST_CELLS = 1 << 24
+"""Clients times classes, up to which it is compared which clients have which classes."""
 
 
 def coverage(dataset: Dataset, done: Split) -> Iterator[str]:
-    """Yield lines on classes and levels that only test samples have, and on classes of one natural client alone."""
+    """Yield the lines of `untrained`, and those on classes of one natural client alone."""
+    yield from untrained(dataset, done)
+    is_natural = done.partition["scheme"] == NATURAL and done.num_clients > 1
+    if is_natural and dataset.features is not None and done.clients is not None:
+        yield from _levels_apart(dataset, done)
+    if dataset.task == "classification" and dataset.num_classes is not None and is_natural:
+        yield from _alone(dataset, done)
+
+
+def _levels_apart(dataset: Dataset, done: Split) -> Iterator[str]:
+    """Yield a line on each column of words of which a client has several that no other has, and none of theirs."""
+    assert dataset.features is not None
+    assert done.clients is not None
+    columns = [k for start, stop in dataset.categories for k in range(start, stop)]
+    if not columns or len(done.clients) * len(columns) > MOST_CELLS:
+        return
+    owner, place = done.owner, {column: k for k, column in enumerate(columns)}
+    there = np.zeros((len(done.clients), len(columns)), bool)
+    for client in range(len(done.clients)):
+        there[client] = _any(dataset.x, done.training & (owner == client), columns)
+    for start, stop in dataset.categories:
+        own = there[:, [place[k] for k in range(start, stop)]]
+        shared = own.sum(axis=0) > 1
+        lonely = np.flatnonzero((own.sum(axis=1) > 1) & ~(own & shared).any(axis=1))
+        if len(lonely) and own.any(axis=1).sum() > 1:
+            column = dataset.features[start].partition("=")[0]
+            words = [dataset.features[k].removeprefix(f"{column}=") for k in range(start, stop)]
+            of_each = {k: [words[c] for c in np.flatnonzero(own[k]).tolist()] for k in lonely.tolist()}
+            some = first_of([f"{done.clients[k]} ({first_of(each, 4)})" for k, each in of_each.items()], MAX_LISTED)
+            yield f"{column!r}: no word in common with any other client: {some}; do they mean the same?"
+
+
+def untrained(dataset: Dataset, done: Split) -> Iterator[str]:
+    """Yield lines on classes and levels that only test samples have."""
     if dataset.task == "classification" and dataset.num_classes is not None:
         yield from _classes(dataset, done)
     hot = list(dataset.indicators)
@@ -34,12 +70,8 @@ def coverage(dataset: Dataset, done: Split) -> Iterator[str]:
 
 
 def _classes(dataset: Dataset, done: Split) -> Iterator[str]:
-    assert dataset.num_classes is not None
-    count = dataset.num_classes
-    names = dataset.source.get("classes")
-    if not isinstance(names, list) or len(names) != count:
-        names = [str(k) for k in range(count)]
-    labels, owner = np.asarray(dataset.y)[done.training], done.owner[done.training]
+    names = _names(dataset)
+    count, labels = len(names), np.asarray(dataset.y)[done.training]
     trained = np.bincount(labels, minlength=count)
     tests = np.empty(0, np.int64)
     if done.held is not None:
@@ -49,7 +81,20 @@ def _classes(dataset: Dataset, done: Split) -> Iterator[str]:
     unseen = np.flatnonzero((np.bincount(tests, minlength=count) > 0) & (trained == 0))
     if len(unseen):
         yield f"only test samples have classes: {first_of([names[k] for k in unseen.tolist()], MAX_LISTED)}"
-    if done.partition["scheme"] != NATURAL or done.num_clients < 2 or done.clients is None:
+
+
+def _names(dataset: Dataset) -> list[str]:
+    assert dataset.num_classes is not None
+    names = dataset.source.get("classes")
+    if isinstance(names, list) and len(names) == dataset.num_classes:
+        return names
+    return [str(k) for k in range(dataset.num_classes)]
+
+
+def _alone(dataset: Dataset, done: Split) -> Iterator[str]:
+    names = _names(dataset)
+    count, labels, owner = len(names), np.asarray(dataset.y)[done.training], done.owner[done.training]
+    if done.clients is None:
         return
     first, last = np.full(count, done.num_clients), np.full(count, -1)
     np.minimum.at(first, labels, owner)
@@ -57,6 +102,32 @@ def _classes(dataset: Dataset, done: Split) -> Iterator[str]:
     alone = [f"{names[k]} ({done.clients[first[k]]})" for k in np.flatnonzero(first == last).tolist()]
     if alone:
         yield f"classes of one client alone: {first_of(alone, MAX_LISTED)}"
+    yield from _apart(labels, owner, names, done.clients)
+
+
+def _apart(labels: np.ndarray, owner: np.ndarray, names: list[str], clients: Sequence[str]) -> Iterator[str]:
+    """Yield a line on clients that share no class with the others, though they have several, and may mean the same.
+
+    A class that begins with another's name, as ``m`` and ``male``, counts as its twin where no client has both.
+    """
+    if len(clients) * len(names) > MOST_CELLS:
+        return
+    there = np.zeros((len(clients), len(names)), bool)
+    there[owner, labels] = True
+    shared = there.sum(axis=0) > 1
+    lonely = np.flatnonzero((there.sum(axis=1) > 1) & ~(there & shared).any(axis=1))
+    if len(lonely) and there.any(axis=1).sum() > 1:
+        some = [f"{clients[k]} ({first_of([names[c] for c in np.flatnonzero(there[k])], 4)})" for k in lonely.tolist()]
+        yield f"no class in common with any other client: {first_of(some, MAX_LISTED)}; do they mean the same classes?"
+        return
+    folded = sorted((name.casefold(), k) for k, name in enumerate(names) if any(map(str.isalpha, name)))
+    twins = [
+        f"{names[one]!r} and {names[other]!r}"
+        for (text, one), (longer, other) in pairwise(folded)
+        if longer.startswith(text) and not (there[:, one] & there[:, other]).any()
+    ]
+    if twins:
+        yield f"classes of different clients that may be one: {first_of(twins, MAX_LISTED)}"
 
 
 def _tested(done: Split, count: int) -> np.ndarray:

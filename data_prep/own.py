@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.coverage import untrained
 from data_prep.dataset import Dataset
 from data_prep.finish import finish
 from data_prep.groups import described, names_of, numbered
@@ -102,6 +103,8 @@ def write_federation(
     if hint := channels_last(dataset.x.shape):
         warnings.warn(hint, stacklevel=2)
     done = split(dataset, None, None, 0, {})
+    for line in untrained(dataset, done):
+        warnings.warn(line, stacklevel=2)
     return write(path, finish(dataset, done, standardize), **vars(done), overwrite=overwrite)
 
 

@@ -164,6 +164,9 @@ class Samples:
         if isinstance(content, Blocks):
             yield from content.pairs
             return
+        if hasattr(content, "batch_sampler") and hasattr(content, "dataset"):
+            expected, remedy = "samples, and not batches of them", "give its dataset"
+            raise InputError(name, expected=expected, got="a DataLoader", remedy=f"{remedy}: loader.dataset")
         if not (isinstance(content, tuple) and len(content) == 2):
             yield from _of_singles(name, content)
             return
@@ -191,6 +194,10 @@ def _of_singles(name: str, content: Any) -> Iterator[tuple[np.ndarray, np.ndarra
         expected = "arrays (x, y), a torch Dataset or a generator of samples (x, y)"
         raise InputError(name, expected=expected, got=type(content).__name__)
     for first in single:
+        if isinstance(first, Mapping):
+            keys = ", ".join(map(repr, first))[:80]
+            remedy = "give ((row['image'], row['label']) for row in data), by its keys"
+            raise InputError(f"{name}: samples", expected="pairs (x, y)", got=f"mappings of {keys}", remedy=remedy)
         x, y = _stacked(name, [first])
         together = max(1, min(BLOCK_SAMPLES, BLOCK_BYTES // max(1, x.nbytes + y.nbytes)))
         yield _stacked(name, [first, *islice(single, together - 1)])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hpcfed.ranks.early import note_signals
+from hpcfed.ranks.early import interrupt_imports, note_signals
 
 
 def main() -> None:
-    """Run the command; a signal that comes during the imports is noted."""
+    """Run the command; a signal that comes during the imports is noted, an interrupt ends them."""
     note_signals()
+    interrupt_imports()
     from hpcfed.cli.main import main as call
     from hpcfed.ranks.world import exit_without_threads
 

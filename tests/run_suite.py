@@ -9,15 +9,22 @@ A launch counts only if it ended in time, with exit code 0, and left a report. T
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from xml.etree import ElementTree
+
+import psutil
 
 from tests.launch import ROOT, Overtime, launch, launcher
 
@@ -58,6 +65,7 @@ LEFT_OUT = {
         *("tests/contract", "tests/device", "tests/numerics"),
         *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "resume", "sweep"),
         *_files("mpi", "metrics", "parameters", "replay", "signs_of_life", "trail", "verify"),
+        *_files("mpi", "rebinding", "tensor_kinds", "own_shapes"),
     ),
 }
 """What says nothing new at a rank count: references are followed on 3 ranks, tests/mpi whole on 2."""
@@ -91,6 +99,9 @@ class Ending:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all launches, print a line for each and their sum, and return the exit code."""
     options = _parse(arguments)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _end_all)
     total: Counter[str] = Counter()
     for side_by_side in plan(options):
         with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
@@ -103,6 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{planned.label}  {ending.seconds:6.1f} s  {outcome}", flush=True)
     print(_closing_line(total))
     return 1 if total["failed"] else 0
+
+
+def _end_all(number: int, _: FrameType | None) -> None:
+    """End this process with all that it has started, which have sessions of their own."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    os._exit(128 + number)
 
 
 def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:

@@ -24,6 +24,7 @@ from data_prep.sources.files import (
     check_folder,
     damaged,
     examine,
+    listed,
     locate,
     reading,
 )
@@ -200,7 +201,7 @@ def _some(folder: Path, names: tuple[str, ...], inside: str) -> bool:
 
 def _any_binary(folder: Path, version: Version) -> tuple[list[Path], Reader]:
     train_stem, test_stem = (version.binary[i].split(".")[0].rstrip("_12345") for i in (0, -1))
-    train, test = (sorted(folder.glob(f"{stem}*.bin")) for stem in (train_stem, test_stem))
+    train, test = (listed(folder, f"{stem}*.bin") for stem in (train_stem, test_stem))
     if not train or len(test) != 1:
         expected, got = f"{train_stem}*.bin and one {test_stem}*.bin", f"{len(train)} and {counted(len(test), 'file')}"
         raise InputError("too little to read", where=str(folder), expected=expected, got=got)

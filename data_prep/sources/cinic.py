@@ -20,7 +20,17 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import LISTED, DataSource, Origin, Published, check_folder, damaged, examine, reading
+from data_prep.sources.files import (
+    LISTED,
+    DataSource,
+    Origin,
+    Published,
+    check_folder,
+    damaged,
+    examine,
+    listed,
+    reading,
+)
 from data_prep.spool import Spool, spooled
 from hpcfed.data.federation import Standardization
 from hpcfed.errors import InputError
@@ -91,7 +101,7 @@ def _of_folder(folder: Path) -> Iterator[tuple[str, Path]]:
     for kind in CLASSES:
         if not (folder / kind).is_dir():
             raise InputError(f"missing the folder {kind}/", where=str(folder), remedy=LISTED)
-        for path in sorted((folder / kind).glob("*.png")):
+        for path in listed(folder / kind, "*.png"):
             yield kind, path
 
 

@@ -14,6 +14,8 @@ from data_prep.dataset import Dataset
 from hpcfed.errors import EnvironmentFailure, InputError, first_of
 
 AGAIN = "copy or download it again"
+CLUTTER = ("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "__pycache__", "$recycle.bin", "icon\r")
+"""Names, in lower case, of files and folders that systems leave among others; `._x.png` of macOS is hidden, too."""
 LISTED = "`hpcfed prepare --list` says where it comes from"
 CHUNK = 1 << 20
 MACHINE = {
@@ -117,6 +119,16 @@ def locate(folder: Path, wanted: Mapping[str, Sequence[str]], *, inside: str = "
         remedy = f"put {'it' if len(missing) == 1 else 'them'} into that folder; {LISTED}"
         raise InputError(f"missing {', '.join(missing)}", where=str(folder), remedy=remedy)
     return found
+
+
+def is_clutter(name: str) -> bool:
+    """Whether a file or folder of this name is none of the user's, but one that a system or a program leaves."""
+    return name.startswith((".", "~$")) or name.lower() in CLUTTER
+
+
+def listed(folder: Path, pattern: str) -> list[Path]:
+    """Return the user's files in a folder that match a pattern, in order."""
+    return sorted(path for path in folder.glob(pattern) if not is_clutter(path.name))
 
 
 def check_folder(folder: Path) -> None:

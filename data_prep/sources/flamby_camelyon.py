@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import AGAIN, DataSource, Origin, Published, damaged, examine, locate, reading
+from data_prep.sources.files import AGAIN, DataSource, Origin, Published, damaged, examine, listed, locate, reading
 from data_prep.sources.flamby import URL, table
 from data_prep.spool import Spool
 from hpcfed.errors import InputError
@@ -51,7 +51,7 @@ def load(raw: str | Path, *, tiles: int = TILES, incomplete: bool = False) -> Da
     labels, hospitals = _labels(tables[LABELS]), _hospitals(tables[METADATA])
     folder = tables[LABELS].parent
     names = [name for name in sorted(labels) if name not in LEFT_OUT]
-    present = {path.name.lower(): path for path in folder.glob("*.npy")}
+    present = {path.name.lower(): path for path in listed(folder, "*.npy")}
     slides = [name for name in names if name in present]
     if not slides or (len(slides) < len(names) and not incomplete):
         first = next(name for name in names if name not in present)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import AGAIN, DataSource, Origin, check_folder, damaged, examine
+from data_prep.sources.files import AGAIN, DataSource, Origin, check_folder, damaged, examine, listed
 from data_prep.sources.json_stream import members
 from data_prep.sources.text import LEAF_LETTERS, WINDOW, Alphabet
 from data_prep.spool import Spool, UnitImages, alike
@@ -123,9 +123,9 @@ def files(raw: Path) -> tuple[list[Path], list[Path]]:
         return [raw], []
     check_folder(raw)
     if (raw / "train").is_dir():
-        train, test = (sorted((raw / part).glob("*.json")) for part in ("train", "test"))
+        train, test = (listed(raw / part, "*.json") for part in ("train", "test"))
     else:
-        found = sorted(raw.glob("*.json"))
+        found = listed(raw, "*.json")
         train, test = ([path for path in found if ("test" in path.stem) == of_test] for of_test in (False, True))
     if not train:
         got = f"only {', '.join(path.name for path in test[:3])}" if test else "no *.json"

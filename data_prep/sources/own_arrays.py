@@ -23,6 +23,8 @@ from hpcfed.errors import InputError
 
 MOST_PACKED = 1100
 """Deflate packs at most 1032 to 1."""
+OBJECTS = "Object arrays cannot be loaded"
+"""numpy's words, of a file that could run code."""
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -85,7 +87,9 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(info) as file:
         shape, fortran, dtype = _header(file)
         size = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or size != info.file_size - file.tell():
+        if dtype.hasobject:
+            raise ValueError(OBJECTS)
+        if size != info.file_size - file.tell():
             raise ValueError(f"{info.filename} is no plain array of its size")
         data = file.read(size)
     return np.ndarray(shape, dtype, data, order="F" if fortran else "C")
@@ -113,4 +117,7 @@ def _damage_in(path: Path) -> Iterator[None]:
         RuntimeError,
         tokenize.TokenError,
     ) as error:
+        if "bject arrays" in str(error):
+            name, remedy = "an array of Python objects", "save words by y.astype(str), numbers by y.astype(float)"
+            raise InputError(name, where=str(path), expected="plain types", remedy=remedy) from error
         raise InputError("damaged, or no plain arrays", where=str(path), got=str(error)[:80]) from error

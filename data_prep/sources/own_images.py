@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.sources.files import reading, unreadable
+from data_prep.sources.files import is_clutter, reading, unreadable
 from data_prep.tables.cells import composed
 from hpcfed.errors import InputError, counted, first_of
 
@@ -48,7 +48,7 @@ def class_folders(client: Path) -> list[str]:
         InputError: the folder can't be read.
     """
     with reading(client):
-        return sorted(entry.name for entry in client.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        return sorted(entry.name for entry in client.iterdir() if entry.is_dir() and not is_clutter(entry.name))
 
 
 def files(client: Path) -> list[Path]:
@@ -60,17 +60,20 @@ def files(client: Path) -> list[Path]:
     found = []
     for name in class_folders(client):
         with reading(client / name):
-            found += sorted(entry for entry in (client / name).iterdir() if entry.suffix.lower() in IMAGES)
+            entries = (entry for entry in (client / name).iterdir() if not is_clutter(entry.name))
+            found += sorted(entry for entry in entries if entry.suffix.lower() in IMAGES)
     return found
 
 
-def left_out(clients: Iterable[Path]) -> str:
-    """Return a line on the files among the clients' folders that are not read as images; "" if there are none."""
-    others: list[Path] = []
+def left_out(clients: Iterable[Path], beside: Iterable[Path] = ()) -> str:
+    """Return a line on the files among the clients' folders, and `beside` them, that are not read as images; "" if
+    there are none.
+    """
+    others = [*beside]
     for client in clients:
         for folder in (client, *(client / name for name in class_folders(client))):
             with reading(folder):
-                entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+                entries = [entry for entry in folder.iterdir() if not is_clutter(entry.name)]
             if folder == client:
                 others += [entry for entry in entries if not entry.is_dir()]
             else:

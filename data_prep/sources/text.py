@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import LISTED, DataSource, Origin, Published, check_folder, examine, reading
+from data_prep.sources.files import LISTED, DataSource, Origin, Published, check_folder, examine, listed, reading
 from data_prep.spool import Spool
 from hpcfed.errors import InputError
 
@@ -172,7 +172,7 @@ def _text_file(raw: Path) -> Path:
     if raw.is_file():
         return raw
     check_folder(raw)
-    found = sorted(raw.glob("*.txt"))
+    found = listed(raw, "*.txt")
     if len(found) != 1:
         got = ", ".join(path.name for path in found[:6]) or "none"
         raise InputError("not one text file", where=str(raw), got=got, remedy=f"name it by --raw; {LISTED}")

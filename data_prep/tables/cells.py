@@ -58,8 +58,17 @@ def decoded(what: str, text: bytes) -> str:
         raise InputError(f"{what}: not UTF-8", got=repr(text), remedy="give text instead of bytes") from None
 
 
+def is_boolean(text: str) -> bool:
+    """Tell whether a text is true or false, as programs write them: True, TRUE, true."""
+    return text.lower() in ("true", "false")
+
+
 def number(text: str, decimal_comma: bool = False) -> float | None:
-    """Return a text as a number, None if it is not one: an int if it is whole and a float would round it."""
+    """Return a text as a number, None if it is not one: an int if it is whole and a float would round it; 1 and 0 for
+    true and false.
+    """
+    if is_boolean(text):
+        return float(text.lower() == "true")
     if decimal_comma and DECIMAL_COMMA.fullmatch(text):
         text = text.replace(",", ".")
     try:
@@ -98,6 +107,8 @@ def distinct(values: pyarrow.Array) -> tuple[list[str], np.ndarray]:
     import pyarrow
     import pyarrow.compute as pc
 
+    if pyarrow.types.is_boolean(values.type):
+        values = pc.if_else(values, "True", "False")
     encoded = values.dictionary_encode()
     codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     return [str(text) for text in pc.cast(encoded.dictionary, pyarrow.string()).to_pylist()], codes
@@ -106,7 +117,8 @@ def distinct(values: pyarrow.Array) -> tuple[list[str], np.ndarray]:
 def names(levels: Mapping[str, float | None]) -> tuple[list[str], dict[str, int]]:
     """Return the distinct names that texts stand for, sorted, and a mapping from text to its name's index.
 
-    If all texts are numbers, 1, 1.0 and 01 are one name, and the order is numeric.
+    If all texts are numbers, 1, 1.0 and 01 are one name, and the order is numeric. True and 1 are one, too, and False
+    and 0; they keep their words where there are no numbers beside them.
 
     Args:
         levels: text → its number, None for a word.
@@ -117,13 +129,16 @@ def names(levels: Mapping[str, float | None]) -> tuple[list[str], dict[str, int]
         return found, {text: k for k, text in enumerate(found)}
     ordered = sorted({value for value in values if value is not None})
     place = {value: k for k, value in enumerate(ordered)}
+    if all(map(is_boolean, found)):
+        spelled = [str(bool(value)) for value in ordered]
+        return spelled, {text: place[value] for text, value in zip(found, values, strict=True) if value is not None}
     spelled = [str(int(value)) if abs(value) < EXACT and value == int(value) else repr(value) for value in ordered]
     return spelled, {text: place[value] for text, value in zip(found, values, strict=True) if value is not None}
 
 
 def are_numbers(texts: Iterable[str]) -> bool:
-    """Tell whether all texts are numbers."""
-    return all(number(text) is not None for text in texts)
+    """Tell whether all texts are numbers, and no words such as True."""
+    return all(number(text) is not None and not is_boolean(text) for text in texts)
 
 
 def twice(what: str, texts: Iterable[str], of: str = "") -> str:

@@ -40,6 +40,7 @@ class ColumnOptions:
         categorical: columns that become one-hot although they hold numbers.
         excluded: columns that are left out.
         missing: treatment of missing values, one of `missing.WAYS`.
+        missing_codes: texts, and numbers, of missing cells beside `read.MISSING`.
         positive: label of the positive one of two classes, which becomes the second; None for the order of their names.
     """
 
@@ -51,6 +52,7 @@ class ColumnOptions:
     excluded: tuple[str, ...] = ()
     missing: str = "refuse"
     positive: str | None = None
+    missing_codes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ def with_positive(found: Classes, positive: str | None) -> Classes:
         raise InputError(f"--positive {positive}", expected="two classes", got=listed(found), remedy="leave it out")
     wanted = positive.strip()
     number = names.index(wanted) if wanted in names else found.codes.get(wanted)
+    if number is None and any(map(cells.is_boolean, (wanted, *names))):
+        number = next((k for k, name in enumerate(names) if cells.number(name) == cells.number(wanted)), None)
     if number is None:
         raise InputError(f"--positive {positive}: no such class", remedy=nearest(wanted, names))
     if number == 1:
@@ -77,15 +79,16 @@ def classes(path: Path, column: str, facts: ColumnFacts) -> Classes:
     if not facts.levels:
         raise InputError(f"target {column!r} has no value in any row", where=str(path), remedy="see --target")
     known = class_names(path, column)
-    names, codes = cells.names(facts.levels)
+    names, _ = cells.names(facts.levels)
     numeric = None not in facts.levels.values()
     whole = all(value is not None and float(value).is_integer() for value in facts.levels.values())
     if known is not None and whole:
-        beyond = [name for name in names if not 0 <= float(name) < len(known)]
+        numbers = {text: int(value) for text, value in facts.levels.items() if value is not None}
+        beyond = [text for text, number in numbers.items() if not 0 <= number < len(known)]
         if beyond:
             expected, got = f"labels 0 … {len(known) - 1}", beyond[0]
             raise InputError(f"target {column!r}", where=str(path), expected=expected, got=got)
-        return Classes(known, {text: int(names[k]) for text, k in codes.items()}, len(known))
+        return Classes(known, numbers, len(known))
     if numeric and not whole and len(names) > MANY_NUMBERS:
         remedy = "use --task regression, or name another --target"
         got = f"{len(names)} different fractions"

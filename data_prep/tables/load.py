@@ -62,7 +62,7 @@ def load(
         if options.client is not None:
             yield from ((client, Blocks([])) for client in sorted(plan.clients))
             for number, path in enumerate(train):
-                for block in blocks(path):
+                for block in blocks(path, options.missing_codes):
                     yield from _by_client(plan, block, number, rows, of_rows)
             return
         for client, files in clients.items():
@@ -112,7 +112,7 @@ def _of(
 ) -> Iterator[Pair]:
     """Yield the samples of some files; append their groups to `of_rows` and their row numbers to `rows`."""
     for path in files:
-        for block in blocks(path):
+        for block in blocks(path, plan.options.missing_codes):
             x, y, kept, labelled = samples(plan, block)
             plan.dropped[part] += len(block) - len(kept)
             plan.labelled.update((part,) if labelled.any() else ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,7 @@ class TablePlan:
                 blurred = f"{feature.column!r} is rounded to float32 by up to {facts.rounding:.3g}"
                 remedy = "subtract an offset in the tables, or leave it out by --exclude"
                 yield f"{blurred}, its numbers differ by {facts.high - facts.low:.3g}: {remedy}"
+        yield from self._codes()
         if self.roles.unused:
             yield f"left out: {', '.join(self.roles.unused)}, in which pandas stores the numbers of rows"
         if line := cells.twice("clients", clients):
@@ -127,6 +129,17 @@ class TablePlan:
             fills &= any(feature.column in self.missing and not feature.levels for feature in self.features)
             filled = f"; numbers are filled by the {self.options.missing} of training rows" if fills else ""
             yield f"{missing.described(self.found, self.missing)}{filled}"
+
+    def _codes(self) -> Iterator[str]:
+        """Yield a line on features in which a negative number among others may stand for missing cells."""
+        facts = {feature.column: self.found.facts[feature.column] for feature in self.features if not feature.levels}
+        some = {name: one.coded for name, one in facts.items() if one.coded and 0 <= one.low_else < math.inf}
+        if some:
+            codes = sorted({code for coded in some.values() for code in coded}, reverse=True)
+            counts = missing.listed({name: coded.total() for name, coded in some.items()})
+            numbers, option = " or ".join(map(str, codes)), ",".join(map(str, codes))
+            what = f"{numbers} among numbers from 0: {counts}"
+            yield f"{what}; if these cells are missing, say so by --missing-codes={option}"
 
     def _identifiers(self) -> str:
         """Return a line on features whose names are of identifiers, such as a patient's number; "" for none."""
@@ -177,7 +190,9 @@ def plan(paths: Files, options: ColumnOptions, tests: Files = ()) -> TablePlan:
     groups = [] if options.group is None else sorted(_names("--group", options.group, found, where))
     numbers = {name: number for number, name in enumerate(groups)}
     image = found.facts[listed[0].column].image
-    images = headers((block for path in paths for block in blocks(path)) if image else (), listed[0].column)
+    images = headers(
+        (block for path in paths for block in blocks(path, options.missing_codes)) if image else (), listed[0].column
+    )
     return TablePlan(options, columns, found, listed, classes, clients, numbers, absent, images)
 
 

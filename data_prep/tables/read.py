@@ -1,30 +1,43 @@
-"""Tables in blocks of rows, read by pyarrow: CSV with any usual separator, and Parquet.
+"""Tables in blocks of rows, read by pyarrow: CSV with any usual separator, packed or not, and Parquet.
 
 Text is trimmed and in Unicode's form NFC, and missing cells are nulls, however the file writes them (`MISSING`).
 """
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
+import io
 import json
-from collections.abc import Iterator
+import lzma
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from data_prep.sources.files import reading
+from data_prep.progress import step
+from data_prep.sources.files import AGAIN, reading
 from data_prep.tables import cells
 from hpcfed.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow
 
-TABLES = (".csv", ".tsv", ".parquet")
+PACKED: Mapping[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+"""Endings of packed text, and what opens it."""
+OF_TEXT = (".csv", ".tsv")
+TABLES = (*OF_TEXT, *(f"{text}{packed}" for text in OF_TEXT for packed in PACKED), ".parquet")
 SEPARATORS = (",", ";", "\t", "|")
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "-nan", "null", "NULL", "?")
-"""Texts of a missing cell; "None" is not among them, as it may be an answer."""
+"""Texts of a missing cell; "None" is not among them, as it may be an answer, nor "." and codes such as -999, which are
+named by --missing-codes."""
+CACHED = 64
+"""Tables of which the first lines are kept."""
 BLOCK_BYTES, MOST_BYTES = 8 << 20, 128 << 20
 """Bytes of text per block: usually, and at most, for rows so wide that the usual block would hold few."""
 BLOCK_ROWS, BLOCK_IMAGES = 4096, 64
@@ -61,22 +74,61 @@ def header(path: Path) -> list[str]:
     Raises:
         InputError: the file can't be read or is damaged, or a name is missing or repeated.
     """
+    return [*_header(path, _stamp(path))]
+
+
+@lru_cache(maxsize=CACHED)
+def _header(path: Path, _: tuple[int, int]) -> list[str]:
     with _one_line(path):
         if _is_parquet(path):
             with _parquet(path) as table:
                 names = list(table.schema_arrow.names)
         else:
             names = _split(_heading(path), separator(path))
+            _refuse_preamble(path, names)
     names = [cells.composed(name.strip()) for name in names]
     if "" in names:
         remedy = "give it a name, or write the table without its index (pandas: index=False)"
         raise InputError(f"column {names.index('') + 1} has no name", where=str(path), remedy=remedy)
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        what, got = f"the header has {twice!r} {names.count(twice)} times", ", ".join(names)[:80]
+    if len(set(names)) < len(names):
+        twice, count = Counter(names).most_common(1)[0]
+        what, got = f"the header has {twice!r} {count} times", ", ".join(names)[:80]
         raise InputError(what, where=str(path), expected="a first line of different names", got=got)
     if not names:
         raise InputError("no header", where=str(path), expected="a first line of different names", got="none")
     return names
+
+
+def _refuse_preamble(path: Path, names: list[str]) -> None:
+    """Refuse a first line with fewer cells than the second, such as a title.
+
+    Raises:
+        InputError: it is one.
+    """
+    lines = [line for line in _first_lines(path) if line]
+    if len(lines) < 2:
+        return
+    if lines[0].lower().startswith("sep="):
+        what, remedy = "the first line is Excel's, and no header", "remove it: the separator is found without"
+        raise InputError(what, where=str(path), expected="names of columns", got=repr(lines[0]), remedy=remedy)
+    counts = [len(_split(lines[1], mark)) for mark in SEPARATORS]
+    if max(counts) > len(names) and len(names) == 1:
+        what, got = "the first line is no header", f"{names[0][:40]!r}, before a row of {max(counts)} cells"
+        remedy = "remove what stands before the header"
+        raise InputError(what, where=str(path), expected="names of columns", got=got, remedy=remedy)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return what changes with a file's content, so that its first lines are read once."""
+    with _one_line(path):
+        state = path.stat()
+    return state.st_mtime_ns, state.st_size
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a table's file, unpacked."""
+    unpack = PACKED.get(path.suffix.lower())
+    return path.open("rb") if unpack is None else unpack(path)
 
 
 def _heading(path: Path) -> str:
@@ -108,8 +160,8 @@ def _split(line: str, mark: str) -> list[str]:
     return next(csv.reader([line], delimiter=mark), []) if mark in line else [line.strip('"')]
 
 
-def blocks(path: Path) -> Iterator[Block]:
-    """Yield a table in blocks, in the order of its rows.
+def blocks(path: Path, codes: tuple[str, ...] = ()) -> Iterator[Block]:
+    """Yield a table in blocks, in the order of its rows; cells that are one of the `codes` are missing.
 
     Raises:
         InputError: the file is not a table or is damaged, or a row has more or fewer cells than the header.
@@ -117,7 +169,8 @@ def blocks(path: Path) -> Iterator[Block]:
     names, start = header(path), 0
     decimal_comma = not _is_parquet(path) and separator(path) == ";"
     for batch in _batches(path, names):
-        columns = {name: _plain(column) for name, column in zip(names, batch.columns, strict=True)}
+        step(f"reading {path.name}: row {start + 1:,}, {len(names):,} columns")
+        columns = dict(zip(names, _all_plain(batch.columns, codes), strict=True))
         yield Block(path, start, columns, decimal_comma)
         start += batch.num_rows
 
@@ -160,7 +213,7 @@ def _batches(path: Path, names: list[str]) -> Iterator[Any]:
             "parse_options": arrow_csv.ParseOptions(delimiter=separator(path), newlines_in_values=True),
             "convert_options": arrow_csv.ConvertOptions(column_types=dict.fromkeys(places, pyarrow.string())),
         }
-        with path.open("rb") as file, arrow_csv.open_csv(file, **options) as reader:  # ends its threads if left early
+        with opened(path) as file, arrow_csv.open_csv(file, **options) as reader:  # ends its threads if left early
             header_rows = 1
             for batch in reader:
                 yield batch.slice(header_rows)
@@ -188,6 +241,8 @@ def _one_line(path: Path) -> Iterator[None]:
     try:
         with reading(path):
             yield
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise InputError("packed, and damaged", where=str(path), got=str(error)[:80], remedy=AGAIN) from error
     except (pyarrow.ArrowException, UnicodeDecodeError, csv.Error) as error:
         got = str(error).splitlines()[0].removeprefix("CSV parse error: ")
         if "UTF8" in got or isinstance(error, UnicodeDecodeError):
@@ -209,18 +264,40 @@ def _first_lines(path: Path) -> list[str]:
     Raises:
         InputError: there is no header.
     """
+    return [*_read_first_lines(path, _stamp(path))]
+
+
+@lru_cache(maxsize=CACHED)
+def _read_first_lines(path: Path, _: tuple[int, int]) -> tuple[str, ...]:
     lines: list[str] = []
-    with _one_line(path), path.open(encoding="utf-8-sig", newline="") as file:
+    with _one_line(path), opened(path) as binary, io.TextIOWrapper(binary, "utf-8-sig", newline="") as file:
         while len(lines) < 2 and (line := file.readline(LONGEST_HEADER)):
             if line.strip():
                 lines.append(line.rstrip("\r\n"))
     if not lines:
         raise InputError("no header", where=str(path), expected="a first line of different names", got="an empty file")
-    return lines
+    return tuple(lines)
 
 
-def _plain(values: pyarrow.Array) -> pyarrow.Array:
-    """Return text trimmed and in NFC, with nulls for `MISSING`; numbers with nulls for NaN; anything else as it is."""
+def _all_plain(columns: Sequence[pyarrow.Array], codes: tuple[str, ...]) -> Iterator[pyarrow.Array]:
+    """Yield each column as `_plain` returns it; columns of text, of which there may be 20,000, all in one call."""
+    import pyarrow
+
+    texts = [column for column in columns if column.type == pyarrow.string()]
+    joined = _plain(pyarrow.concat_arrays(texts), codes) if texts else None
+    place = 0
+    for column in columns:
+        if joined is not None and column.type == pyarrow.string():
+            yield joined.slice(place, len(column))
+            place += len(column)
+        else:
+            yield _plain(column, codes)
+
+
+def _plain(values: pyarrow.Array, codes: tuple[str, ...]) -> pyarrow.Array:
+    """Return text trimmed and in NFC, with nulls for `MISSING` and `codes`; numbers with nulls for NaN, and for codes
+    that are numbers; anything else as it is.
+    """
     import pyarrow
     import pyarrow.compute as pc
 
@@ -232,18 +309,23 @@ def _plain(values: pyarrow.Array) -> pyarrow.Array:
         trimmed = pc.utf8_trim_whitespace(values)
         if not pc.all(pc.string_is_ascii(trimmed)).as_py():
             trimmed = pc.utf8_normalize(trimmed, "NFC")
-        absent = pc.is_in(trimmed, value_set=_missing(values.type))
+        absent = pc.is_in(trimmed, value_set=_missing(values.type, codes))
         return pc.if_else(absent, pyarrow.scalar(None, values.type), trimmed)
     if pyarrow.types.is_floating(values.type):
-        return pc.if_else(pc.is_nan(values), pyarrow.scalar(None, values.type), values)
+        values = pc.if_else(pc.is_nan(values), pyarrow.scalar(None, values.type), values)
+    if pyarrow.types.is_floating(values.type) or pyarrow.types.is_integer(values.type):
+        known = [number for code in codes if (number := cells.number(code)) is not None]
+        if known:
+            absent = pc.is_in(pc.cast(values, pyarrow.float64(), safe=False), value_set=pyarrow.array(known, "float64"))
+            return pc.if_else(absent, pyarrow.scalar(None, values.type), values)
     return values
 
 
 @cache
-def _missing(kind: pyarrow.DataType) -> pyarrow.Array:
+def _missing(kind: pyarrow.DataType, codes: tuple[str, ...]) -> pyarrow.Array:
     import pyarrow
 
-    return pyarrow.array(MISSING, kind)
+    return pyarrow.array([*MISSING, *codes], kind)
 
 
 def _is_simple(kind: pyarrow.DataType) -> bool:

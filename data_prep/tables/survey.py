@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,24 @@ MOST_LEVELS, MOST_CHOSEN, MOST_CLASSES = 100, 10_000, 100_000
 MANY_NUMBERS = 20
 """Distinct fractional labels above which a column is taken for the target of a regression."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
+CODES = (
+    ".",
+    "-",
+    "--",
+    "missing",
+    "Missing",
+    "MISSING",
+    "unknown",
+    "n.a.",
+    "None",
+    "none",
+    "#VALUE!",
+    "#DIV/0!",
+    "#REF!",
+)
+"""Words that may stand for a missing cell among numbers."""
+SENTINELS = (-9, -99, -999, -9999, -99999)
+"""Numbers that stand for a missing cell in many tables."""
 COARSE = 1e-4
 """Share of a column's range above which the rounding of its numbers to float32 is told."""
 
@@ -34,7 +53,8 @@ class ColumnFacts:
 
     Attributes:
         missing: number of missing cells, of which `missing_test` are in test sets; `absent` is the place of the first.
-        number, word: whether any cell is a number; the place and text of the first that is not.
+        number, boolean: whether any cell is a number, or true or false.
+        word: the place and text of the first cell that is neither.
         whole: whether all numbers are whole.
         levels: distinct cells of columns of words or names, as text → their number; None for words in any file.
         commas: files in which a cell has a comma as its decimal point.
@@ -44,6 +64,7 @@ class ColumnFacts:
             in which it is that.
         infinite: place of the first number that is not a finite float32; "" for none.
         low, high: the least and the largest number.
+        coded: number of cells with one of `SENTINELS`; `low_else` is the least of the other numbers.
         rounding: the largest difference between a number and its float32.
     """
 
@@ -51,6 +72,7 @@ class ColumnFacts:
     missing_test: int = 0
     absent: str = ""
     number: bool = False
+    boolean: bool = False
     whole: bool = True
     word: tuple[str, str] | None = None
     levels: dict[str, float | None] = field(default_factory=dict)
@@ -62,6 +84,8 @@ class ColumnFacts:
     infinite: str = ""
     low: float = math.inf
     high: float = -math.inf
+    coded: Counter[int] = field(default_factory=Counter)
+    low_else: float = math.inf
     rounding: float = 0.0
 
     @property
@@ -113,7 +137,7 @@ def survey(paths: Iterable[Path], roles: ColumnRoles, options: ColumnOptions, te
     rows = test_rows = 0
     first: Path | None = None
     for path in paths:
-        for block in blocks(path):
+        for block in blocks(path, options.missing_codes):
             rows += len(block)
             first = first or (path if len(block) else None)
             test_rows += len(block) * (path in tests)
@@ -155,15 +179,15 @@ def _feature(name: str, facts: ColumnFacts, options: ColumnOptions, where: Path)
         raise InputError(
             f"column {name!r}", where=facts.strange_in, expected="numbers", got=facts.strange, remedy=remedy
         )
-    if not (facts.number or facts.word or facts.levels):
+    if not (facts.number or facts.boolean or facts.word or facts.levels):
         raise InputError(f"column {name!r} has no value in any row", where=str(where), remedy=remedy)
     if facts.word and facts.number and not chosen:
         place, text = facts.word
         remedy = f"mend the cell, or take the column for names by --categorical '{name}'"
         if cells.DECIMAL_COMMA.fullmatch(text):
             remedy = "write a point for the decimal comma, or separate cells by semicolons"
-        if text.lower() in ("true", "false"):
-            remedy = "write 0 and 1 in all tables"
+        if text in CODES:
+            remedy = f"if it is a missing cell, say so by --missing-codes '{text}'"
         raise InputError(f"column {name!r}", where=place, expected="numbers", got=repr(text[:40]), remedy=remedy)
     dates = [text for text in facts.levels if cells.DATE.fullmatch(text)]
     if not chosen and 2 * len(dates) > len(facts.levels):
@@ -214,11 +238,16 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
     except cells.NoNumber as error:
         facts.word = facts.word or (block.place(error.row), error.text)
         texts = cells.distinct(values)[0]
-        facts.number = facts.number or any(cells.number(text, block.decimal_comma) is not None for text in texts)
+        facts.number = facts.number or any(
+            cells.number(text, block.decimal_comma) is not None for text in texts if not cells.is_boolean(text)
+        )
         if len(facts.levels) <= MOST_LEVELS:
             _add(facts, texts, block)
         return
-    facts.number = True
+    if texts := _booleans(values, found):
+        _add(facts, texts, block)  # in case that the column has words in another block
+        facts.boolean = True
+    facts.number = facts.number or not texts or not all(map(cells.is_boolean, texts))
     facts.whole &= bool(((found == np.rint(found)) | np.isnan(found)).all())
     too_large = np.abs(found) > MAX_FLOAT32
     if too_large.any():
@@ -226,6 +255,9 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
         return
     if not len(present := found[~np.isnan(found)]):
         return
+    is_code = np.isin(present, SENTINELS)
+    facts.coded.update(present[is_code].astype(int).tolist())
+    facts.low_else = min(facts.low_else, float(present[~is_code].min(initial=math.inf)))
     if np.abs(present).max() < cells.EXACT:
         low, high = float(present.min()), float(present.max())
         rounding = float(np.abs(present - present.astype(np.float32)).max())
@@ -236,6 +268,14 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
         rounding = max(abs(value - type(value)(np.float32(value))) for value in known)
     facts.low, facts.high = min(facts.low, low), max(facts.high, high)
     facts.rounding = max(facts.rounding, rounding)
+
+
+def _booleans(values: pyarrow.Array, found: np.ndarray) -> list[str]:
+    """Return the distinct cells of a column with true or false, whose numbers are `found`; none of another."""
+    if not ((found == 0) | (found == 1) | np.isnan(found)).all():
+        return []
+    texts = cells.distinct(values)[0]
+    return texts if any(map(cells.is_boolean, texts)) else []
 
 
 def _add(facts: ColumnFacts, texts: Iterable[str], block: Block) -> None:

@@ -30,7 +30,6 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
 
     from hpcfed.arithmetic.first_calls import make_first_calls
     from hpcfed.config.user_code.generators import seed_generators
-    from hpcfed.models.attributes import ModuleAttributes
     from hpcfed.models.flat import FlatModel
     from hpcfed.models.portable import portable_linear
 
@@ -50,8 +49,9 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)
     if spec is None:
-        model.attributes = ModuleAttributes(module)
-    _check_outputs(model, federation, outputs, dtype, device, by_gradients=recipe.local.step is None)
+        _watch(model)
+    is_own_loss, by_gradients = recipe.loss.factory is not None, recipe.local.step is None
+    _check_outputs(model, federation, outputs, dtype, device, is_own_loss=is_own_loss, by_gradients=by_gradients)
     model.forget()
     return model
 
@@ -81,6 +81,11 @@ def _from_factory(recipe: Recipe) -> Any:
         raise InputError(f"model.factory {reference!r}", expected="a torch.nn.Module", got=type(module).__name__)
     tensors = (*module.named_parameters(), *module.named_buffers())
     lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
+    empty = [name for name, tensor in tensors if not nn.parameter.is_lazy(tensor) and tensor.is_meta]
+    if empty:
+        remedy = "build it on a device: without torch.device('meta'), or with to_empty and initial values"
+        got = f"{empty[0]!r} on the meta device"
+        raise InputError(f"model.factory {reference!r}", expected="parameters with values", got=got, remedy=remedy)
     if lazy:
         remedy = "name the number of inputs (nn.Linear for nn.LazyLinear), or call the module once in the function"
         got = f"{lazy[0]!r}, which has none yet"
@@ -120,6 +125,21 @@ def _uninitialised() -> Iterator[None]:
         yield
 
 
+def _watch(model: FlatModel) -> None:
+    """Look at what the user's module changes.
+
+    Raises:
+        InputError: its ``train`` or ``eval`` raises an error, which may be any.
+    """
+    try:
+        model.watch()
+    except InputError:
+        raise
+    except RAISED as error:
+        got = f"{type(error).__name__}: {error} ({place_of(error) or 'outside of your files'})"
+        raise InputError("the model's train() or eval() raises an error", got=got) from error
+
+
 def _check_outputs(
     model: FlatModel,
     federation: Federation,
@@ -127,36 +147,70 @@ def _check_outputs(
     dtype: torch.dtype,
     device: torch.device,
     *,
+    is_own_loss: bool,
     by_gradients: bool,
 ) -> None:
-    """Run the model on two samples of zeros, and compare its output with them and the federation's targets."""
+    """Run the model on two samples of zeros, and compare its output with them and the federation's targets.
+
+    A loss of the user's may take outputs of any shape, which its trial decides on.
+    """
     import torch
 
     samples, _ = zeros(2, federation, dtype, device)
-    model.module.eval()
-    output = _output(model, samples)
-    model.train()
+    initial = model.vector.clone()
+    with model.evaluation():
+        output = _output(model, samples)
+    model.load(initial)  # undoes what the call did to parameters and buffers
     wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
     if not isinstance(output, torch.Tensor):
         got = type(output).__name__ + (f" of {len(output)}" if isinstance(output, Sized) else "")
         what, remedy = "the model's output", "return the tensor alone"
         raise InputError(what, expected=f"a tensor of {wanted}", got=f"a {got}", remedy=remedy)
     shape = tuple(output.shape)
-    if len(shape) < 2 or shape[0] != len(samples) or prod(shape[1:]) != outputs:
-        wanted = f"{wanted} for each of {len(samples)} samples"
-        raise InputError("the model's output does not fit the federation", expected=wanted, got=f"shape {shape}")
-    sums = output.detach().flatten(1).sum(1)
-    model.gives_probabilities = outputs > 1 and bool(
-        (output >= 0).all() and torch.allclose(sums, torch.ones_like(sums))
-    )
-    if not by_gradients or output.requires_grad or torch.is_inference_mode_enabled():
+    is_one_logit = federation.task == "classification" and outputs == 2 and shape[1:] == (1,)
+    model.has_known_outputs = len(shape) > 1 and (prod(shape[1:]) == outputs or is_one_logit)
+    fits = model.has_known_outputs and not is_one_logit
+    if not shape or shape[0] != len(samples) or not (fits or is_own_loss):
+        wanted = "one output" if is_own_loss else wanted
+        what, wanted = "the model's output does not fit the federation", f"{wanted} for each of {len(samples)} samples"
+        remedy = "" if fits or is_own_loss else "a loss of your own (loss.factory) may take another shape"
+        raise InputError(what, expected=wanted, got=f"shape {shape}", remedy=remedy)
+    if outputs > 1 and fits:
+        sums = output.detach().flatten(1).sum(1)
+        model.gives_probabilities = bool((output >= 0).all() and torch.allclose(sums, torch.ones_like(sums)))
+    if not by_gradients or torch.is_inference_mode_enabled():
+        return
+    unused = _check_leaves(model, output)
+    if output.requires_grad and not unused:
         return
     in_training = _output(model, samples)  # a module may leave gradients out in evaluation alone
-    model.load(model.vector)  # undoes what training did to buffers
     if not (isinstance(in_training, torch.Tensor) and in_training.requires_grad):
         what = "the model's output does not depend on its parameters"
         remedy = "look for no_grad, detach or .data in it"
         raise InputError(what, expected="an output with a gradient", remedy=remedy)
+    unused_in_training = _check_leaves(model, in_training)
+    model.unused = [name for name in unused if name in unused_in_training]
+    model.load(initial)
+
+
+def _check_leaves(model: FlatModel, output: torch.Tensor) -> list[str]:
+    """Refuse an output that depends on tensors with a gradient that are no parameters of the module, as those of layers
+    in a list are; return the trainable parameters that it does not depend on.
+
+    Raises:
+        InputError: naming the shape of one.
+    """
+    from hpcfed.models.trial import leaves
+
+    found = {id(leaf): leaf for leaf in leaves(output)}
+    parameters = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    for key, leaf in found.items():
+        if model.bindings is not None and key not in parameters:
+            what = f"the model's output depends on a tensor of shape {tuple(leaf.shape)} that is none of its parameters"
+            remedy = "register it: nn.Parameter in place of a tensor, nn.ModuleList in place of a list of layers"
+            raise InputError(what, expected="parameters, which alone are trained and saved", remedy=remedy)
+    trained = {id(one): name for name, one in model.module.named_parameters() if one.requires_grad}
+    return [name for key, name in trained.items() if key not in found]
 
 
 def _output(model: FlatModel, samples: torch.Tensor) -> Any:

@@ -19,7 +19,7 @@ from hpcfed.client.solver import Engine, Stepping
 from hpcfed.client.state_store import ClientStates
 from hpcfed.cohort import Cohorts, present_in
 from hpcfed.config.factory import own_step
-from hpcfed.config.metrics import references
+from hpcfed.config.metrics import BUILT_IN, references
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.method import checked
 from hpcfed.data.federation import Federation
@@ -67,6 +67,7 @@ def parts_of(
     if model.own:
         method = keeping_private(method, model.own)
     outputs = _outputs(recipe, federation, model, loss, sums)
+    _check_scores(recipe, model, outputs)
     cohorts = Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights)
     room = {"device": _room(device, slot.sharing), "host": _room(torch.device("cpu"), slot.neighbours)}
     again = _reads_again(recipe, cohorts)
@@ -150,6 +151,23 @@ def _outputs(
         output = model.module(x)
         try_own(loss, sums, output, y)
     return tuple(output.shape[1:])
+
+
+def _check_scores(recipe: Recipe, model: FlatModel, outputs: tuple[int, ...]) -> None:
+    """Refuse built-in metrics of outputs whose shape they do not know.
+
+    Raises:
+        InputError: naming one.
+    """
+    if model.has_known_outputs:
+        return
+    metrics = recipe.evaluate.metrics
+    built_in = [name for name, metric in metrics.items() if isinstance(metric, str) and metric in BUILT_IN]
+    accuracy = ["stop"] if recipe.stop.test_accuracy is not None or recipe.stop.metric == "accuracy" else []
+    for name in built_in + accuracy:
+        what = "stop: accuracy" if name == "stop" else f"evaluate.metrics: {name}"
+        got, remedy = f"shape {outputs} of a sample's", "use a function of your own, {sum: 'module:function'}"
+        raise InputError(what, expected="outputs in the targets' shape", got=got, remedy=remedy)
 
 
 def _reads_again(recipe: Recipe, cohorts: Cohorts) -> bool:

@@ -8,9 +8,12 @@ from hpcfed import models
 from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
 from hpcfed.config.limits import Checkpoint
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import counted
+from hpcfed.errors import counted, first_of
 from hpcfed.models.losses import ACCURACY
 from hpcfed.parts import Parts
+
+LARGE_STEPS = {"sgd": 10.0, "adam": 0.5, "yogi": 0.5}
+"""Step sizes of the client optimizers that are hardly ever meant."""
 
 
 def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
@@ -46,10 +49,22 @@ def _on_clients(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
     local, guess, budget = recipe.local, recipe.guess, recipe.budget
+    if local.lr > LARGE_STEPS[local.optimizer] and local.step is None:
+        usual = f"most models diverge from {LARGE_STEPS[local.optimizer]:g} on, and many from less"
+        yield f"local.lr: {local.lr:g} is a large step for {local.optimizer}: {usual}"
+    if local.optimizer == "sgd" and local.lr * local.weight_decay >= 1:
+        product = f"local.lr times local.weight_decay is {local.lr * local.weight_decay:g}"
+        yield f"{product}: each step takes as much away from the parameters as they are, or more"
     if local.step is not None:
         yield f"local.step: {local.step} trains one client after another (local.engine: sequential)"
     if parts.model.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:
         yield "the model's output is probabilities; cross-entropy takes the scores before a softmax: leave it out"
+    if unused := parts.model.unused:
+        what = "look for no_grad and detach, or name them in parameters.frozen"
+        yield f"the model's output does not depend on {first_of(unused, 4)}, which are not trained: {what}"
+    if rounded := parts.model.rounded:
+        what = f"the model's {'buffer' if len(rounded) == 1 else 'buffers'} {first_of(rounded, 4)}"
+        yield f"{what}: rounded to {recipe.dtype}, as all of the model is; dtype: float64 keeps their digits"
     if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:
         what = f"parameters ({recipe.parameters.given})"
         yield f"clients are trained one after another, since the batched engine takes no {what}"
@@ -74,6 +89,8 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 def _on_evaluation(recipe: Recipe, parts: Parts) -> Iterator[str]:
     section, federation = recipe.evaluate, parts.federation
+    if not parts.model.has_known_outputs and federation.task in ACCURACY:
+        yield "no accuracy, since the model's outputs are no scores of the classes"
     if section.every and not federation.num_test:
         yield "no test loss or accuracy, since the federation has no test set"
         if recipe.stop.by_scores:

@@ -62,6 +62,9 @@ LEAVE_FILES = (
 STOP_ON_SIGNAL = ("run", "sweep", "study", "reproduce", "without", "contributions")
 """Commands whose runs SIGUSR1 stops with a checkpoint; outside of runs it must not end them."""
 
+WITH_RANKS = (*STOP_ON_SIGNAL, "verify", "estimate", "bench", "scale", "doctor")
+"""Commands that use the ranks that a launcher has started."""
+
 
 class _Lazy(click.Group):
     """A group whose subcommands live in ``hpcfed.cli.<name>.command``; `hpcfed --help` imports none of them."""
@@ -104,15 +107,15 @@ def main(args: list[str] | None = None) -> None:
     else:
         end_noting()
     with streams(matters=name not in LEAVE_FILES or "--list" in words):
-        code = _call(args)
+        code = _call(name, args)
     if name in STOP_ON_SIGNAL:
         ignore_signals()
     gc.freeze()  # the process ends: a search for garbage among torch's modules takes half a second
     sys.exit(code)
 
 
-def _call(args: list[str] | None) -> int:
-    """Run the command; return the exit code that all ranks have agreed on."""
+def _call(name: str, args: list[str] | None) -> int:
+    """Run the command of that name; return the exit code that all ranks have agreed on."""
     from hpcfed.ranks.world import leave
 
     code, message = 0, ""
@@ -128,6 +131,8 @@ def _call(args: list[str] | None) -> int:
         code, message = 130, "hpcfed: interrupted"
     except HpcfedError as error:
         code, message = error.exit_code, f"hpcfed: {error}" if error.exit_code else ""
+    except FileNotFoundError as error:
+        code, message = _of_missing(error)
     except PermissionError as error:  # of a file that is only looked for, too
         code, message = 2, f"hpcfed: {visible(str(error.filename))}: Permission denied; check its permissions"
     except MemoryError:  # a file may claim, or a sparse one have, more than any machine
@@ -139,7 +144,7 @@ def _call(args: list[str] | None) -> int:
         code, message = 1, traceback.format_exc()
     except BaseException as ending:  # of a completed word, a signal to a command that starts others, or the user's code
         code, message = _of_exit(ending)
-    return leave(code, message)
+    return leave(code, message, alone=name not in WITH_RANKS)
 
 
 PACKAGE = Path(__file__).parents[1]
@@ -158,6 +163,15 @@ def _of_usage(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption) and error.possibilities:
         return f"no option {error.option_name!r}; did you mean {error.possibilities[0]!r}?"
     return error.format_message()
+
+
+def _of_missing(error: FileNotFoundError) -> tuple[int, str]:
+    """Return exit code and message; without a working folder no relative path has a meaning."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return 2, "hpcfed: the working folder has been removed; change into another"
+    return 1, "".join(traceback.format_exception(error))
 
 
 def _of_exit(ending: BaseException) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import click
 import numpy as np
 from rich.filesize import decimal
 
-from data_prep import partition
+from data_prep import partition, progress
 from data_prep.catalogue import SOURCES, listing
 from data_prep.coverage import coverage
 from data_prep.dataset import Dataset
@@ -30,13 +30,15 @@ NAMES = {"client_column": "client"}
 MAX_LISTED = 8
 OWN_DATA_HELP = """\b
 Own data, by `hpcfed prepare own --raw ...`:
-  FOLDER/CLIENT.csv (.tsv, .parquet)  a table a client; FOLDER/test.csv for testing
+  FOLDER/CLIENT.csv (.tsv, .parquet)  a table a client; FOLDER/test.csv for testing;
+                                      text also packed: .csv.gz, .bz2 or .xz
   TABLE.csv --client COLUMN           one table of all clients
   TABLE.csv --partition SCHEME        one table, dealt to clients
   FOLDER/CLIENT.npz                   arrays x and y; or CLIENT.x.npy and CLIENT.y.npy
   FOLDER/CLIENT/CLASS/*.png           images; or FOLDER/CLASS/*.png with --partition
-Columns of tables are found by name, in any order; words are one-hot; cells that are
-empty, NA, NaN, null or ? are missing; separators are , ; tab or |."""
+Columns of tables are found by name, in any order; words are one-hot; True and False
+are 1 and 0; cells that are empty, NA, NaN, null or ? are missing, others that are by
+--missing-codes; separators are , ; tab or |."""
 
 
 def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -120,6 +122,9 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--missing", metavar="[refuse|drop|mean|median]",
               help="Missing values in own data: refuse them, drop their rows, or fill them by the mean or median of "
               "the training rows, categories by their most frequent level [default: refuse].")  # fmt: skip
+@click.option("--missing-codes", metavar="CODES",
+              help="Further texts and numbers of missing cells in own tables, with commas between, such as "
+              "'.,missing,#VALUE!,-999'.")  # fmt: skip
 @click.option("--standardize", "scale", metavar="[client|pooled|none]",
               help="Scale features to mean 0 and deviation 1 over the training rows of each client, or of all "
               "[default: none, and a line on columns that look unscaled].")  # fmt: skip
@@ -154,7 +159,7 @@ def command(
     if not SOURCES[source].takes("alpha"):
         of_sources.discard("alpha")
     of_source = {key: wanted.pop(key) for key in sorted(of_sources) if key in wanted}
-    with reading(raw or Path()):
+    with reading(raw or Path()), progress.shown(lambda line: click.echo(f"         {_in_line(line)}", err=True)):
         dataset = _load(source, raw, seed, clients, {**of_source, "partition": scheme})
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
     shape = " × ".join(map(str, dataset.x.shape[1:]))

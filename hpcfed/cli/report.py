@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     "--baseline", help="What the others are held against, as the report calls it, or by its name. Default: FedAvg."
 )
 @click.option(
+    "-o",
     "--output",
     type=click.Path(path_type=Path),
     help="Folder of report.html and figures/. Default: the run's own folder; for several runs, report/.",

@@ -20,6 +20,8 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.reduce.slots import DONE, Sums
 from hpcfed.types import State
 
+MOST = 1 << 53
+"""Largest whole number that is exact in float64."""
 MOST_INTEGERS = 4096
 """Entries of integer buffers that may be averaged: each is 8 bytes of every client's slot."""
 
@@ -60,10 +62,18 @@ class AveragedBuffers:
         return {name: self._model.averaged[name] - trained[name] for name in self.entries}
 
     def counts(self, trained: State) -> Mapping[str, float]:
-        """Return n_i of a client after training, by their names among its scalars; exact below 2^53."""
+        """Return n_i of a client after training, by their names among its scalars.
+
+        Raises:
+            InputError: one has more digits than a slot's float64.
+        """
         if not self.scalars:
             return {}
-        return dict(zip(self.scalars, trained[INTEGERS].cpu().tolist(), strict=True))
+        counts = trained[INTEGERS].cpu().tolist()
+        if any(abs(count) > MOST for count in counts):
+            expected, remedy = f"whole numbers up to {MOST}", "name the buffer in parameters.frozen, or make it private"
+            raise InputError("parameters.buffers: averaged", expected=expected, got=str(max(counts)), remedy=remedy)
+        return dict(zip(self.scalars, counts, strict=True))
 
     def step(self, sums: Sums, kept: float) -> None:
         """Take the round's averages, where clients with a share of `kept` in all are not skipped."""

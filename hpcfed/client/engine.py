@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
+
+import torch
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import StackedNetwork, Vectorized, perceptron_of
@@ -70,6 +73,7 @@ def engine_for(
         return StackedSolver(
             model, own, section, seed, like, movable=movable, most_samples=most_samples, arithmetic=arithmetic
         )
+    _refuse_unseen(model, like)
     matmul = matmul_for(section.matmul, model.vector)
     network: StackedNetwork = perceptron_of(model.module, loss, matmul) or Vectorized(model.module, loss)
     if isinstance(network, Vectorized):
@@ -87,6 +91,29 @@ def engine_for(
         most_samples=most_samples,
         draws=draws and isinstance(network, Vectorized),
     )
+
+
+def _refuse_unseen(model: FlatModel, like: Samples) -> None:
+    """Refuse a user's module that does in training what stacked parameters do not show.
+
+    Raises:
+        InputError: it gives a parameter other memory in a forward pass, or has hooks on gradients.
+    """
+    if model.bindings is None:
+        return
+    initial = model.trained.clone()
+    model.forget()
+    with suppress(*RAISED), torch.no_grad():  # of an error the trial of the stacked network says more
+        for _ in range(STEPS_TO_REPLAY):
+            model.module(like[0].expand(2, *like[0].shape[1:]))
+    model.load(model.vector)
+    model.trained.copy_(initial)
+    hooks = [part._backward_hooks or part._backward_pre_hooks for part in model.module.modules()]
+    hooks += [one._backward_hooks or one._post_accumulate_grad_hooks for one in model.module.parameters()]
+    if model.bindings.rebound or any(hooks):
+        why = "it gives a parameter other memory in forward" if model.bindings.rebound else "it has hooks on gradients"
+        what = f"local.engine: batched cannot take this model: {why}"
+        raise InputError(what, remedy="use local.engine: sequential")
 
 
 def tuner_for(fine_tune: FineTune, model: FlatModel, loss: Loss, seed: int, *, draws: bool) -> SequentialSolver:

@@ -31,11 +31,15 @@ from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
+from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.ranks.accelerators import accelerator
 from hpcfed.rng import Purpose, stream
 from hpcfed.types import ClientInfo, LocalResult, State, Tilt
+
+FREED = "backward through the graph a second time"
+"""torch's words where a loss depends on a minibatch before."""
 
 
 @dataclass(slots=True)
@@ -203,8 +207,20 @@ class SequentialSolver:
     def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Add ∇f of a minibatch to the model's flat gradient, and return its loss."""
         with self.computing():
-            loss = self._loss_here.batch(self._module(x), y)
-            loss.backward()
+            output = self._module(x)
+            if len(output) != len(y):
+                expected, got = f"a row for each of {len(y)} samples", f"{len(output)} rows"
+                raise InputError("the model's output", expected=expected, got=got)
+            loss = self._loss_here.batch(output, y)
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                self._model.adopt()  # which names a parameter of another shape
+                if FREED not in str(error):
+                    raise
+                what = "the model keeps a tensor of an earlier minibatch, through which gradients would go back"
+                raise InputError(what, remedy="keep self.state = state.detach() in its place") from error
+        self._model.adopt()
         return loss.detach()
 
     def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:

@@ -125,8 +125,7 @@ class Evaluator:
         # summed as bit patterns, which other ranks' zeros leave unchanged
         chunks, clients, outputs = (piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True))
         self._model.load(w)
-        self._model.module.eval()
-        with torch.no_grad():
+        with self._model.evaluation(), torch.no_grad():
             for chunk in self._own_chunks(bounds):
                 chunks[chunk], output = self.measures.of_samples(self._test_chunk(w, chunk), chunk)
                 if kept:
@@ -139,7 +138,6 @@ class Evaluator:
                     if self._sizes[client] and not together[client]:
                         self._load_own(w, client)
                         clients[client] = self.measures.cells(self._shards.client(client), client)
-        self._model.train()
         self._world.sum_in_place(slots)
         whole = self._world.on_root(lambda: self._measured_whole(outputs)) if kept else {}
         of_test = self._of_test(chunks, whole)
@@ -216,17 +214,15 @@ class Evaluator:
         """
         loss = self._loss.of_client(client)
         self._model.load(w, own)
-        self._model.module.eval()
         total, outputs = 0.0, []
-        self.measures.begin(client)
-        with torch.no_grad():
+        with self._model.evaluation(), torch.no_grad():
+            self.measures.begin(client)
             for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
                 output = self._model.module(x)
                 if self._loss.whole:
                     outputs.append(output.cpu())
                 else:
                     total += loss.summed(output, y)[0]
-        self._model.train()
         if outputs:
             return self._loss.of_all(torch.cat(outputs), samples[1].cpu())
         return total / max(len(samples[1]), 1) if self._averages else total

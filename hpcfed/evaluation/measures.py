@@ -72,7 +72,7 @@ class Measures:
         batch_size: int,
         seed: int | None = None,
     ):
-        accuracy = ACCURACY.get(task)
+        accuracy = ACCURACY.get(task) if model.has_known_outputs else None
         self.sums: dict[str, BatchMetric] = {
             **({} if loss.whole else {"loss": loss.summed}),
             **({"accuracy": accuracy} if accuracy is not None else {}),

@@ -35,6 +35,7 @@ from hpcfed.config.factory import imported
 from hpcfed.config.metrics import BUILT_IN, Metric, OwnMetric, is_matrix
 from hpcfed.config.user_code.blame import blamed
 from hpcfed.errors import RAISED, InputError
+from hpcfed.models.losses import unwritten
 
 BINS = 15
 """Bins of the calibration error."""
@@ -230,7 +231,10 @@ class _OwnWhole:
 
     def __call__(self, output: Tensor, target: Tensor) -> Found:
         try:
-            found = self.function(output, target)
+            with unwritten(self.key, output, target):
+                found = self.function(output, target)
+        except InputError:
+            raise
         except RAISED as error:  # the user's function may raise anything
             raise blamed(error, self.key) or InputError(f"{self.key} raised {type(error).__name__}: {error}") from error
         try:

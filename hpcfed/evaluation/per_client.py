@@ -168,11 +168,9 @@ class ClientEvaluator:
             return left
         place = models.index("global")
         model.load(w)
-        model.module.eval()
-        with torch.no_grad():
+        with model.evaluation(), torch.no_grad():
             for number, split in enumerate(self._sizes):
                 left[:, place, number] &= ~self._evaluator.measure_blocks(split, cells[:, place, number])
-        model.train()
         return left
 
     def _note_undefined(self, name: str, counts: np.ndarray) -> None:
@@ -200,11 +198,8 @@ class ClientEvaluator:
     def _measure(self, client: int, *, is_test: bool) -> np.ndarray:
         """Return the pairs of all measures of the loaded model on a client's samples, (cells, 2)."""
         shards, model = self._parts.shards, self._parts.model
-        model.module.eval()
-        with torch.no_grad():
-            cells = self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client)
-        model.train()
-        return cells
+        with model.evaluation(), torch.no_grad():
+            return self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client)
 
 
 def _cell(value: Value) -> str:

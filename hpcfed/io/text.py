@@ -140,10 +140,13 @@ def _read_json(text: str) -> Any:
 def parse_yaml(text: str) -> Any:
     """Return the value of a YAML 1.2 text of one document; dates are text, as YAML's core schema has none.
 
+    Tabs at the end of a line are left out: YAML allows them, and the library does not. So are those in literal blocks.
+
     Raises:
         Malformed: it is not such a text, names a type that is not plain data, or exceeds the bounds.
     """
     with _as_malformed():
+        text = TRAILING_TABS.sub("", text)
         _check_text(text)
         return _yaml().load(text)
 
@@ -304,6 +307,7 @@ for tag, construct in {
 _PlainData.add_constructor(None, _PlainData.construct_other)
 
 
+TRAILING_TABS = re.compile(r"[ \t]*\t[ \t]*$", re.MULTILINE)
 PLAINLY = {
     "could not find expected ':'": "found no ':' with a space after it",
     "found character '\\t' that cannot start any token": "found a tab; indent by spaces",

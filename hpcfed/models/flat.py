@@ -13,6 +13,7 @@ all else knows the shared vector alone:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from hpcfed.config.parameters import Parameters
 from hpcfed.errors import InputError
 from hpcfed.models.attributes import ModuleAttributes
+from hpcfed.models.bindings import Bindings
 from hpcfed.models.buffers import BufferGroup
 from hpcfed.models.roles import BufferRole, roles_of, tracking
 from hpcfed.types import State
@@ -53,8 +55,11 @@ class FlatModel:
         averaged: the averaged buffers after the last round, which the simulation sets; empty without.
         averaging: layers whose running mean and variance are among them.
         is_plain: whether `vector` is all that training changes.
-        attributes: the module's own ones, of a user's module; None where they are not looked at.
+        attributes, bindings: of a user's module, what its calls may change; None where they are not looked at.
         gives_probabilities: whether its outputs are those of a softmax.
+        unused: trainable parameters that its outputs do not depend on.
+        rounded: buffers whose values the run's dtype rounds.
+        has_known_outputs: whether its outputs have a shape that the task's accuracy and the built-in metrics know.
     """
 
     def __init__(
@@ -64,7 +69,14 @@ class FlatModel:
         for name, parameter in module.named_parameters():
             if name in roles.frozen:
                 parameter.requires_grad_(False)
-        self.module = module.to(device=device, dtype=dtype)
+        self.rounded = [name for name, buffer in module.named_buffers() if _rounds(buffer, dtype)]
+        self.module = _converted(module, dtype, device)
+        for name in roles.buffers:
+            if self.module.get_buffer(name).dtype == torch.complex128:
+                remedy = "keep its real and imaginary parts as two buffers, or leave it constant, without a role"
+                raise InputError(
+                    f"parameters: buffer {name!r} in complex128 cannot be in a model's file", remedy=remedy
+                )
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         shared = {name: p for name, p in trainable.items() if name not in roles.private}
         private = {name: p for name, p in trainable.items() if name in roles.private}
@@ -91,7 +103,11 @@ class FlatModel:
         self.averaging: list[Any] = [part for part in self._tracking("averaged") if hasattr(part, "running_var")]
         self._remember()
         self.attributes: ModuleAttributes | None = None
+        self.bindings: Bindings | None = None
+        self._is_measured = False
         self.gives_probabilities = False
+        self.has_known_outputs = True
+        self.unused: list[str] = []
         if self._in_eval:
             self.train()
 
@@ -105,6 +121,8 @@ class FlatModel:
         self._constant = {
             name: buffer.clone() for name, buffer in self.module.named_buffers() if name not in self._roles.buffers
         }
+        persistent = self.module.state_dict().keys()
+        self._caches = {name: buffer for name, buffer in self._constant.items() if name not in persistent}
         self.own: State = self.private_state()
         self.averaged: State = self._groups["averaged"].read()
         self._fixed = self._groups["fixed"].read()
@@ -114,13 +132,54 @@ class FlatModel:
         """Set the shared parameters to `w`, (d,), and all else to what a client has that keeps `own`; default: `own`
         of this model, the initial values.
         """
-        self.vector.copy_(w)
-        if self.is_plain:
+        with self._bound():
+            self.vector.copy_(w)
+            if self.is_plain:
+                return
+            own = own or self.own
+            if self.private is not None:
+                self.private.copy_(own[PARAMETERS])
+            self.set_buffers(own, self.averaged)
+
+    @contextmanager
+    def _bound(self) -> Iterator[None]:
+        """Set values with all parameters bound to them, which then are those of an evaluation."""
+        if self.bindings is None:
+            yield
             return
-        own = own or self.own
-        if self.private is not None:
-            self.private.copy_(own[PARAMETERS])
-        self.set_buffers(own, self.averaged)
+        with self.bindings.in_training_mode():
+            self.bindings.rebind()
+            yield
+            if self._is_measured:
+                self.trained_grad.copy_(self.trained)
+
+    def watch(self) -> None:
+        """Look at what calls of the module change beside their outputs, since it is the user's."""
+        self.attributes = ModuleAttributes(self.module)
+        self.bindings = Bindings(self.module, self._all_views(self.trained), self._all_views(self.trained_grad))
+        kept = self.trained.clone()
+        self.bindings.keep_merged()
+        self.trained.copy_(kept)
+        self.train()
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Set the module to evaluation, and back to training.
+
+        What a user's module changes in its parameters meanwhile, `forget` undoes, so that no unit of an evaluation
+        depends on the one before. The values are kept where gradients lie, which evaluations do not need.
+        """
+        if self.bindings is not None:
+            self.trained_grad.copy_(self.trained)
+            self._is_measured = True
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self._is_measured = False
+            self.train()
+            if self.bindings is not None:
+                self.bindings.rebind()
 
     def set_buffers(self, own: State, averaged: State) -> None:
         """Set the buffers to a client's own, to averaged ones, and to the fixed ones."""
@@ -129,9 +188,35 @@ class FlatModel:
         self._groups["fixed"].write(self._fixed)
 
     def forget(self) -> None:
-        """Set tensors that a user's module keeps beside parameters and buffers to the initial ones."""
-        if self.attributes is not None:
+        """Set tensors that a user's module keeps beside parameters and buffers to the initial ones; in an evaluation,
+        parameters to the values that were loaded.
+        """
+        if self.attributes is None or self.bindings is None:
+            return
+        with self.bindings.in_training_mode():
             self.attributes.reset()
+            self._reset_caches()
+            if self._is_measured:
+                self.bindings.rebind()
+                self.trained.copy_(self.trained_grad)
+
+    def _reset_caches(self) -> None:
+        """Set buffers that are no part of the module's state (``persistent=False``) to the initial ones."""
+        for name, first in self._caches.items():
+            path, _, own = name.rpartition(".")
+            buffers = self.module.get_submodule(path)._buffers
+            now = buffers[own]
+            if now is None or not _equal(now, first):
+                buffers[own] = first.clone()
+
+    def adopt(self) -> None:
+        """After a gradient, keep the values of parameters that the module has given other memory.
+
+        Raises:
+            InputError: a parameter or a gradient is another object, or has another shape or dtype.
+        """
+        if self.bindings is not None:
+            self.bindings.adopt()
 
     def news(self) -> Iterator[str]:
         """Yield, once, a line on each attribute of the module that passes from client to client."""
@@ -164,16 +249,18 @@ class FlatModel:
             part.eval()
 
     def check_buffers(self) -> None:
-        """Refuse a module whose buffers change in training without a role: they would carry one client's data to the
-        next.
+        """Refuse a module whose buffers without a role, or frozen parameters, change in training: they would carry one
+        client's data to the next; and one whose parameters are other ones now.
 
         Raises:
-            InputError: naming the buffer.
+            InputError: naming the tensor.
         """
+        if self.bindings is not None:
+            self.bindings.check()
         for name, buffer in self.module.named_buffers():
-            if name in self._roles.buffers:
+            if name in self._roles.buffers or name in self._caches:
                 continue
-            if name not in self._constant or not torch.equal(buffer, self._constant[name]):
+            if name not in self._constant or not _equal(buffer, self._constant[name]):
                 what = f"model: training changed the buffer {name!r}, which would carry one client's data to the next"
                 remedy = "set parameters.buffers, compute it anew in each forward pass, or make it a parameter"
                 raise InputError(what, remedy=remedy)
@@ -248,6 +335,68 @@ class FlatModel:
         self._remember()
 
 
+def _converted(module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return the module in the run's dtype, as ``module.to`` does, but complex buffers in the complex dtype of its
+    precision: a real one would drop their imaginary parts.
+
+    Raises:
+        InputError: a trainable parameter is complex, or a value is too large for the dtype.
+    """
+    complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise InputError(
+                f"model: parameter {name!r}",
+                expected="real numbers",
+                got=str(parameter.dtype),
+                remedy="keep it as real ones, (…, 2), and call torch.view_as_complex in forward",
+            )
+    kept = {}
+    for name, buffer in module.named_buffers():
+        if buffer.is_complex():
+            kept[name] = buffer.to(device=device, dtype=complex_dtype)
+        elif buffer.is_floating_point() and buffer.dtype.itemsize > dtype.itemsize:
+            _refuse_overflow(name, buffer, dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Casting complex values to real", UserWarning)
+        module = module.to(device=device, dtype=dtype)
+    for name, buffer in kept.items():
+        path, _, own = name.rpartition(".")
+        module.get_submodule(path)._buffers[own] = buffer
+    return module
+
+
+def _rounds(buffer: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a floating-point buffer has values that the run's dtype has not."""
+    if not buffer.is_floating_point() or buffer.dtype.itemsize <= dtype.itemsize:
+        return False
+    return not _equal(buffer, buffer.to(dtype).to(buffer.dtype))
+
+
+def _refuse_overflow(name: str, buffer: Tensor, dtype: torch.dtype) -> None:
+    if not torch.equal(buffer.isfinite(), buffer.to(dtype).isfinite()):
+        largest = buffer[buffer.isfinite()].abs().max()
+        raise InputError(
+            f"model: buffer {name!r} does not fit dtype: {str(dtype).removeprefix('torch.')}",
+            expected=f"numbers up to {torch.finfo(dtype).max:.3g}",
+            got=f"{float(largest):.3g}",
+            remedy="use dtype: float64, or a smaller number",
+        )
+
+
+def _equal(buffer: Tensor, other: Tensor) -> bool:
+    """Whether two buffers are the same, nan in the same places included."""
+    if (buffer.shape, buffer.dtype, buffer.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    if buffer.layout != torch.strided:  # neither kind of sparse tensor knows torch.equal
+        return bool(torch.equal(buffer.to_dense(), other.to_dense()))
+    if torch.equal(buffer, other):
+        return True
+    if not (buffer.is_floating_point() or buffer.is_complex()):
+        return False
+    return torch.equal(buffer.isnan(), other.isnan()) and torch.equal(buffer.nan_to_num(), other.nan_to_num())
+
+
 def _read_file(path: Path, what: str) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
@@ -276,7 +425,7 @@ def _gaps(places: Places, size: int) -> Tensor:
 def _views(vector: Tensor, places: Places) -> dict[str, Tensor]:
     several = vector.shape[:-1]
     return {
-        name: vector[..., start : start + shape.numel()].view(*several, *shape)
+        name: vector[..., start : start + shape.numel()].view((*several, *shape))
         for name, (start, shape) in places.items()
     }
 

@@ -7,7 +7,8 @@ pieces of a data set is Σ sums / Σ counts, for any pieces.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -83,11 +84,15 @@ class Loss:
 
     def summed(self, output: Tensor, target: Tensor) -> tuple[float, float]:
         """Return the loss as a metric: its sum over the samples, in float64, and their number."""
-        return float(self.each(output, target).sum(dtype=torch.float64)), len(target)
+        return float(self.each(self._apart(output), target).sum(dtype=torch.float64)), len(target)
 
     def by_sample(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each sample, summed over its axes, (B,), in float64."""
-        return self.each(output, target).reshape(len(target), -1).sum(1, dtype=torch.float64)
+        return self.each(self._apart(output), target).reshape(len(target), -1).sum(1, dtype=torch.float64)
+
+    def _apart(self, output: Tensor) -> Tensor:
+        """Return an output that the user's loss may write to: metrics take the same one."""
+        return output.clone() if self.is_own else output
 
     def of_all(self, output: Tensor, target: Tensor) -> float:
         """Return the mean loss of all samples of a data set, (n, …) each, in float64."""
@@ -159,12 +164,17 @@ def as_rows(target: Tensor, like: Tensor) -> Tensor:
 
 
 def classes_right(output: Tensor, target: Tensor) -> tuple[float, float]:
-    """Return the number of samples whose largest output is the target's, and of all samples; nan is never right."""
+    """Return the number of samples whose largest output is the target's, and of all samples; nan is never right.
+
+    One output, (B, 1), is the log-odds of the second of two classes.
+    """
     return int(_classes_right(output, target).sum()), len(target)
 
 
 def _classes_right(output: Tensor, target: Tensor) -> Tensor:
     """Return how many classes of each sample are right, (B,)."""
+    if output.shape[1:] == (1,):
+        return _labels_right(output, target.unsqueeze(1)).to(torch.int64)
     predicted = output.argmax(1, keepdim=True)
     known = ~output.gather(1, predicted).isnan()  # nan counts as the largest output, of whatever class
     return (known & (predicted == target.unsqueeze(1))).reshape(len(target), -1).sum(1)
@@ -204,6 +214,20 @@ RIGHT: Mapping[str, Each] = {
     "next-token": _classes_right,
 }
 """What `ACCURACY` adds up, sample by sample."""
+
+
+@contextmanager
+def unwritten(key: str, *tensors: Tensor) -> Iterator[None]:
+    """Refuse a function of the user's that writes to what it is called with, since other metrics take the same.
+
+    Raises:
+        InputError: naming the metric.
+    """
+    before = [None if tensor.is_inference() else tensor._version for tensor in tensors]
+    yield
+    if before != [None if tensor.is_inference() else tensor._version for tensor in tensors]:
+        what = f"{key} writes to its arguments, which other metrics take, too"
+        raise InputError(what, remedy="compute in new tensors: output.sigmoid(), not output.sigmoid_()")
 
 
 def loss_for(section: LossSection, task: str, python_path: Sequence[Path], class_weights: Tensor | None = None) -> Loss:
@@ -271,7 +295,8 @@ class _OwnMetric:
     function: Callable[[Tensor, Tensor], Any]
 
     def __call__(self, output: Tensor, target: Tensor) -> tuple[float, float]:
-        result = self.function(output, target)
+        with unwritten(self.key, output, target):
+            result = self.function(output, target)
         try:
             total, count = map(float, result)
         except (TypeError, ValueError, RuntimeError):

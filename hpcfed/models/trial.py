@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcfed.config.user_code.blame import place_of
 from hpcfed.errors import RAISED, InputError
@@ -29,6 +32,7 @@ def try_own(loss: Loss, metrics: Mapping[str, Callable[[Tensor, Tensor], Any]], 
         try:
             function(output, target)
             if function is loss.each:
+                _check_modules(loss.each, output, target)
                 _check_gradient(loss.each, output, target)
             _check_pairs(key, function, output, target)
         except InputError:
@@ -84,11 +88,15 @@ def _check_gradient(each: Each, output: Tensor, target: Tensor) -> None:
     """Refuse a loss without a gradient by the output, from which nothing can be learned.
 
     Raises:
-        InputError: it does not depend on the output, or is detached from it.
+        InputError: it does not depend on the output, or is detached from it; or it depends on a tensor of its own that
+            has a gradient.
     """
     with torch.enable_grad():
         inner = output.detach().clone().requires_grad_()
         total = each(inner.clone(), target).sum()  # of a copy: a loss may change its argument in place
+        for leaf in leaves(total):
+            if leaf is not inner:
+                _refuse_parameter(f"a tensor of shape {tuple(leaf.shape)}")
         found = torch.autograd.grad(total, inner, allow_unused=True)[0] if total.requires_grad else None
     if found is None:
         raise InputError(
@@ -97,3 +105,66 @@ def _check_gradient(each: Each, output: Tensor, target: Tensor) -> None:
             got="one without a gradient",
             remedy="look for detach, item, numpy, argmax or torch.no_grad in it",
         )
+
+
+def _check_modules(each: Each, output: Tensor, target: Tensor) -> None:
+    """Refuse a loss that is a module, or calls one that it holds, with parameters to be trained, or with buffers that a
+    call changes.
+
+    Raises:
+        InputError: naming the tensor.
+    """
+    modules = [*_modules_of(getattr(each, "function", each), depth=3)]
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                _refuse_parameter(f"{name!r} of {type(module).__name__}")
+    before = [{name: buffer.clone() for name, buffer in module.named_buffers()} for module in modules]
+    each(output, target)
+    for module, known in zip(modules, before, strict=True):
+        for name, buffer in module.named_buffers():
+            if name not in known or not torch.equal(buffer.nan_to_num(), known[name].nan_to_num()):
+                raise InputError(
+                    f"loss.factory: a call changes the buffer {name!r} of {type(module).__name__}",
+                    expected="a loss that remembers nothing, since it passes from client to client",
+                    remedy="compute it from the output and the target, or keep it in the model",
+                )
+
+
+def _modules_of(function: Any, depth: int) -> Iterator[nn.Module]:
+    """Yield the modules that a function is, is bound to, or holds in its closure, arguments or attributes."""
+    if isinstance(function, nn.Module):
+        yield function
+    elif isinstance(function, partial):
+        for held in (function.func, *function.args, *function.keywords.values()):
+            yield from _modules_of(held, depth - 1) if depth else ()
+    elif inspect.ismethod(function):
+        yield from _modules_of(function.__self__, depth - 1) if depth else ()
+    elif inspect.isfunction(function):
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                yield from _modules_of(cell.cell_contents, depth - 1) if depth else ()
+    elif depth and hasattr(function, "__dict__") and not inspect.isclass(function) and not inspect.ismodule(function):
+        for held in vars(function).values():
+            yield from _modules_of(held, depth - 1)
+
+
+def leaves(total: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors to which a gradient of `total` goes."""
+    pending, seen = [total.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (variable := getattr(node, "variable", None)) is not None:
+            yield variable
+        pending += [following for following, _ in node.next_functions]
+
+
+def _refuse_parameter(which: str) -> NoReturn:
+    raise InputError(
+        f"loss.factory: the loss has a parameter of its own, {which}",
+        expected="a function of the output and the target alone: a loss is not trained",
+        remedy="put it into the model, whose output may hold what the loss needs; or set its requires_grad to False",
+    )

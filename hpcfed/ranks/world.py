@@ -356,13 +356,21 @@ def refuse_mixed_code(world: World) -> None:
         )
 
 
-def leave(code: int, message: str) -> int:
-    """Leave the world of this process (see `World.leave`)."""
+def leave(code: int, message: str, *, alone: bool = False) -> int:
+    """Leave the world of this process (see `World.leave`).
+
+    Args:
+        alone: whether the command needs no ranks. In the shell of ``srun --pty`` one task of several runs it, and MPI
+            would wait for the others, or refuse: it ends by itself, unless it has looked for them.
+    """
+    is_of_srun = "SLURM_PROCID" in os.environ and "mpi4py.MPI" not in sys.modules
+    if alone and is_of_srun and _world is None:
+        return World().leave(code, message)
     try:
         return connect(mixed=True).leave(code, message)
-    except EnvironmentFailure as alone:
-        _say(message or f"hpcfed: {alone}")
-        return code or alone.exit_code
+    except EnvironmentFailure as error:
+        _say(message or f"hpcfed: {error}")
+        return code or error.exit_code
 
 
 def exit_without_threads(code: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -53,7 +53,7 @@ def environment(world: World, device: torch.device, reduction: str, bits: str = 
     }
     why_not = "; ".join(doubt for doubt, holds in doubts.items() if holds)
     return {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "hpcfed": __version__,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},

@@ -26,7 +26,7 @@ from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
 from hpcfed.simulation import RoundResult
-from hpcfed.types import DELTA, State
+from hpcfed.types import DELTA, MOVED, State
 
 CHECK_SECONDS = 1.0
 """Least time between two looks at the record on disk: one takes as long as a hundredth of a small round."""
@@ -37,7 +37,8 @@ class Rows:
 
     ``params_up`` and ``params_down`` count shared parameters as the papers do. ``bytes_up`` and ``bytes_down`` are of
     what is sent: parameters × bytes of the run's dtype × vectors of the round, 8 bytes for each reported scalar, and
-    averaged buffers once in each direction.
+    averaged buffers once in each direction. Where a rule compresses they are those of dense vectors. What only
+    ``evaluate.model: client-average`` adds up is not sent: it follows from Δ.
     ``gradients`` counts minibatch steps: one with SAM's radius, or of the user's own, counts once.
 
     Args:
@@ -66,7 +67,8 @@ class Rows:
         size = len(result.cohort.clients)
         self.totals["params_up"] += size * self._up
         self.totals["params_down"] += size * self._down
-        sent = len(result.vectors) * self._vector_bytes + self._scalar_bytes + self._buffer_bytes
+        num_sent = sum(name != MOVED for name in result.vectors)
+        sent = num_sent * self._vector_bytes + self._scalar_bytes + self._buffer_bytes
         self.totals["bytes_up"] += size * sent
         self.totals["bytes_down"] += size * (self._received * self._vector_bytes + self._buffer_bytes)
         self.totals["gradients"] += result.gradients

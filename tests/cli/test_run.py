@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +31,12 @@ from tests.mpi.recipes import small, write_recipe, write_small
 from tests.numerics.test_reference import TOLERANCE, cases, flat, recipe_of
 
 ROUNDS = 30
+SLOW = """
+def slow():
+    import time
+    print("on", flush=True)
+    time.sleep(60)
+"""
 NUMBER, INTEGER = (float, int), int
 ROW = {
     "round": INTEGER,
@@ -452,3 +462,85 @@ def test_three_launched_ranks_agree_with_the_reference(name, softmax):
     assert (done.returncode, done.stderr) == (0, "")
     found = flat(softmax / "run" / "model.safetensors")
     np.testing.assert_allclose(found, case["w"]["10"], rtol=0, atol=TOLERANCE)
+
+
+def test_what_needs_no_ranks_works_in_the_shell_of_srun(folder, environment):
+    """``srun --ntasks=4 --pty bash`` starts one of four tasks with a terminal: only what uses the ranks misses them."""
+    shell = environment | {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    hpcfed = [sys.executable, "-m", "hpcfed"]
+
+    def ends(*words: str, **variables: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [*hpcfed, *words], env=shell | variables, cwd=folder, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stderr
+
+    assert ends("--version") == ends("schema") == ends("prepare", "--list") == ends("inspect", "small.h5") == (0, "")
+    assert ends("--version", PMI_RANK="0", PMI_SIZE="4") == (0, "")
+    assert ends("prepare", "toy2d", "-o", "toy.h5") == (0, "")
+    code, said = ends("inspect", "absent.h5")
+    assert code == 2
+    assert "absent.h5" in said
+    code, said = ends("run", "recipe.yaml")
+    assert code == 4
+    assert "the launcher started 4 ranks, but MPI" in said
+
+
+def test_a_removed_working_folder_and_trailing_tabs(folder, environment):
+    (folder / "gone").mkdir()
+    command = f"cd gone && rmdir ../gone && {sys.executable} -m hpcfed run recipe.yaml"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert own_lines(done.stderr)[-1] == "hpcfed: the working folder has been removed; change into another"
+    text = (folder / "recipe.yaml").read_text()
+    (folder / "tabs.yaml").write_text(text.replace("\n", "\t\n", 3) + " \t\n")
+    one, other = (load_recipe(folder / f"{name}.yaml") for name in ("tabs", "recipe"))
+    assert (one.data, one.model, one.local, one.rounds) == (other.data, other.model, other.local, other.rounds)
+    (folder / "tabs.yaml").write_text(text.replace("\n  ", "\n\t", 1))
+    with pytest.raises(InputError, match="found a tab; indent by spaces"):
+        load_recipe(folder / "tabs.yaml")
+
+
+def test_a_large_step_is_said(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for local, says in (
+        ({"steps": 1, "batch_size": 4, "lr": 1000.0}, "local.lr: 1000 is a large step for sgd: most models diverge"),
+        ({"steps": 1, "batch_size": 4, "lr": 1.0, "optimizer": "adam"}, "local.lr: 1 is a large step for adam"),
+        (
+            {"steps": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 20.0},
+            "local.lr times local.weight_decay is 2: each",
+        ),
+    ):
+        write_recipe(folder, local=local)
+        recipe = resolve(load_recipe(folder / "recipe.yaml"))
+        parts, _ = assemble(recipe, World())
+        with parts.federation, parts.clients:
+            found = [line for line in remarks(recipe, parts) if line.startswith("local.lr")]
+        assert len(found) == 1
+        assert found[0].startswith(says)
+
+
+@pytest.mark.parametrize(("where", "code", "said"), [("import slow", 130, "hpcfed: interrupted"), ("slow()", -2, "")])
+def test_an_interrupt_during_an_import_ends_the_process(where, code, said, folder, environment):
+    """By an exception there, torch's own imports end with SIGABRT; elsewhere it is Python's KeyboardInterrupt."""
+    (folder / "slow.py").write_text("import time\nprint('on', flush=True)\ntime.sleep(60)\n")
+    script = f"from hpcfed.ranks.early import interrupt_imports\ninterrupt_imports()\n{SLOW}\n{where}\n"
+    command = [sys.executable, "-c", script]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment | {"PYTHONPATH": f"{folder}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's job may ignore it
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert error.strip() == said if said else "KeyboardInterrupt" in error

@@ -66,9 +66,10 @@ def algorithm_of(chosen: Combination) -> dict[str, Any]:
 
 
 def test_the_table_is_the_papers():
-    assert set(AXES["local"]) == {"plain", "prox", "scaffold"}
-    assert set(AXES["server"]) == {"step", "momentum", "adagrad", "adam", "yogi", "fedexp", "fedexp-m"}
-    assert set(AXES["normalize"]) == {"none", "steps"}
+    """Or longer: a method of one more file may bring a part of its own."""
+    assert set(AXES["local"]) >= {"plain", "prox", "scaffold"}
+    assert set(AXES["server"]) >= {"step", "momentum", "adagrad", "adam", "yogi", "fedexp", "fedexp-m"}
+    assert set(AXES["normalize"]) >= {"none", "steps"}
     assert len(PAIRWISE) < len(COMBINATIONS) / 3
 
 

@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from hpcfed.data.federation import Federation
 from tests.launch import ROOT, launcher
@@ -80,6 +82,17 @@ def check_run(run: Path) -> list[dict]:
     assert rows[-1]["test_loss"] < rows[0]["test_loss"]
     assert rows[-1]["test_accuracy"] > 0.85
     return rows
+
+
+def test_the_pages_loss_is_0_of_a_certain_and_right_output() -> None:
+    (text,) = (block["text"] for block in BLOCK.finditer(PAGE) if block["name"] == "losses.py")
+    found: dict[str, Any] = {}
+    exec(text, found)
+    target = torch.arange(2 * 4 * 4).view(2, 4, 4) % 3
+    output = 50.0 * torch.nn.functional.one_hot(target, 3).movedim(-1, 1)
+    each = found["dice"]()
+    assert each(output, target.float()).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert (each(-output, target) > 0.5).all()
 
 
 def test_the_page_counts_right() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -28,6 +29,15 @@ def test_the_ten_minutes_work(environment, tmp_path):
         [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+    inline = re.findall(r"`(hpcfed (?:replay|export) [^`]*)`", README)
+    assert len(inline) == 2
+    found = re.search(r"`(hpcfed\.replay\([^`]*\))`", README)
+    assert found is not None
+    for command in (*inline, f"python -c 'import hpcfed; assert {found[1]}.agrees'"):
+        ran = subprocess.run(
+            ["bash", "-euc", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
     accuracy, parameters = done.stdout.splitlines()[-1].split()
     assert float(accuracy) > 0.8
     assert f"{int(parameters):,} parameters" in README

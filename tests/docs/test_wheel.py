@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,6 +105,22 @@ def test_it_runs_with_mpi_and_without(wheel: Path, tmp_path: Path) -> None:
     done = alone.hpcfed(2, "run", "recipe.yaml", "output=none", "--quiet", cwd=tmp_path)
     assert done.returncode == 4
     assert "the launcher started 2 ranks, but MPI cannot be loaded" in own_lines(done.stderr)[0]
+
+
+def test_no_python_is_promised_that_is_not_tested() -> None:
+    """The lowest is the lock's, which `make test` runs on; `make test-python` runs on the highest."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    promised = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", project["project"]["requires-python"])
+    assert promised is not None
+    lowest, highest = int(promised[1]), int(promised[2]) - 1
+    assert project["tool"]["ruff"]["target-version"] == f"py3{lowest}"
+    assert f"Python 3.{lowest})" in (ROOT / ".ci" / "lock" / "common.txt").read_text(encoding="utf-8").split("\n")[0]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"sys.version_info < (3, {lowest})" in makefile
+    assert f"command -v python3.{highest})" in makefile
+    assert "make test-python" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert f"Python 3.{lowest} to 3.{highest}, git and make" in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_python_started_above_a_clone_finds_the_package(clone: Path, tmp_path: Path) -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from tests.launch import ROOT
@@ -58,3 +64,23 @@ def test_launch_that_does_not_end_well_fails_the_suite(suite, body, reason):
     assert code == 1
     assert any("1 rank " in line and "1 failed" in line and reason in line for line in lines), lines
     assert lines[-1] == "0 passed, 2 failed"
+
+
+def test_a_suite_that_is_terminated_leaves_no_process(tmp_path):
+    """``make test`` passes SIGTERM on; the sessions of pytest have process groups of their own."""
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib, time\n\n\ndef test_a():\n"
+        f"    pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n    time.sleep(120)\n"
+    )
+    command = [sys.executable, "-m", "tests.run_suite", "--ranks", "1", "--", str(tmp_path)]
+    runner = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not ((tmp_path / "pid").is_file() and (tmp_path / "pid").read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    session = psutil.Process(int((tmp_path / "pid").read_text()))
+    runner.send_signal(signal.SIGTERM)
+    assert runner.wait(30) == 128 + signal.SIGTERM
+    with suppress(psutil.NoSuchProcess):
+        session.wait(10)

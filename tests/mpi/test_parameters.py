@@ -251,6 +251,18 @@ def test_what_is_sent_is_counted(world, folder):
         row = hpcfed.run(again, world=world, quiet=True).metrics[-1]
         assert row["params_up"] == row["params_down"] == 3 * 2 * parameters_sent  # SCAFFOLD's two vectors
         assert row["bytes_up"] == row["bytes_down"] == 3 * (4 * 2 * parameters_sent + buffers_sent)
+    for method in ("feddyn", "scaffold"):  # what the average of clients' models adds up follows from Δ
+        base = recipe("run", {"buffers": "fixed"}, rounds=1, algorithm={"name": method, **METHODS[method]})
+        rows = [
+            hpcfed.run(
+                {**base, "output": f"{method}-{model}", "evaluate": {"every": 1, "model": model}},
+                world=world,
+                quiet=True,
+            )
+            for model in ("client-average", "last")
+        ]
+        first, second = (run.metrics[-1]["bytes_up"] for run in rows)
+        assert first == second > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*the model is code")

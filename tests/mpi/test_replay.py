@@ -207,6 +207,9 @@ def test_what_cannot_be_replayed_is_named(world, folder):
     ):
         with pytest.raises(InputError, match=told):
             hpcfed.replay("run", round, client)
+    absent = next(client for client in range(5) if client not in run.metrics[5]["cohort"])
+    with pytest.raises(InputError, match=rf"client {absent} .* took no part in round 6: .*; its nearest round is"):
+        hpcfed.replay("run", 6, absent, say=lambda text: pytest.fail(f"the record knows: {text}"))
 
 
 def test_a_client_whose_own_factor_is_one_is_replayed_as_the_cohort_was_trained(world, folder):

@@ -191,13 +191,19 @@ def test_its_test_data_are_reported_apart(world, shared_tmp, monkeypatch):
     evaluate = {"every": 3, "train": {"every": 2}, "clients": {"every": 1}, "metrics": ["calibration-error"]}
     recipe = {"data": "sites.h5", "evaluate": evaluate, "checkpoint": {"every": 1}}
     hpcfed.run(small("run", **recipe), world=world, quiet=True)
-    found, _ = without(world, "west", "Köln/<b>")
+    found, ended = without(world, "west", "Köln/<b>")
     every, said = without(world, "Köln/<b>", "west", evaluate="all", output=Path("all"))
     assert found.folder.name == "run-without-K-ln-b--west"
     assert load_recipe(found.folder / "recipe.yaml").name == "run without Köln-b--west"
     assert [row["hash"] for row in found.metrics] == [row["hash"] for row in every.metrics]
     if world.is_root:
         assert said[0] == "the first round that is another without Köln/<b>, west: 1"
+        both = {
+            name: score for name, score in scores_of("run", "test", "accuracy").items() if name in ("north", "east")
+        }
+        samples, before = sum(n for _, n in both.values()), 100 * weighted(both)
+        scores = f"{100 * found.metrics[-1]['test_accuracy']:.2f} % without Köln/<b>, west, {before:.2f} % with"
+        assert ended[-1] == f"on the {samples} samples that both count: test accuracy {scores}"
     last, whole = found.metrics[-1], every.metrics[-1]
     assert "apart" not in whole
     assert last["apart"].keys() == {"3"}  # Köln/<b> has no test samples

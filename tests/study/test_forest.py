@@ -36,10 +36,10 @@ def test_marks_are_the_numbers_of_the_tables(view):
     """Means and corrected intervals of values, and of differences split by split; sites without a value have none."""
     forest = forest_of(view, AUROC)
     assert [panel.title for panel in forest.values] == ["north", "south", "west", "Mean of sites"]
-    notes = ["8 tested", "6 tested, 2 to 3 of 3 splits", "6 tested, undefined", "2 of 3 sites, 2 to 3 of 3 splits"]
+    notes = ["8 tested", "6 tested, 2 to 3 of 3 splits", "6 tested, undefined", "1 of 3 sites, 21 of 48 tested"]
     assert [panel.note for panel in forest.values] == notes
     for panel, values in ((forest.values[0], (0.6, 0.6, 0.8)), (forest.differences[0], (0.1, 0.0, 0.1))):
-        right = corrected(values, view.study.ratio)
+        right = corrected(values, view.study.ratio, share=panel.minus is None)
         mark = panel.marks[1]
         assert mark.mean == pytest.approx(right.mean)
         assert mark.corrected == pytest.approx(right.interval)

@@ -33,6 +33,7 @@ from hpcfed.lab.study.plan import Study
 from hpcfed.lab.study.results import RunResult, StudyResults
 from hpcfed.lab.study.rows import rows_of
 from hpcfed.lab.study.session import run_study, write_study
+from hpcfed.lab.study.statistics import DELONG, WILSON, auroc_interval, wilson
 from hpcfed.lab.study.tables import differences_table, results_table
 from hpcfed.lab.study.view import View
 from hpcfed.lab.sweep.failures import RunEnding, raise_if_failed
@@ -148,7 +149,7 @@ def test_the_page_needs_nothing_else(made):
         lines = [line for line in path.read_text().splitlines() if line.endswith(r"\\")]
         rows = list(csv.reader(path.with_suffix(".csv").read_text().splitlines()))
         assert [line.count(" & ") + 1 for line in lines] == [len(row) for row in rows]
-    assert r"$\pm$" in (made / "tables/accuracy-by-site.tex").read_text()
+    assert re.search(r"\d \[\d+\.\d,~\d+\.\d\]", (made / "tables/accuracy-by-site.tex").read_text())
     assert str(made.parent) not in page  # recipes name its files as they lie beside it
     assert f"data: {made.name}/" in page
 
@@ -187,7 +188,18 @@ def test_leaving_a_site_out(folder):
     with h5py.File(place / "data/split-1.sites.h5") as file:
         x, y = file["test/x"][:], file["test/y"][:]
     right = np.mean(outputs(place / "sweep/runs/fedavg.split-1.seed-0", x).argmax(1) == y)
-    assert rows[0]["south"] == f"{100 * right:.1f}"
+    low, high = (100 * end for end in wilson(right, len(y)))
+    assert rows[0]["south"] == f"{100 * right:.1f} [{low:.1f},\u00a0{high:.1f}]"
+    found = {(row["method"], row["metric"], row["site"]): row for row in table(place / "tables/results.csv")}
+    output = outputs(place / "sweep/runs/fedavg.split-1.seed-0", x)
+    ends = auroc_interval([output[:, 1] - output[:, 0]], y == 1)
+    row = found["FedAvg", "auroc", "south"]
+    assert (float(row["low"]), float(row["high"])) == pytest.approx(ends, rel=1e-6)
+    assert [row["interval"], found["FedAvg", "accuracy", "south"]["interval"]] == [DELONG, WILSON]
+    assert found["FedAvg", "accuracy", "Mean of sites"]["interval"] == "Student's t, on the logit"
+    note = (place / "tables/accuracy-by-site.tex").read_text()
+    assert "Nadeau" not in note
+    assert "Intervals of 95 %: Wilson; Student's t, on the logit." in note
     cross = table(place / "tables/cross-site-accuracy.csv")
     assert [row[site] for row, site in zip(cross, SITES, strict=True)] == ["–"] * 3
 
@@ -227,15 +239,21 @@ def test_a_site_of_one_class_is_in_no_mean(folder):
     each = [float(found["auroc", site]["mean"]) for site in SITES[:2]]
     assert found["auroc", "west"]["mean"] == ""
     assert float(found["auroc", "Mean of sites"]["mean"]) == pytest.approx(np.mean(each))
-    assert float(found["accuracy", "Mean of sites"]["mean"]) == pytest.approx(
-        np.mean([float(found["accuracy", site]["mean"]) for site in SITES])
-    )
+    of_accuracy = [float(found["accuracy", site]["mean"]) for site in SITES]
+    assert float(found["accuracy", "Mean of sites"]["mean"]) == pytest.approx(np.mean(of_accuracy[:2]))
+    assert of_accuracy[2] > 0.8
+    assert [found[metric, "Mean of sites"]["sites"] for metric in ("auroc", "accuracy")] == ["2", "2"]
+    weights = [16, 13, 11]
+    pooled = float(found["accuracy", "All samples together"]["mean"])
+    assert pooled == pytest.approx(np.average(of_accuracy, weights=weights))
     resampled = {(row["metric"], row["site"]): row for row in table(place / "tables/bootstrap.csv")}
     assert resampled["auroc", "west"]["low"] == ""
     assert float(resampled["auroc", "Mean of sites"]["low"]) < float(resampled["auroc", "Mean of sites"]["high"])
     page = (place / "study.html").read_text()
-    assert page.count("AUROC is defined in no split at west: means are over the other sites.") == 2
-    assert page.count("means are over the other sites. Labels that tested samples lack: ill at west.") == 2
+    why = "west: tested samples of one class in a split, or no value in a split of some method"
+    assert page.count(f"{why}; so means are over 2 of 3 sites, the same for all methods.") == 4
+    assert page.count("the same for all methods. Labels that tested samples lack: ill at west.") == 2
+    assert re.search(r"Mean of 2 of 3 sites, \d\d of \d\d tested samples", page)
     assert page.index("<h2>AUROC") < page.index("<h2>Accuracy")
 
 
@@ -275,7 +293,8 @@ def test_labels_of_one_class(folder, columns, of, lacks):
         note = results_table(view_of(study, {"fedavg": [[0.5, 0.6, None]] * 2}, metric.name), metric).note
         assert f"west 8 (one class {of}in 2 of 2)" in note
         assert ("a model that always says it is right in all" in note) == (metric.name == "accuracy")
-        assert (f"over the other sites. Labels that tested samples lack: {lacks}" in note) == (metric.name == "auroc")
+        assert "means are over 2 of 3 sites, the same for all methods." in note
+        assert (f"for all methods. Labels that tested samples lack: {lacks}" in note) == (metric.name == "auroc")
 
 
 def test_labels_that_are_missing_in_some_splits(folder):
@@ -437,7 +456,7 @@ def test_notes_explain_the_cells_that_are_there(folder):
     """A value of some splits, one value in all, and a model that always says the only class."""
     auroc, error = StudyMetric("auroc", True), StudyMetric("calibration-error", False)
     study = planned(folder, "fedavg,fedexp", splits=2, baselines="none")
-    apart, same, some = [[0.5, 0.6, 0.7], [0.6, 0.5, 0.8]], [[0.5, 0.6, 0.7]] * 2, [[None, 0.6, 0.7], [0.6, 0.5, 0.8]]
+    apart, same, some = [[0.5, 0.6, 0.7], [0.6, 0.5, 0.9]], [[0.5, 0.6, 0.7]] * 2, [[None, 0.6, 0.7], [0.6, 0.5, 0.9]]
     for values, sentences in ((apart, ()), (same, ("without interval",)), (some, ("1 of 2: defined in so many",))):
         note = results_table(view_of(study, {"fedavg": apart, "fedexp": values}), auroc).note
         for sentence in ("without interval", "1 of 2: defined in so many"):

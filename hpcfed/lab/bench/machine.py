@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -13,7 +13,7 @@ from hpcfed.ranks.cpu import cores, cpu_model
 def describe() -> dict[str, Any]:
     """Return the date, the machine and the versions that a result depends on."""
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
         "cpu": cpu_model(),
         "cores": len(cores()),

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -41,12 +41,35 @@ def content_of(loaded: LoadedRun, kind: str, client: int | None) -> bytes:
             what = f"--format torchscript: {len(private)} tensors of the model are each client's own"
             raise InputError(what, where=str(loaded.folder), remedy="name a client by --site, or choose another format")
         return _traced(module, list(_batches(loaded)), str(loaded.folder))
-    tensors = {name: tensor.clone() for name, tensor in module.state_dict().items() if name not in private}
+    kept = {name: tensor for name, tensor in module.state_dict().items() if name not in private}
+    tensors = {name: _copied(tensor) if isinstance(tensor, Tensor) else tensor for name, tensor in kept.items()}
     if kind == "safetensors":
-        return save(tensors, metadata={"format": "pt"})
+        if others := [name for name, one in tensors.items() if not isinstance(one, Tensor)]:
+            what = f"--format safetensors has no place for {', '.join(others[:4])}, which is no tensor"
+            raise InputError(what, where=str(loaded.folder), remedy="choose --format state_dict")
+        try:
+            return save(tensors, metadata={"format": "pt"})
+        except (KeyError, ValueError, SafetensorError):
+            odd = [f"{name} in {one.dtype}" for name, one in tensors.items() if _is_unknown(one)]
+            what = f"--format safetensors has no place for {', '.join(odd[:4]) or 'a tensor of this model'}"
+            raise InputError(what, where=str(loaded.folder), remedy="choose --format state_dict") from None
     file = io.BytesIO()
     torch.save(tensors, file)
     return file.getvalue()
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Return a copy without gaps and with memory of its own: a file has neither strides nor aliases."""
+    return tensor.clone() if tensor.layout != torch.strided else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _is_unknown(tensor: Tensor) -> bool:
+    """Whether a safetensors file cannot hold a tensor."""
+    try:
+        save({"tensor": tensor})
+    except (KeyError, ValueError, SafetensorError):
+        return True
+    return False
 
 
 def private_names(loaded: LoadedRun) -> frozenset[str]:

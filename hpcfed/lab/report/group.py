@@ -37,6 +37,11 @@ class Group:
         return self.runs[0].recipe
 
     @property
+    def seeds_in_text(self) -> str:
+        """The seeds inside a line: ``seed 0``, ``seeds 0, 1``."""
+        return f"{'seed' if len(self.runs) == 1 else 'seeds'} {self.seeds}"
+
+    @property
     def seeds(self) -> str:
         separator = "; " if any("," in run.seed for run in self.runs) else ", "
         return separator.join(run.seed for run in self.runs)

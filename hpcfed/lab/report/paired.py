@@ -26,22 +26,26 @@ class MeanEstimate:
     """Mean of `count` values, or of paired differences, and half the width of its confidence interval.
 
     `half_width` is None for a single value, and for equal ones: a deviation of zero says nothing of the mean's
-    uncertainty.
+    uncertainty. `ends` are those of an interval that is not symmetric, `method` what it was computed by.
     """
 
     mean: float
     half_width: float | None
     count: int
+    ends: tuple[float, float] | None = None
+    method: str = ""
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The ends of the confidence interval."""
+        if self.ends is not None:
+            return self.ends
         return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
 
     @property
     def is_clear(self) -> bool:
         """Whether zero lies outside the interval."""
-        return self.half_width is not None and abs(self.mean) > self.half_width
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
 
 def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:

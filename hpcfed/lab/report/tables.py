@@ -66,11 +66,22 @@ class Table:
 def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> Table:
     """One row per group: its status, final and best value of the criterion, and the cost of all its rounds."""
     final_title, best_title = f"Final {criterion.title}", f"Best {criterion.title}"
-    header = ("Method", "Seeds", "Rounds", final_title, best_title, "Params sent", "Gradients", "Per round", "Status")
+    seeds = "Seed" if all(len(group.runs) == 1 for group in groups) else "Seeds"
+    header = ("Method", seeds, "Rounds", final_title, best_title, "Params sent", "Gradients", "Per round", "Status")
     notes = [f"Final and best: means of {window} evaluations in a row."] if window > 1 else []
     if differ := samples_note(groups, criterion.column):
         notes.append(differ)
+    if own := [group.label for group in groups if _is_own(group)]:
+        notes.append(
+            f"Params sent of {', '.join(own)}: dense equivalents; what a method of yours compresses counts whole."
+        )
     return Table("Results", header, tuple(_result(group, criterion, window) for group in groups), " ".join(notes))
+
+
+def _is_own(group: Group) -> bool:
+    """Whether the method is the user's, which may send less than dense vectors."""
+    algorithm = group.runs[0].recipe.get("algorithm")
+    return isinstance(algorithm, Mapping) and algorithm.get("factory") is not None
 
 
 def _result(group: Group, criterion: Criterion, window: int) -> tuple[str, ...]:
@@ -145,7 +156,12 @@ def differences_table(
         return None
     unit = ", points" if criterion.is_fraction else ""
     goals = (f"Rounds to {target_text(target, criterion)}" for target in targets)
-    header = ("Method", "Seeds", f"Final {criterion.title}{unit}", *goals)
+    header = (
+        "Method",
+        "Seeds" if any("," in row[1] for row in rows) else "Seed",
+        f"Final {criterion.title}{unit}",
+        *goals,
+    )
     if shared:
         what = (
             f"Each run minus the baseline's of the same seed: mean, and in brackets the {CONFIDENCE:.0%} confidence "

@@ -31,12 +31,13 @@ from hpcfed.lab.loaded import load
 from hpcfed.lab.study.arms import ALONE, ENSEMBLE, Arm
 from hpcfed.lab.study.ensemble import functions_of, mean_prediction, test_samples
 from hpcfed.lab.study.measures import StudyMetric
+from hpcfed.lab.study.statistics import Ends, auroc_interval
 from hpcfed.run_folder.progress import QUIET_SECONDS, clock
 
 if TYPE_CHECKING:
     from hpcfed.lab.study.plan import Study
     from hpcfed.lab.study.rows import StudyRow
-    from hpcfed.lab.study.view import Resampled, View
+    from hpcfed.lab.study.view import Resampled, Single, View
 
 Outputs = Mapping[int, torch.Tensor]
 """Site → output of a model on its test samples, (n, …)."""
@@ -129,6 +130,30 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: R
         for row, name in measures:
             if name == metric.name and len(kept):
                 found[row, name][-1] = found[row, name][kept].mean(axis=0)
+    return found
+
+
+def single_intervals(view: View) -> Single:
+    """Return the intervals of AUROC of two classes at sites that a single split tests on, by row, metric and site.
+
+    Raises:
+        InputError: a model of the runs cannot be read.
+    """
+    study, dataset = view.study, view.study.samples.dataset
+    names = [name for name, metric in study.recipe.evaluate.metrics.items() if metric == "auroc"]
+    two = dataset.task == "classification" and dataset.num_classes == 2
+    if not (names and two and study.samples.group is None and (study.leaves_out or len(study.splits.each) == 1)):
+        return {}
+    found: dict[tuple[str, str], dict[int, Ends]] = {}
+    for split in range(len(study.splits.each)):
+        outputs = _outputs(view, split)
+        for site, (_, target) in test_samples(study, split).items():
+            for row in view.rows:
+                each = [ranking_scores(one.numpy()) for one in _of_row(study, row, outputs, site)]
+                finite = bool(each) and all(np.isfinite(one).all() for one in each)
+                if finite and (ends := auroc_interval(each, target.numpy() == 1)) is not None:
+                    for name in names:
+                        found.setdefault((row.key, name), {})[site] = ends
     return found
 
 

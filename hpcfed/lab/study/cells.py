@@ -20,10 +20,15 @@ def value_text(value: float, metric: StudyMetric) -> str:
 
 
 def estimate_text(value: MeanEstimate | None, metric: StudyMetric, splits: int = 0) -> str:
-    """Return an estimate as text: ``81.2 ± 0.4``; ``1 of 5: 81.2`` if it is of fewer values than `splits`."""
+    """Return an estimate as text: ``81.2 ± 0.4``, or ``81.2 [80.1, 82.0]`` if its interval is not symmetric;
+    ``1 of 5: 81.2`` if it is of fewer values than `splits`.
+    """
     if value is None:
         return ABSENT
     width = "" if value.half_width is None else f"\u00a0±\u00a0{value_text(value.half_width, metric)}"
+    if value.ends is not None:
+        low, high = (value_text(end, metric) for end in value.ends)
+        width = f" [{low},\u00a0{high}]"
     some = f"{value.count} of {splits}: " if value.count < splits else ""
     return f"{some}{value_text(value.mean, metric)}{width}"
 

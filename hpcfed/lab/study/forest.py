@@ -136,14 +136,13 @@ def forest_of(view: View, metric: StudyMetric) -> Forest:
 
 def _panels(view: View, metric: StudyMetric, axis: str, minus: int | None) -> list[ForestPanel]:
     """Return the panels of all sites and their mean, of values or of differences from the row `minus`."""
-    measured, count = view.measured(metric), len(view.sites)
-    values = [view.site_values(row, metric) for row in view.rows]
+    count = len(view.sites)
     resampled = [None if view.resampled is None else view.resampled.get((row.key, metric.name)) for row in view.rows]
     if minus is not None:
-        values = [one - values[minus] for one in values]
         theirs = resampled[minus]
         resampled = [None if one is None or theirs is None else one - theirs for one in resampled]
-    estimates = [view.estimates(one, measured) for one in values]
+    of_row = view.estimates if minus is None else view.differences
+    estimates = [of_row(row, metric) for row in view.rows]
     reference = next(k for k, row in enumerate(view.rows) if row is view.reference)
     kept = range(count + 1) if count <= MOST_PANELS else [count]
     found = []
@@ -178,7 +177,8 @@ def _note(view: View, metric: StudyMetric, place: int, column: Sequence[MeanEsti
     measured = view.measured(metric)
     if place == len(measured):
         some = "" if measured.all() else f"{measured.sum()} of "
-        said = [f"{some}{len(measured)} sites"]
+        tested = "" if measured.all() else f", {view.num_tested(measured)} tested"
+        said = [f"{some}{len(measured)} sites{tested}"]
     else:
         said = [f"{tested_sizes(view.study)[place]} tested"]
     counts = [one.count for one in column if one is not None]

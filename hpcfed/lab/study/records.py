@@ -12,20 +12,21 @@ from hpcfed.lab.report.paired import MeanEstimate
 from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.plan import Study
 from hpcfed.lab.study.statistics import interval
-from hpcfed.lab.study.view import MEAN, View
+from hpcfed.lab.study.view import MEAN, TOGETHER, View
 
 
 def result_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
     """Return the rows of ``results.csv``: a method, site and metric each, with numbers in full."""
     found: list[dict[str, Any]] = []
     for metric in metrics:
-        theirs, measured = view.site_values(view.reference, metric), view.measured(metric)
+        measured, count = view.measured(metric), len(view.sites)
+        sites = [1] * count + [int(measured.sum()), count]
+        together = [] if view.study.leaves_out else [TOGETHER]
         for row in view.rows:
-            values = view.site_values(row, metric)
-            pairs = zip(*(view.estimates(each, measured) for each in (values, values - theirs)), strict=True)
-            for site, (own, apart) in zip([*view.sites, MEAN], pairs, strict=True):
+            pairs = zip(view.estimates(row, metric), view.differences(row, metric), sites, strict=True)
+            for site, (own, apart, of) in zip([*view.sites, MEAN, *together], pairs, strict=False):
                 found.append({
-                    "method": row.title, "steps": row.steps, "metric": metric.name, "site": site,
+                    "method": row.title, "steps": row.steps, "metric": metric.name, "site": site, "sites": of,
                     **_numbers("", own), **_numbers("difference_", apart), "splits": own.count if own else 0,
                 })  # fmt: skip
     return found
@@ -74,11 +75,12 @@ def tuning_records(study: Study) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _numbers(prefix: str, value: MeanEstimate | None) -> dict[str, float | None]:
-    """Return mean and interval as columns."""
+def _numbers(prefix: str, value: MeanEstimate | None) -> dict[str, float | str | None]:
+    """Return mean and interval as columns, and what the interval was computed by."""
     mean = None if value is None else value.mean
     low, high = (None if value is None else value.interval) or (None, None)
-    return {f"{prefix}mean": mean, f"{prefix}low": low, f"{prefix}high": high}
+    method = value.method if value is not None and value.interval is not None else None
+    return {f"{prefix}mean": mean, f"{prefix}low": low, f"{prefix}high": high, f"{prefix}interval": method}
 
 
 def _known(value: float) -> float | None:

@@ -103,12 +103,15 @@ def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequenc
         InputError: a run's files are damaged.
         EnvironmentFailure: the disk refuses.
     """
+    from hpcfed.lab.study.bootstrap import single_intervals
+
     view, complete = None, False
     for states in states_until_stable(plan, Claims(plan.folder, "report")):
         complete = all(one.decided for one in states.values())
         results = _with_ensemble(study, read_results(study, finished(states)))
         if any(results.runs.values()):
             view = View(study, results, rows_of(study, results))
+            view = replace(view, single=single_intervals(view))
             _write(view, words, remarks)
     return view, complete
 

@@ -1,16 +1,29 @@
-"""Means over splits whose training sets overlap, with corrected confidence intervals.
+"""Confidence intervals of a study: of means over splits or sites, and of one split's AUROC and accuracy.
 
-Values of J splits are no independent sample: their training sets share most of their samples. The variance of their
-mean is estimated by (1/J + n_test/n_train) s², in place of s²/J, and the interval is Student's with J − 1 degrees of
-freedom. For k folds n_test/n_train is 1/(k − 1).
+Over J splits. Values of splits are no independent sample: their training sets share most of their samples. The variance
+of their mean m is estimated by s_NB² = (1/J + n_test/n_train) s², in place of s²/J, and the interval is Student's with
+J − 1 degrees of freedom. For k folds n_test/n_train is 1/(k − 1). The correction is for splits alone: over sites, which
+are different samples, it is 0. Of a metric from 0 to 1 the interval is computed for logit(m), so that it stays between
+them: logit(m) ± t s_NB/(m (1 − m)). There is none where m is 0 or 1. Differences are on their own scale; an interval of
+differences of such metrics is cut at −1 and 1.
 
-Reference: Nadeau, Bengio, "Inference for the generalization error", Machine Learning 52, 2003, section 3.
+Of one split at one site. AUROC: the variance of DeLong, DeLong, Clarke-Pearson, from midranks as Sun and Xu compute
+them, on the logit, logit(a) ± z √var/(a (1 − a)). Accuracy: Wilson's interval for a share of n samples. Both take
+samples for independent, so that there is none where samples have groups, such as patients.
+
+References: Nadeau, Bengio, "Inference for the generalization error", Machine Learning 52, 2003, section 3; DeLong,
+DeLong, Clarke-Pearson, "Comparing the areas under two or more correlated receiver operating characteristic curves",
+Biometrics 44, 1988; Sun, Xu, "Fast implementation of DeLong's algorithm", IEEE Signal Processing Letters 21, 2014;
+Pepe, "The statistical evaluation of medical tests", 2003, section 5.2 (the logit); Wilson, "Probable inference, the law
+of succession, and statistical inference", JASA 22, 1927 (as `statsmodels.stats.proportion.proportion_confint` with
+``method="wilson"``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,26 +34,103 @@ ROUNDING = 1e-12
 LOW, HIGH = 2.5, 97.5
 DEFINED = 0.95
 """Share of resamples in which a value must be defined."""
+NORMAL = 1.959963984540054
+"""97.5 % quantile of the standard normal distribution."""
+CORRECTED, STUDENT = "Student's t, corrected", "Student's t"
+ON_LOGIT, CUT = ", on the logit", ", cut at ±1"
+DELONG, WILSON, BOOTSTRAP = "DeLong, on the logit", "Wilson", "bootstrap over patients"
+Ends = tuple[float, float]
 
 
-def corrected(values: Sequence[float], ratio: float) -> MeanEstimate | None:
+def corrected(values: Sequence[float], ratio: float, *, share: bool = False) -> MeanEstimate | None:
     """Return mean and corrected interval of one value a split, those that are not finite left out; None without any.
 
     Args:
         values: one a split, (J,).
         ratio: n_test / n_train; 0 for independent values.
+        share: whether values are from 0 to 1, so that the interval is computed on the logit.
     """
     finite = np.array([value for value in values if math.isfinite(value)])
     if not len(finite):
         return None
-    half = None
-    if len(finite) > 1 and np.ptp(finite) > ROUNDING * np.abs(finite).max():
-        error = math.sqrt((1 / len(finite) + ratio) * float(finite.var(ddof=1)))
-        half = student(len(finite) - 1) * error
-    return MeanEstimate(float(finite.mean()), half, len(finite))
+    mean, method = float(finite.mean()), CORRECTED if ratio else STUDENT
+    if len(finite) < 2 or np.ptp(finite) <= ROUNDING * np.abs(finite).max():
+        return MeanEstimate(mean, None, len(finite))
+    half = student(len(finite) - 1) * math.sqrt((1 / len(finite) + ratio) * float(finite.var(ddof=1)))
+    if not share:
+        return MeanEstimate(mean, half, len(finite), method=method)
+    return MeanEstimate(mean, None, len(finite), on_logit(mean, half), method + ON_LOGIT)
 
 
-def interval(values: np.ndarray) -> tuple[float, float] | None:
+def on_logit(mean: float, half: float) -> Ends | None:
+    """Return the interval logit(m) ± half/(m (1 − m)), transformed back; None if m is 0 or 1."""
+    if not 0 < mean < 1:
+        return None
+    centre, width = math.log(mean / (1 - mean)), half / (mean * (1 - mean))
+    return _expit(centre - width), _expit(centre + width)
+
+
+def _expit(value: float) -> float:
+    return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))
+
+
+def cut(estimate: MeanEstimate | None) -> MeanEstimate | None:
+    """Return a difference of values from 0 to 1, its interval within −1 and 1."""
+    if estimate is None or estimate.interval is None:
+        return estimate
+    low, high = estimate.interval
+    if low >= -1 and high <= 1:
+        return estimate
+    return replace(estimate, half_width=None, ends=(max(low, -1.0), min(high, 1.0)), method=estimate.method + CUT)
+
+
+def wilson(share: float, count: int) -> Ends | None:
+    """Return Wilson's interval of a share of `count` independent samples; None without samples."""
+    if not count or not math.isfinite(share):
+        return None
+    square = NORMAL**2 / count
+    centre = (share + square / 2) / (1 + square)
+    half = NORMAL / (1 + square) * math.sqrt(share * (1 - share) / count + square / (4 * count))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def delong(scores: Sequence[np.ndarray], positive: np.ndarray) -> tuple[float, float]:
+    """Return the AUROC, a mean over models that score the same samples, and its variance; nan with one class.
+
+    The placement of a positive is the share of negatives below it, ties ½; of a negative likewise that of the positives
+    above it. The variance is that of the placements' means, over the models.
+
+    Args:
+        scores: of each model, (n,).
+        positive: (n,) bool.
+    """
+    ones, zeros = int(positive.sum()), int((~positive).sum())
+    if not (ones and zeros):
+        return math.nan, math.nan
+    of_ones, of_zeros = np.zeros(ones), np.zeros(zeros)
+    for each in scores:
+        ranks = _midranks(each)
+        of_ones += (ranks[positive] - _midranks(each[positive])) / zeros
+        of_zeros += 1 - (ranks[~positive] - _midranks(each[~positive])) / ones
+    of_ones, of_zeros = of_ones / len(scores), of_zeros / len(scores)
+    spread = [one.var(ddof=1) / len(one) if len(one) > 1 else math.nan for one in (of_ones, of_zeros)]
+    return float(of_ones.mean()), float(sum(spread))
+
+
+def _midranks(values: np.ndarray) -> np.ndarray:
+    """Return ranks from 1, equal values with the mean of theirs."""
+    _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray((ends - (counts - 1) / 2)[codes], dtype=float)
+
+
+def auroc_interval(scores: Sequence[np.ndarray], positive: np.ndarray) -> Ends | None:
+    """Return DeLong's interval of an AUROC on the logit; None where it is 0 or 1, or has no variance."""
+    area, variance = delong(scores, positive)
+    return on_logit(area, NORMAL * math.sqrt(variance)) if variance > 0 else None
+
+
+def interval(values: np.ndarray) -> Ends | None:
     """Return the 95 % percentile interval of resampled values (B,); None if more than one in 20 is undefined."""
     defined = values[np.isfinite(values)]
     if len(defined) < DEFINED * len(values):

@@ -12,28 +12,28 @@ from hpcfed.lab.report.group import ABSENT
 from hpcfed.lab.report.paired import MeanEstimate
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study.cells import difference_text, estimate_text, percentile_text, signed_interval_text, value_text
-from hpcfed.lab.study.measures import LOSS, StudyMetric
+from hpcfed.lab.study.measures import ACCURACY, LOSS, StudyMetric
 from hpcfed.lab.study.plan import Study
-from hpcfed.lab.study.statistics import corrected, interval
+from hpcfed.lab.study.statistics import CORRECTED, CUT, DELONG, ON_LOGIT, interval
 from hpcfed.lab.study.tested import FEW_UNITS, few_events_note, few_units, tested_note
-from hpcfed.lab.study.view import MEAN, View, means_over
+from hpcfed.lab.study.view import MEAN, TOGETHER, View, means_over
 
 CONFIDENCE = "95 %"
-CORRECTED = "Student's t; variance corrected for training samples that splits share: Nadeau and Bengio, 2003"
+EXPLAINED = "Student's t, variance corrected for training samples that splits share (Nadeau and Bengio, 2003)"
 
 
 def results_table(view: View, metric: StudyMetric) -> Table:
-    """A row a method, a column a site, and the mean of the sites: mean, and half of the interval's width."""
-    measured = view.measured(metric)
-    found = [view.estimates(view.site_values(row, metric), measured) for row in view.rows]
+    """A row a method, a column a site, the mean of the sites, and all test samples together: mean and interval."""
+    found = [_shown(view, view.estimates(row, metric)) for row in view.rows]
     rows = [
         (row.title, row.steps, *(estimate_text(one, metric, view.num_values) for one in each))
         for row, each in zip(view.rows, found, strict=True)
     ]
     cells = [one for each in found for one in each]
-    note = _note(view, metric) + _some_splits(view, cells) + _one_value(view, cells) + _unmeasured(view, metric)
-    note += _positive(view.study, metric) + tested_note(view.study, metric)
-    return Table("By site", _header(view, "Gradient steps"), tuple(rows), note)
+    note = _note(view, metric) + _methods(cells) + _some_splits(view, cells) + _one_value(view, cells)
+    note += _unmeasured(view, metric) + _together(view, metric) + _positive(view.study, metric)
+    note += tested_note(view.study, metric)
+    return Table("By site", _header(view, metric, "Gradient steps", pools=True), tuple(rows), note)
 
 
 def differences_table(view: View, metric: StudyMetric) -> Table | None:
@@ -42,14 +42,13 @@ def differences_table(view: View, metric: StudyMetric) -> Table | None:
     None if there is no other row.
     """
     reference = view.reference
-    theirs, measured = view.site_values(reference, metric), view.measured(metric)
     rows: list[tuple[str, ...]] = []
     strong: set[tuple[int, int]] = set()
     cells: list[MeanEstimate | None] = []
     for row in view.rows:
         if row is reference:
             continue
-        found = view.estimates(view.site_values(row, metric) - theirs, measured)
+        found = _shown(view, view.differences(row, metric))
         strong |= {(len(rows), column) for column, one in enumerate(found, 1) if one is not None and one.is_clear}
         rows.append((row.title, *(difference_text(one, metric) for one in found)))
         cells += found
@@ -57,11 +56,12 @@ def differences_table(view: View, metric: StudyMetric) -> Table | None:
         return None
     points = " in points" if metric.is_percentage else ""
     note = (
-        f"Each split's value minus {reference.title}'s of the same split{points}: mean and {CONFIDENCE} interval, "
-        "corrected as above; bold where zero lies outside. With so many comparisons some are bold by chance."
+        f"Each split's value minus {reference.title}'s of the same split{points}: mean and {CONFIDENCE} interval; bold "
+        "where zero lies outside. With so many comparisons some are bold by chance."
     )
-    note += _one_value(view, cells) + few_events_note(view.study)
-    return Table(f"Difference from {reference.title}", _header(view), tuple(rows), note, frozenset(strong))
+    note += _methods(cells) + _one_value(view, cells) + few_events_note(view.study)
+    header = _header(view, metric, pools=True)
+    return Table(f"Difference from {reference.title}", header, tuple(rows), note, frozenset(strong))
 
 
 def spread_table(view: View, metric: StudyMetric) -> Table:
@@ -69,26 +69,24 @@ def spread_table(view: View, metric: StudyMetric) -> Table:
     rows, measured = [], view.measured(metric)
     cells: list[MeanEstimate | None] = []
     for row in view.rows:
-        values = view.site_values(row, metric)
-        means, mean = means_over(values), view.estimates(values, measured)[-1]
+        means = np.where(measured, means_over(view.site_values(row, metric)), math.nan)
+        mean, whole = view.estimates(row, metric)[-2:]
         cells.append(mean)
-        whole = corrected(row.whole(metric.name), 0.0) if not view.study.leaves_out else None
         rows.append((
             row.title,
             estimate_text(mean, metric, view.num_values),
             *_extremes(view, means, metric),
             value_text(float(np.nanstd(means)) if np.isfinite(means).any() else math.nan, metric),
-            value_text(whole.mean if whole is not None else math.nan, metric),
+            value_text(whole.mean if whole is not None and not view.study.leaves_out else math.nan, metric),
         ))  # fmt: skip
-    header = ("Method", MEAN, "Worst site", "Best site", "Range", "Deviation over sites", "All samples together")
+    header = ("Method", view.mean_title(metric), "Worst site", "Best site", "Range", "Deviation over sites", TOGETHER)
     note = (
-        "Worst and best site, range and deviation (divided by the number of sites) are of the means over splits. All "
-        "samples together: the metric of the sites' test samples as one set, mean over splits; – where sites have "
-        "models of their own."
+        "Worst and best site, range and deviation (divided by the number of sites) are of the means over splits, of "
+        f"the sites that means are over.{_together(view, metric)}"
     )
     if metric.without_direction:
         note += f" {metric.without_direction}: no worst and best site."
-    note += _some_splits(view, cells) + _one_value(view, cells) + tested_note(view.study, metric)
+    note += _methods(cells) + _some_splits(view, cells) + _one_value(view, cells) + tested_note(view.study, metric)
     return Table("Over sites", header, tuple(rows), note)
 
 
@@ -134,7 +132,7 @@ def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
     ) + _unmeasured(view, metric)
     if few := few_units(view.study):
         note += f" Fewer than {FEW_UNITS} {unit} are tested on at {', '.join(few)}: intervals there are too narrow."
-    header = (*_header(view), f"{MEAN}, minus {reference.title}")
+    header = (*_header(view, metric), f"{MEAN}, minus {reference.title}")
     return Table("Bootstrap over patients", header, tuple(rows), note)
 
 
@@ -179,22 +177,47 @@ def _extremes(view: View, means: np.ndarray, metric: StudyMetric) -> tuple[str, 
     return shown[0], shown[1], spread
 
 
-def _header(view: View, *more: str) -> tuple[str, ...]:
-    return ("Method", *more, *view.sites, MEAN)
+def _shown(view: View, estimates: list[MeanEstimate | None]) -> list[MeanEstimate | None]:
+    """Return estimates of the sites, their mean and all samples; without these where each split is of one site."""
+    return estimates[:-1] if view.study.leaves_out else estimates
+
+
+def _header(view: View, metric: StudyMetric, *more: str, pools: bool = False) -> tuple[str, ...]:
+    together = (TOGETHER,) if pools and not view.study.leaves_out else ()
+    return ("Method", *more, *view.sites, view.mean_title(metric), *together)
+
+
+def _methods(cells: Sequence[MeanEstimate | None]) -> str:
+    """Return a sentence on what the intervals of some cells were computed by; "" without any."""
+    found = dict.fromkeys(one.method for one in cells if one is not None and one.interval is not None and one.method)
+    names = [name for method in found if (name := _explained(method))]
+    return f" Intervals of {CONFIDENCE}: {'; '.join(dict.fromkeys(names))}." if names else ""
+
+
+def _explained(method: str) -> str:
+    base = method.removesuffix(CUT)
+    said = base.replace(CORRECTED, EXPLAINED).removesuffix(ON_LOGIT)
+    said += ON_LOGIT if base.endswith(ON_LOGIT) and base not in (DELONG,) else ""
+    return said + CUT * (method != base)
+
+
+def _together(view: View, metric: StudyMetric) -> str:
+    """Return a sentence on the values of all samples together; "" where there are none."""
+    if view.study.leaves_out:
+        return ""
+    models = "" if metric.name == ACCURACY else "; – where sites have models of their own"
+    return f" {TOGETHER}: the metric of all sites' test samples as one set, mean over splits{models}."
 
 
 def _note(view: View, metric: StudyMetric) -> str:
     study, unit = view.study, " in %" if metric.is_percentage else ""
     seeds = f", each a mean over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
     if study.leaves_out:
-        return (
-            f"{metric.title}{unit} on the site that was left out{seeds}. {MEAN}: ± half of its {CONFIDENCE} interval "
-            f"over sites ({CORRECTED})."
-        )
+        return f"{metric.title}{unit} on the site that was left out{seeds}. {MEAN}: with its interval over sites."
     count = len(study.splits.each)
     if count == 1:
-        return f"{metric.title}{unit} of one split{seeds}: no interval; --splits asks for more."
-    return f"{metric.title}{unit}, mean over {count} splits{seeds}, ± half of its {CONFIDENCE} interval ({CORRECTED})."
+        return f"{metric.title}{unit} of one split{seeds}: no interval over splits; --splits asks for more."
+    return f"{metric.title}{unit}, mean over {count} splits{seeds}, with its {CONFIDENCE} interval."
 
 
 def _positive(study: Study, metric: StudyMetric) -> str:
@@ -209,14 +232,14 @@ def _some_splits(view: View, cells: Sequence[MeanEstimate | None]) -> str:
     """Return a sentence on cells that are defined in some splits alone, "" without any."""
     splits = view.num_values
     some = any(one is not None and one.count < splits for one in cells)
-    mean = f"{MEAN.lower()}: of those in which all its sites have a value"
+    mean = f"{MEAN.lower()}: of those in which its sites have a value"
     return f" 1 of {splits}: defined in so many splits; {mean}." if some else ""
 
 
 def _one_value(view: View, cells: Sequence[MeanEstimate | None]) -> str:
     """Return a sentence on cells of several values without interval, "" without any."""
     what = "sites" if view.study.leaves_out else "splits"
-    without = any(one is not None and one.half_width is None and one.count > 1 for one in cells)
+    without = any(one is not None and one.interval is None and one.count > 1 for one in cells)
     return f" A number without interval is the same in all {what}." if without else ""
 
 
@@ -229,7 +252,16 @@ def _unmeasured(view: View, metric: StudyMetric) -> str:
         missing = f" Labels that tested samples lack: {found}."
     if not any(view.results.runs.values()) or not names:
         return missing
-    if not measured.any():
+    if not found_any(view, metric):
         reason = "" if missing or not metric.undefined else f" ({metric.undefined})"
         return f" {metric.title} is defined in no split at any site{reason}.{missing}"
-    return f" {metric.title} is defined in no split at {', '.join(names)}: means are over the other sites.{missing}"
+    others = (
+        f"means are over {measured.sum()} of {len(measured)} sites" if measured.any() else "there is no mean of sites"
+    )
+    why = "tested samples of one class in a split, or no value in a split of some method"
+    return f" {', '.join(names)}: {why}; so {others}, the same for all methods.{missing}"
+
+
+def found_any(view: View, metric: StudyMetric) -> bool:
+    """Whether a metric is defined at any site in any split."""
+    return any(np.isfinite(view.site_values(row, metric)).any() for row in view.rows)

@@ -50,7 +50,7 @@ def tested_note(study: Study, metric: StudyMetric) -> str:
             said.append(f"{name} {_range(held[:, k])}{of_one}{of_events}")
     doubt = ""
     if labels is not None and labels.of_one_class.all(axis=2).any() and metric.best_by_one_class:
-        doubt = " Of one class, a model that always says it is right in all; means count each site alike."
+        doubt = " Of one class, a model that always says it is right in all: such sites are in no mean."
     return (f" Tested samples of a split: {', '.join(said)}.{doubt}" if said else "") + few_events_note(study)
 
 

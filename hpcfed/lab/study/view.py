@@ -2,36 +2,45 @@
 
 Values of a split are means over its seeds; intervals are of the mean over splits (`hpcfed.lab.study.statistics`). Where
 each split leaves one site out, a site has one value, and intervals are those of the mean over sites.
+
+Means of sites are over complete cases: the sites of which every split tests on both classes, and on which the metric is
+defined in all splits and rows. Else a method would be compared with another on other sites. Complete cases favour
+large sites, so the value of all test samples together stands beside the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
+from hpcfed.config.metrics import is_share
 from hpcfed.lab.report.paired import MeanEstimate
 from hpcfed.lab.study.arms import ALONE
-from hpcfed.lab.study.measures import StudyMetric
+from hpcfed.lab.study.measures import ACCURACY, StudyMetric
 from hpcfed.lab.study.plan import Study
 from hpcfed.lab.study.results import StudyResults
 from hpcfed.lab.study.rows import StudyRow, reference_of
-from hpcfed.lab.study.statistics import corrected
+from hpcfed.lab.study.statistics import BOOTSTRAP, DELONG, WILSON, Ends, corrected, cut, interval, wilson
 
-MEAN = "Mean of sites"
+MEAN, TOGETHER = "Mean of sites", "All samples together"
 Resampled = dict[tuple[str, str], np.ndarray]
 """Row and metric → values of each site, then of the mean of the sites, (N + 1, B); nan where undefined."""
+Single = Mapping[tuple[str, str], Mapping[int, Ends]]
+"""Row and metric → site → the interval of its value, where it has one split's alone."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What all tables are made of; `resampled` if patients were resampled."""
+    """What all tables are made of; `resampled` if patients were resampled, `single` where one split tests on a site."""
 
     study: Study
     results: StudyResults
     rows: Sequence[StudyRow]
     resampled: Resampled | None = None
+    single: Single = field(default_factory=dict)
 
     @property
     def sites(self) -> list[str]:
@@ -42,21 +51,70 @@ class View:
         """Return a row's values, (N, J); nan where there is none."""
         return np.array([row.values(metric.name, k) for k in range(len(self.sites))])
 
-    def measured(self, metric: StudyMetric) -> np.ndarray:
-        """Return the sites that means are over, (N,) bool: all but those without a value in any row and split.
+    @cached_property
+    def tested(self) -> np.ndarray:
+        """How many samples of each site each split tests on, (J, N)."""
+        owner, sites = self.study.samples.owner, len(self.sites)
+        return np.array([np.bincount(owner[one.tests], minlength=sites) for one in self.study.splits.each])
 
-        A site of one class has no AUROC, whatever the model.
+    def measured(self, metric: StudyMetric) -> np.ndarray:
+        """Return the sites that means are over, (N,) bool: complete cases.
+
+        A site has no AUROC in a split that tests on one class, and of one class a model that always says it is right in
+        all: it is in no mean of any metric. Splits whose runs are not there yet do not count.
         """
-        return np.any([np.isfinite(self.site_values(row, metric)).any(axis=1) for row in self.rows], axis=0)
+        kept = self._with_classes(metric)
+        found = np.zeros(len(self.sites), bool)
+        for row in self.rows:
+            finite = np.isfinite(self.site_values(row, metric))
+            there = finite.any(axis=0)
+            kept &= ~(there & (self.tested.T > 0) & ~finite).any(axis=1)
+            found |= finite.any(axis=1)
+        return kept & found
+
+    def _with_classes(self, metric: StudyMetric) -> np.ndarray:
+        """Return the sites whose tested samples have the classes that a metric needs in all splits, (N,) bool."""
+        labels = self.study.tested_labels
+        if labels is None:
+            return np.ones(len(self.sites), bool)
+        lacking = labels.lack_some if metric.needs_all_labels else labels.of_one_class.all(axis=2)
+        return np.asarray(~(lacking & labels.tested).any(axis=0))
+
+    def mean_title(self, metric: StudyMetric) -> str:
+        """Return the title of the mean of sites: of how many sites and samples it is, where some are left out."""
+        kept = self.measured(metric)
+        if kept.all() or not kept.any():
+            return MEAN
+        return f"Mean of {kept.sum()} of {len(kept)} sites, {self.num_tested(kept)} tested samples"
+
+    def num_tested(self, kept: np.ndarray) -> str:
+        """Return how many samples of the sites `kept`, (N,) bool, any split tests on, and of how many: ``40 of 46``."""
+        own = np.bincount(
+            self.study.samples.owner[np.any([one.tests for one in self.study.splits.each], axis=0)],
+            minlength=len(kept),
+        )
+        return f"{own[kept].sum():,}" if kept.all() else f"{own[kept].sum():,} of {own.sum():,}"
 
     def over_sites(self, values: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Return the mean over the measured sites of each split, (J,), from values (N, J); nan where one has none.
 
-        Where each split leaves one site out, it is that site's value.
+        Where each split leaves one site out, it is that site's value, nan of one that is not measured.
         """
         if self.study.leaves_out:
-            return np.diagonal(values)
+            return np.where(measured, np.diagonal(values), np.nan)
         return values[measured].mean(axis=0) if measured.any() else np.full(values.shape[1], np.nan)
+
+    def pooled(self, row: StudyRow, metric: StudyMetric) -> np.ndarray:
+        """Return a row's values on all test samples together, (J,); nan where there is none.
+
+        Of rows whose sites have models of their own there is one of an accuracy alone, the share of all samples.
+        """
+        whole = np.array(row.whole(metric.name), dtype=float)
+        if metric.name != ACCURACY or self.study.leaves_out or np.isfinite(whole).any():
+            return whole
+        values, counts = self.site_values(row, metric), self.tested.T
+        with np.errstate(invalid="ignore"):
+            return np.asarray((np.where(counts > 0, values, 0.0) * counts).sum(axis=0) / counts.sum(axis=0))
 
     @property
     def num_values(self) -> int:
@@ -68,11 +126,51 @@ class View:
         """The row that the others' differences are from."""
         return reference_of(self.study, self.rows)
 
-    def estimates(self, values: np.ndarray, measured: np.ndarray) -> list[MeanEstimate | None]:
-        """Return the estimate of each site, and of the mean of the measured sites, (N + 1,), from values (N, J)."""
-        ratio = self.study.ratio
-        found = [corrected(line.tolist(), ratio) for line in values]
-        return [*found, corrected(self.over_sites(values, measured).tolist(), ratio)]
+    @property
+    def ratio(self) -> float:
+        """n_test / n_train of the splits, whose training samples overlap; 0 over sites, whose samples do not."""
+        return 0.0 if self.study.leaves_out else self.study.ratio
+
+    def is_share(self, metric: StudyMetric) -> bool:
+        """Whether a metric's values are from 0 to 1."""
+        return is_share(metric.name, self.study.recipe.evaluate.metrics)
+
+    def estimates(self, row: StudyRow, metric: StudyMetric) -> list[MeanEstimate | None]:
+        """Return a row's estimate of each site, of the mean of the measured sites, and of all test samples together,
+        (N + 2,).
+        """
+        values, share = self.site_values(row, metric), self.is_share(metric)
+        over = self.over_sites(values, self.measured(metric))
+        found = [
+            corrected(line.tolist(), self.ratio, share=share) for line in (*values, over, self.pooled(row, metric))
+        ]
+        resampled = None if self.resampled is None else self.resampled.get((row.key, metric.name))
+        of_site = [self._of_one_split(row, metric, k, one) for k, one in enumerate(found[: len(values)])]
+        return [
+            _by_patients(one, None if resampled is None or k >= len(resampled) else resampled[k])
+            for k, one in enumerate([*of_site, *found[len(values) :]])
+        ]
+
+    def _of_one_split(
+        self, row: StudyRow, metric: StudyMetric, site: int, one: MeanEstimate | None
+    ) -> MeanEstimate | None:
+        """Return a site's estimate; of one split with the interval of its samples, if these are independent."""
+        if one is None or one.count != 1 or self.study.samples.group is not None:
+            return one
+        if metric.name == ACCURACY:
+            split = int(np.flatnonzero(np.isfinite(self.site_values(row, metric)[site]))[0])
+            return replace(one, ends=wilson(one.mean, int(self.tested[split, site])), method=WILSON)
+        ends = self.single.get((row.key, metric.name), {}).get(site)
+        return one if ends is None else replace(one, ends=ends, method=DELONG)
+
+    def differences(self, row: StudyRow, metric: StudyMetric) -> list[MeanEstimate | None]:
+        """Return the same of the differences from the reference, split by split; intervals of shares are cut at ±1."""
+        values, theirs = self.site_values(row, metric), self.site_values(self.reference, metric)
+        apart = values - theirs
+        over = self.over_sites(apart, self.measured(metric))
+        pooled = self.pooled(row, metric) - self.pooled(self.reference, metric)
+        found = [corrected(line.tolist(), self.ratio) for line in (*apart, over, pooled)]
+        return [cut(one) for one in found] if self.is_share(metric) else found
 
     def cross_values(self, metric: StudyMetric) -> np.ndarray | None:
         """Return the mean over splits of site i's model on site j, (N, N); None if sites are not trained alone."""
@@ -82,6 +180,14 @@ class View:
         count, sites = len(self.study.splits.each), range(len(self.sites))
         values = np.array([[self.results.values(arm.key, metric.name, k, count) for k in sites] for arm in arms])
         return means_over(values)
+
+
+def _by_patients(estimate: MeanEstimate | None, resampled: np.ndarray | None) -> MeanEstimate | None:
+    """Return an estimate without interval with that of resampled patients, (B,), where there is one."""
+    if estimate is None or estimate.interval is not None or resampled is None:
+        return estimate
+    ends = interval(resampled)
+    return estimate if ends is None or ends[0] == ends[1] else replace(estimate, ends=ends, method=BOOTSTRAP)
 
 
 def means_over(values: np.ndarray) -> np.ndarray:

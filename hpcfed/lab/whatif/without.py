@@ -28,6 +28,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.node import process_space
+from hpcfed.lab.whatif.common import on_common_samples
 from hpcfed.provenance.beginning import begin_after
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.ranks.watchdog import Watchdog
@@ -97,7 +98,11 @@ def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool 
         if branch is not None and world.is_root:
             for line in described(branch, base, recipe):
                 say(line)
-        return run_resolved(recipe, world, quiet, False, False, (), watchdog)
+        result = run_resolved(recipe, world, quiet, False, False, (), watchdog)
+        for line in world.on_root(lambda: list(on_common_samples(base.recipe, base.folder, recipe))):
+            if world.is_root:
+                say(line)
+        return result
 
 
 def _recorded(request: WithoutRequest) -> RecordedRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.generators import Generators
 from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
@@ -159,7 +160,33 @@ def replay(
     folder = Path(run).resolve()
     places = (None if place is None else Path(place) for place in (data, code))
     found = recorded(folder, placed_recipe(folder, *places), Permission(run_code, ask, RUN_CODE))
+    _check_drawn(found, round, client)
     return replay_in(found, entered(found, round, say), round, client)
+
+
+def _check_drawn(run: RecordedRun, round: int, client: int | str) -> None:
+    """Refuse a client that the record has not in the round's cohort, before any round is computed.
+
+    Raises:
+        InputError: naming the cohort, and the client's nearest round.
+    """
+    if not 1 <= round <= len(run.rows):
+        return
+    with Federation.open(run.recipe.data) as federation:
+        number = federation.client_number(client)
+        name = federation.client_name(number)
+    _refuse_absent(number, name, round, run.rows[round - 1]["cohort"], run)
+
+
+def _refuse_absent(number: int, name: str, round: int, clients: Sequence[int], run: RecordedRun) -> None:
+    if number in clients:
+        return
+    cohort = ", ".join(map(str, clients[:20])) + (", …" if len(clients) > 20 else "")
+    others = [other for other, row in enumerate(run.rows, start=1) if number in row["cohort"]]
+    nearest = min(others, key=lambda other: (abs(other - round), other), default=None)
+    remedy = "it was in none" if nearest is None else f"its nearest round is {nearest}"
+    got = f"a cohort of {cohort or 'nobody'}"
+    raise InputError(f"client {number} ({name}) took no part in round {round}", got=got, remedy=remedy)
 
 
 def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str) -> Replay:
@@ -172,10 +199,7 @@ def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str
     number = parts.federation.client_number(client)
     name = parts.federation.client_name(number)
     clients = plan.cohort.clients.tolist()
-    if number not in clients:
-        cohort = ", ".join(map(str, clients[:20])) + (", …" if len(clients) > 20 else "")
-        got = f"a cohort of {cohort or 'nobody'}"
-        raise InputError(f"client {number} ({name}) took no part in round {round}", got=got)
+    _refuse_absent(number, name, round, clients, run)
     place = clients.index(number)
     steps: list[Step] = []
     recipe = run.at(round).recipe

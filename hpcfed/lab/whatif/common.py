@@ -1,0 +1,71 @@
+"""Scores of a run and of the run without some clients on the test samples that both count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hpcfed.assembly import build_loss
+from hpcfed.cohort import measured_in
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
+from hpcfed.data.shards import Shards
+from hpcfed.errors import InputError, counted
+from hpcfed.lab.loaded import LoadedRun, load
+from hpcfed.models.losses import ACCURACY
+from hpcfed.run_folder.folder import RunFolder
+
+
+def on_common_samples(before: Recipe, folder: Path, recipe: Recipe) -> Iterator[str]:
+    """Yield a line on both runs' final models, where the records count the test samples of different clients.
+
+    Accuracy if the task has one, else the loss.
+
+    Args:
+        before, folder: the recorded run's recipe and folder.
+        recipe: the other's.
+    """
+    with Federation.open(recipe.data) as federation:
+        offsets, count = federation.test_offsets, federation.num_clients
+        there, here = measured_in(before, count), measured_in(recipe, count)
+        common = there & here
+        if offsets is None or np.array_equal(there, here) or not federation.num_test_of(common):
+            return
+        if not all(RunFolder(one).has_result() for one in (folder, recipe.output)):
+            return
+        runs = load(folder, data=recipe.data), load(recipe.output, data=recipe.data)
+        clients = np.flatnonzero(common & (np.diff(offsets) > 0)).tolist()
+        try:
+            scores = [_score(run, federation, clients) for run in runs]
+        except InputError as error:
+            yield f"the recorded run is not measured on the test samples that both count: {error}"
+            return
+        names = federation.client_names()
+        others = ", ".join(names[k] for k in np.flatnonzero(there & ~here).tolist())
+        left, right = (f"{100 * score:.2f} %" if federation.task in ACCURACY else f"{score:.6g}" for score in scores)
+        measure = "test accuracy" if federation.task in ACCURACY else "test loss"
+        samples = counted(federation.num_test_of(common), "sample")
+        yield f"on the {samples} that both count: {measure} {right} without {others}, {left} with"
+
+
+def _score(run: LoadedRun, federation: Federation, clients: list[int]) -> float:
+    """Return the accuracy, or the loss, of a run's evaluated model on the test samples of some clients."""
+    dtype, cpu = getattr(torch, run.recipe.dtype), torch.device("cpu")
+    shards = Shards(federation, dtype, cpu, capacity=0)
+    private = run.recipe.parameters.keeps_private
+    outputs, targets = [], []
+    with torch.no_grad():
+        for client in clients:
+            x, y = shards.client_test(client)
+            module = run.evaluated_of(client) if private else run.evaluated
+            outputs.append(torch.cat([module(part) for part in x.split(run.recipe.evaluate.batch_size)]))
+            targets.append(y)
+    output, target = torch.cat(outputs), torch.cat(targets)
+    if federation.task in ACCURACY:
+        right, total = ACCURACY[federation.task](output, target)
+        return right / total
+    loss = build_loss(run.recipe, federation, dtype, cpu)
+    return loss.of_all(output, target)
