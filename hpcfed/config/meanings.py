@@ -19,7 +19,8 @@ MEANINGS = {
     "model": (
         "`{name: linear, bias: true}`, `logistic`, `quadratic`, `{name: mlp, hidden: [200, 100]}`, "
         "`{name: emnist-cnn}`, `cifar-cnn`, `{name: feddyn-cnn, hidden: 384}`, `{name: femnist-cnn, "
-        "hidden: 512}`, `{name: resnet18-gn, groups: 2}`, `{name: lstm, embedding: 8, hidden: 100, "
+        "hidden: 512}`, `{name: resnet18-gn, groups: 2}` (`stem: 7x7` with max-pool as for ImageNet, `pool: 3` "
+        "averages the 3 × 3 corner of the last map), `{name: lstm, embedding: 8, hidden: 100, "
         'layers: 2}`, or `{factory: "module:function", args: {}}`; `init: weights.safetensors`'
     ),
     "parameters": (
