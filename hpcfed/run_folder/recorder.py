@@ -20,7 +20,7 @@ from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
 from hpcfed.run_folder.appended import AppendedFile
-from hpcfed.run_folder.files import CLIENTS, INITIAL, private_file
+from hpcfed.run_folder.files import CLIENTS, EVALUATED, INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
@@ -176,7 +176,7 @@ class Recorder:
         self._check()
         self._folder.write("model.safetensors", save(model.named(w)))
         if not torch.equal(w, evaluated) or averaged is not model.averaged:
-            self._folder.write("model-evaluated.safetensors", save(model.named(evaluated, averaged)))
+            self._folder.write(EVALUATED, save(model.named(evaluated, averaged)))
 
     def keep_private(self, parts: Parts) -> None:
         """Write the private parts of clients at home on this rank, and on rank 0 the initial one, to ``private/``.
