@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from hpcfed.reproduce.catalogue import experiments
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hpcfed import models
 from hpcfed.config.recipe import Model
 from hpcfed.errors import InputError
+from hpcfed.lab.reproduce.catalogue import experiments
 from hpcfed.types import Tilt
 from tests.contract.test_engines import MODELS, built, solved, tasks_for
 
