@@ -69,17 +69,14 @@ def value(experiment: Experiment, curve: np.ndarray, *, larger: bool) -> float:
     return float(seen[-experiment.measure.last :].mean())
 
 
-def targets(
-    experiment: Experiment, case: str, runs: Path, *, larger: bool
-) -> Iterator[tuple[str, Mapping[int, float]]]:
+def targets(experiment: Experiment, case: str, runs: Path) -> Iterator[tuple[str, Mapping[int, float]]]:
     """Yield each target of a case in words, with its number for each seed; -1 stands for all seeds."""
     for target in experiment.cases[case].targets:
         if not isinstance(target, Goal):
             yield f"{target:g}", {-1: float(target)}
             continue
         of = curves(runs, case, target.of, experiment.measure.column)
-        best = np.maximum.accumulate if larger else np.minimum.accumulate
-        found = {seed: float(best(curve)[target.round - 1]) for seed, curve in of.items() if len(curve) >= target.round}
+        found = {seed: float(curve[target.round - 1]) for seed, curve in of.items() if len(curve) >= target.round}
         yield f"{target.of} at {target.round}", found
 
 
@@ -92,7 +89,7 @@ def table(experiment: Experiment, root: Path) -> Iterator[tuple[str, ...]]:
         if not any(found.values()):
             continue
         if measure.kind == "rounds":
-            for place, (words, numbers) in enumerate(targets(experiment, name, runs, larger=larger)):
+            for place, (words, numbers) in enumerate(targets(experiment, name, runs)):
                 yield from _rounds(experiment, case, found, words, numbers, place, larger=larger)
         else:
             scores = {m: {s: value(experiment, c, larger=larger) for s, c in of.items()} for m, of in found.items()}
