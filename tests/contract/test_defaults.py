@@ -15,6 +15,7 @@ from hpcfed.config.load import dump_yaml, load_recipe
 from hpcfed.errors import InputError
 from hpcfed.lab.report import compare
 from hpcfed.lab.report.page import warnings
+from hpcfed.lab.report.unlike import unlike
 from hpcfed.lab.sweep.grid import parse_grids
 from hpcfed.lab.sweep.plan import make_plan
 from hpcfed.types import Means, Method, RoundContext, ServerUpdate, State
@@ -113,6 +114,8 @@ def test_a_comparison_says_what_its_methods_differ_in(data, world, shared_tmp):
         "clients' weights differ between methods",
         "evaluated models differ between methods",
     ]
+    both = unlike([(name, {"weights": value}) for name in "ab" for value in ("samples", "uniform")])
+    assert not both, "the same methods in two cases"
     set_alike = ["weights=uniform", "evaluate.model=last"]
     assert not make_plan(write, set_alike, grids, [0], shared_tmp / "sweep").unlike()
 

@@ -27,14 +27,14 @@ def unlike(labelled: Sequence[tuple[str, Mapping[str, Any]]], *, equal_clients: 
 
 
 def _by_value(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[str]]:
-    """Return the labels of each value; of one value alone where all labels are one."""
+    """Return the labels of each value; nothing where every label has the same ones, as the cases of an experiment."""
     found: dict[str, list[str]] = {}
-    labels: set[str] = set()
+    values: dict[str, set[str]] = {}
     for label, value in pairs:
-        labels.add(label)
+        values.setdefault(label, set()).add(str(value))
         if label not in found.setdefault(str(value), []):
             found[str(value)].append(label)
-    return found if len(labels) > 1 else {}
+    return {} if len({frozenset(of) for of in values.values()}) < 2 else found
 
 
 def _shown(found: Mapping[str, Sequence[str]]) -> str:
