@@ -8,7 +8,7 @@ from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import check_metrics, check_stop
 from hpcfed.config.portable import check_portable
-from hpcfed.config.recipe import Algorithm, Evaluate, Local, Recipe
+from hpcfed.config.recipe import Algorithm, Local, Recipe
 from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, placed
@@ -65,15 +65,10 @@ def _resolve(recipe: Recipe) -> Recipe:
             "algorithm": type(recipe.algorithm).model_validate(algorithm),
             "model": type(recipe.model).model_validate(model),
             "weights": weights,
-            "evaluate": _with_model(recipe.evaluate, method),
+            "evaluate": recipe.evaluate.with_final_model(method.final_model),
             "data_content": content,
         }
     )
-
-
-def _with_model(section: Evaluate, method: Method) -> Evaluate:
-    """Return the recipe's ``evaluate`` with the method's final model in the place of ``auto``."""
-    return section.model_copy(update={"model": method.final_model}) if section.model == "auto" else section
 
 
 def _with_numbers(recipe: Recipe, federation: Federation) -> Recipe:

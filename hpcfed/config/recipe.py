@@ -318,6 +318,21 @@ class Evaluate(Section):
         WithJsonSchema(METRICS_SCHEMA),
     ] = Field(default_factory=dict)
 
+    _by_method: bool = PrivateAttr(False)
+
+    @property
+    def by_method(self) -> bool:
+        """Whether `model` was ``auto`` before the recipe was resolved."""
+        return self._by_method
+
+    def with_final_model(self, name: str) -> Evaluate:
+        """Return the section with a method's final model in the place of ``auto``."""
+        if self.model != "auto":
+            return self
+        chosen = self.model_copy(update={"model": name})
+        chosen._by_method = True
+        return chosen
+
     @model_validator(mode="after")
     def _names_are_free(self) -> Evaluate:
         if self.metrics.keys() & {*ALWAYS_MEASURED}:

@@ -85,6 +85,16 @@ def test_fedexp_evaluates_the_average_and_trains_as_before(data, world, capsys):
         assert torch.equal(last.evaluated.state_dict()[name], weights[0][name])
 
 
+def test_a_finished_run_keeps_the_model_that_it_evaluated(data, world, capsys):
+    asked = recipe(data, {"name": "fedexp", "eps": 1e-3})
+    hpcfed.run(asked, ["evaluate.model=last"], world=world, quiet=True)
+    hpcfed.run(asked, world=world)
+    if world.is_root:
+        assert "finished already" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"evaluate\.model"):
+        hpcfed.run(asked, ["evaluate.model=last-two"], world=world, quiet=True)
+
+
 @pytest.mark.parametrize("name", ["feddyn", "fedavg"])
 def test_a_run_says_that_clients_of_unequal_sizes_weigh_alike(data, world, capsys, name):
     hpcfed.run(recipe(data, {"name": name, **algorithms.examples()[name]}), world=world)
