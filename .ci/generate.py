@@ -19,10 +19,15 @@ BEGIN, END = "<!-- by make generated -->\n", "<!-- end -->\n"
 
 def methods() -> str:
     """Return the table of methods with their keys, and the line of parts, in Markdown."""
-    rows = ["| `algorithm.name` | method | keys and their defaults |", "|---|---|---|"]
+    rows = [
+        "| `algorithm.name` | method | `weights` | `evaluate.model` | keys and their defaults |",
+        "|---|---|---|---|---|",
+    ]
     for name in algorithms.names():
-        kinds = [kind for kind in algorithms.parts_of(name) if kind is not None]
-        rows.append(f"| `{name}` | {algorithms.titles()[name]} | {', '.join(_keys(kinds))} |")
+        local, _, server = parts = algorithms.parts_of(name)
+        weights, model = (getattr(part, key, "last") for part, key in ((local, "weights"), (server, "final_model")))
+        kinds = [kind for kind in parts if kind is not None]
+        rows.append(f"| `{name}` | {algorithms.titles()[name]} | {weights} | {model} | {', '.join(_keys(kinds))} |")
     roles = algorithms.DEFAULT_PARTS.items()
     parts = "; ".join(
         f"`{role}` is {_one_of(default, sorted(algorithms.choices(role.upper())))}" for role, default in roles

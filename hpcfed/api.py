@@ -21,7 +21,7 @@ from hpcfed.ranks.platform.collector import uncollected
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World, connect
 from hpcfed.run_folder.code import CodeRecord
-from hpcfed.run_folder.files import INITIAL, private_file
+from hpcfed.run_folder.files import EVALUATED, INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.run_folder.rounds import RECORD, read_rounds
@@ -173,6 +173,12 @@ class Result:
     def module(self) -> nn.Module:
         """The trained module, the last iterate, on the CPU."""
         return trained_module(self.recipe, self.folder / "model.safetensors")
+
+    @cached_property
+    def evaluated(self) -> nn.Module:
+        """The module that the record's last scores are of; `module` where ``evaluate.model`` is the last iterate."""
+        weights = self.folder / EVALUATED
+        return trained_module(self.recipe, weights) if weights.exists() else self.module
 
 
 def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, accept_code: bool = False) -> nn.Module:

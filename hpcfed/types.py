@@ -381,7 +381,8 @@ class ServerMethod(Protocol):
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         """Return the next model and state; `w` is float64, so is the result, which is rounded to the run's dtype.
 
-        A rule whose class says ``client_scalars = True`` finds each client's scalars in ``means.client_scalars``.
+        A rule whose class says ``client_scalars = True`` finds each client's scalars in ``means.client_scalars``. One
+        whose iterates are not its result names the model that is, a value of ``evaluate.model``, as ``final_model``.
         """
         ...
 
@@ -421,6 +422,11 @@ class Method:
     def counts_clients(self) -> bool:
         """Whether a state depends on N or n, by q(S) or the mean size: a client left out changes every round."""
         return any(getattr(part, "counts_clients", False) for part in (self.local, self.normalize, self.server))
+
+    @property
+    def final_model(self) -> str:
+        """The model of ``evaluate.model: auto``: the server rule's ``final_model`` where it has one, else ``last``."""
+        return str(getattr(self.server, "final_model", "last"))
 
     @property
     def client_scalars(self) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from difflib import get_close_matches
+from typing import get_args
 
 from hpcfed.algorithms._base import ClientRule
-from hpcfed.config.recipe import Recipe
+from hpcfed.config.recipe import Evaluate, Recipe
 from hpcfed.config.user_code.blame import defined_at
 from hpcfed.errors import InputError, shown
 from hpcfed.types import DELTA, RESERVED, UPGRADE, LocalMethod, Method, Normalization, ServerMethod
@@ -17,6 +18,7 @@ RENAMED = {"strength": "prox_mu", "uses_displacement": "uses_effective_steps"}
 SPELLING_CUTOFF = 0.85
 """Likeness of two names from which one is taken for the other, mistyped."""
 WEIGHTS = ("samples", "uniform")
+FINAL_MODELS = tuple(name for name in get_args(Evaluate.model_fields["model"].annotation) if name != "auto")
 
 
 def check_parts(method: Method) -> None:
@@ -128,6 +130,13 @@ def _check_declared(method: Method) -> None:
             where=defined_at(local, "weights") or defined_at(local),
             expected=" or ".join(map(repr, WEIGHTS)),
             got=shown(local.weights),
+        )
+    if method.final_model not in FINAL_MODELS:
+        raise InputError(
+            f"{method.name}: final_model of its server part",
+            where=defined_at(method.server, "final_model") or defined_at(method.server),
+            expected=f"a value of evaluate.model: {', '.join(FINAL_MODELS)}",
+            got=shown(method.final_model),
         )
     for name in ("sent", "received"):
         if not isinstance(number := getattr(local, name), int) or number < 0:

@@ -9,7 +9,9 @@
 projection method, for clients that solve their problem to convergence.
 ``eps_scale: cohort`` (|S|·ε) and ``eps_decay`` (ε·eps_decay^t) are what the authors' code does.
 
-The iterates oscillate: evaluate with ``evaluate.model: last-two``, the average of the last two, never fed back.
+The iterates oscillate, and the result is the average of the last two, never fed back: ``evaluate.model: last-two``, the
+default here. Algorithm 1 averages over clients alike; p_i is n_i/n by default, as in the authors' code and for FedAvg,
+from which FedExP then differs by its step alone: ``weights: uniform`` is Algorithm 1 where clients differ in size.
 
 Reduced: d (Δ); ‖Δ_i‖² comes with every Δ_i (`Means.mean_delta_sq`). State: none.
 
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 
 class Epsilon(Part):
-    """ε, with the authors' scale and decay."""
+    """ε, with the authors' scale and decay. Rules with it have the average of the last two iterates as their result."""
+
+    final_model: ClassVar[str] = "last-two"
 
     eps: float = Field(1e-3, ge=0)
     eps_scale: Literal["one", "cohort"] = "one"

@@ -19,6 +19,7 @@ LARGE_STEPS = {"sgd": 10.0, "adam": 0.5, "yogi": 0.5}
 def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     """Yield a line for each setting of a resolved recipe that may be unintended."""
     yield from _on_clients(recipe, parts)
+    yield from _on_defaults(recipe, parts)
     yield from _on_local_work(recipe, parts)
     yield from _on_evaluation(recipe, parts)
     yield from _on_the_end(recipe, parts)
@@ -45,6 +46,18 @@ def _on_clients(recipe: Recipe, parts: Parts) -> Iterator[str]:
     for facts in without_facts(recipe, parts.federation).values():
         if facts["exact"] == TRAINING_ONLY:
             yield f"without {', '.join(facts['clients'].values())}: {TRAINING_ONLY}: {'; '.join(facts['since'])}"
+
+
+def _on_defaults(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    """Yield the method's own defaults that are not FedAvg's: a comparison with it is of them, too."""
+    name, sizes = parts.method.name, parts.federation.sizes[parts.cohorts.present]
+    own = parts.method.local.weights
+    if recipe.weights == own == "uniform" and (least := sizes[sizes > 0].min()) < sizes.max():
+        what = f"clients of {least:,} to {sizes.max():,} samples weigh alike (weights: uniform"
+        yield f"{what}, the default of {name}; FedAvg's is samples)"
+    final = recipe.evaluate.model
+    if final == parts.method.final_model != "last" and (recipe.evaluate.every or recipe.evaluate.train.every):
+        yield f"evaluated is the {final} model (evaluate.model, the default of {name}); FedAvg's is the last iterate"
 
 
 def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
@@ -81,6 +94,8 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if guess == "remaining" and budget is None:
         why = "all of local.steps are taken" if local.steps is not None else "local.epochs are all taken"
         yield f"guess: remaining has no effect without a budget: {why}"
+    if local.guess_moments == "all" and guess == "none":
+        yield "local.guess_moments: all has no effect without guess"
     if budget is not None and local.steps is not None and guess != "remaining":
         yield f"local.steps: {local.steps} has no effect beside budget without guess: remaining"
     if local.augment is not None and local.augment.crop_probability != 1 and not local.augment.crop:

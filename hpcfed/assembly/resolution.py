@@ -59,12 +59,13 @@ def _resolve(recipe: Recipe) -> Recipe:
     written = {} if recipe.algorithm.factory is None else recipe.algorithm.parameters
     named = {key: getattr(recipe.algorithm, key) for key in type(recipe.algorithm).model_fields}
     algorithm = {**named, **written, **_parts(recipe.algorithm), **declared}
-    model = {**recipe.model.model_dump(), **(spec.model_dump() if spec else {})}
+    model = {**recipe.model.model_dump(), **(spec.recorded() if spec else {})}
     return recipe.model_copy(
         update={
             "algorithm": type(recipe.algorithm).model_validate(algorithm),
             "model": type(recipe.model).model_validate(model),
             "weights": weights,
+            "evaluate": recipe.evaluate.with_final_model(method.final_model),
             "data_content": content,
         }
     )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--method", "methods", multiple=True, help="Run only this method; repeatable. The table shows all.")
 @click.option("--rounds", type=click.IntRange(1), help="At most so many rounds now; a later call goes on to more.")
 @click.option("--to-targets", is_flag=True, help="End each run at its hardest target; its figures end there, too.")
-@click.option("--seeds", type=click.IntRange(1), help="At most so many seeds now.")
+@click.option("--seeds", help="At most so many seeds now, or others than the experiment's: 5,6,7 (5, is seed 5 alone).")
 @click.option("--groups", type=click.IntRange(1), help="Groups of ranks, a run each at a time. Default: one a rank.")
 @click.option("--table", is_flag=True, help="Run nothing; print what there is.")
 @click.option("--retry", is_flag=True, help="Try again what was refused or failed.")
@@ -57,7 +57,7 @@ def command(
     methods: tuple[str, ...],
     rounds: int | None,
     to_targets: bool,
-    seeds: int | None,
+    seeds: str | None,
     groups: int | None,
     table: bool,
     retry: bool,
@@ -73,6 +73,7 @@ def command(
     on, and several jobs may share one experiment. With --array the data are prepared here, and N SLURM jobs share the
     runs, each of the size that the options listed after it set.
     """
+    from hpcfed.lab.reproduce.experiment import TRAINED_FOR_THE_TABLE
     from hpcfed.lab.reproduce.inputs import Places
 
     places = Places(output.absolute(), raw)
@@ -82,7 +83,7 @@ def command(
     if name is None:
         raise click.UsageError("no NAME: --list shows all", click.get_current_context())
     wanted = _chosen(name, scale, cases, methods, seeds, places)
-    if table and any(one.measure.kind == "dynamics" for one in wanted):
+    if table and any(one.measure.kind in TRAINED_FOR_THE_TABLE for one in wanted):
         raise click.UsageError(f"--table: {name} trains for its table", click.get_current_context())
     submits = is_asked_for(array, job)
     if submits and (ranks is not None or table):
@@ -161,7 +162,7 @@ def _list(places: Places, name: str | None) -> None:
 
 
 def _chosen(
-    name: str, scale: str, cases: Sequence[str], methods: Sequence[str], seeds: int | None, places: Places
+    name: str, scale: str, cases: Sequence[str], methods: Sequence[str], seeds: str | None, places: Places
 ) -> list[Experiment]:
     """Return the experiments to run.
 
@@ -190,7 +191,17 @@ def _chosen(
             others = [method for one in found for method in one.methods]
             chosen = f"case {' and '.join(cases)}" if cases else f"the {scale} variant"
             raise _unknown(name, "method", word, known, others, chosen)
-    return [one.model_copy(update={"seeds": min(one.seeds, seeds or one.seeds)}) for one in kept]
+    return [_with_seeds(one, seeds) for one in kept]
+
+
+def _with_seeds(experiment: Experiment, text: str | None) -> Experiment:
+    """Return the experiment with as many of its seeds as a number says, or with those of a list."""
+    from hpcfed.lab.sweep.grid import parse_seeds
+
+    if text is None:
+        return experiment
+    numbers = parse_seeds(text)
+    return experiment.with_seeds(numbers if "," in text else numbers[: experiment.seeds])
 
 
 def _unknown(name: str, what: str, word: str, known: Sequence[str], others: Sequence[str], chosen: str) -> InputError:

@@ -139,7 +139,7 @@ def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *
     from hpcfed.lab.study.plan import FIGURES, PAGE, TABLES
     from hpcfed.lab.study.session import main_tables, remarks_on_code, write_intervals, write_study
 
-    words, remarks = sys.argv[2:], [*remarks, *remarks_on_code(plan)]
+    words, remarks = sys.argv[2:], [*remarks, *plan.unlike(), *remarks_on_code(plan)]
     view, complete = write_study(study, plan, words, remarks)
     for table in [] if view is None else main_tables(view):
         print_table(table)

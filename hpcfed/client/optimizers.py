@@ -7,22 +7,33 @@ for τ' further steps while everything else stays, in one operation:
 
     y ← y − η (ρ + ρ² + … + ρ^τ') · (the last step's direction)
 
-Reference: Boukhari et al., GeL ("guess and learn"), Algorithm 1, lines 14-20.
+Reference: Boukhari et al., GeL ("guess and learn"), Section 3.1, Algorithm 1, lines 14-20.
+
+GeL's equations are of SGD with momentum. For Adam and Yogi, which Section 3.1 allows, they leave a choice. The above is
+its "nudge in the direction of momentum", from the first moment alone (Section 3.2), in a single operation (Appendix B).
+With ``guess_moments: all`` its eq. (3) is taken by the letter: the proxy gradient 0 enters the whole optimizer, so that
+the second moment decays (Yogi's stays) and the corrections of the zero start go on:
+
+    y ← y − η Σ_j β₁^j m/(1−β₁^(k+j)) / (√(β₂^j v/(1−β₂^(k+j))) + ε),   j = 1 … τ'
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from hpcfed.arithmetic.elementary import power
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.client.effective_steps import guess_factor
 from hpcfed.config.recipe import Local
 
 ALL = slice(None)
+NEGLIGIBLE = 1e-20
+"""Share of ε below which a decayed first moment moves nothing."""
 
 
 class Optimizer(Protocol):
@@ -71,8 +82,11 @@ class Adam:
     Reference: Kingma and Ba, ICLR 2015, Algorithm 1.
     """
 
-    def __init__(self, like: Tensor, beta1: float, beta2: float, eps: float):
-        self._beta1, self._beta2, self._eps = beta1, beta2, eps
+    v_decays: ClassVar[bool] = True
+    """Whether a gradient of 0 lets v decay."""
+
+    def __init__(self, like: Tensor, beta1: float, beta2: float, eps: float, *, guesses_all: bool = False):
+        self._beta1, self._beta2, self._eps, self._guesses_all = beta1, beta2, eps, guesses_all
         self._m, self._v, self._scratch = (torch.zeros_like(like) for _ in range(3))
         self._steps = 0
 
@@ -89,8 +103,22 @@ class Adam:
         self._move(y, lr, rows)
 
     def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
-        if self._steps:
+        if self._steps and self._guesses_all:
+            self._follow_zeros(y, lr, steps, rows)
+        elif self._steps:
             self._move(y, lr * guess_factor(self._beta1, steps), rows)
+
+    def _follow_zeros(self, y: Tensor, lr: float, steps: float, rows: slice) -> None:
+        """Take steps with gradients of 0, up to those that add nothing in the arithmetic's precision."""
+        if not self._beta1:
+            return
+        last, root = math.ceil(math.log(NEGLIGIBLE * self._eps) / math.log(self._beta1)), self._v[rows].sqrt()
+        for j in range(1, 1 + int(min(steps, last))):
+            k = self._steps + j
+            decay = power(self._beta2, j) if self.v_decays else 1.0
+            below = torch.mul(root, (decay / (1 - power(self._beta2, k))) ** 0.5, out=self._scratch[rows])
+            share = power(self._beta1, j) / (1 - power(self._beta1, k))
+            y.addcdiv_(self._m[rows], below.add_(self._eps), value=-lr * share)
 
     def _second_moment(self, v: Tensor, g: Tensor, scratch: Tensor) -> None:
         v.mul_(self._beta2).addcmul_(g, g, value=1 - self._beta2)
@@ -108,16 +136,23 @@ class Yogi(Adam):
     correction of the zero start, where the paper starts v from a first gradient.
     """
 
+    v_decays = False
+
     def _second_moment(self, v: Tensor, g: Tensor, scratch: Tensor) -> None:
         squared = g.mul_(g)
         torch.sub(v, squared, out=scratch).sign_()
         v.addcmul_(scratch, squared, value=-(1 - self._beta2))
 
 
+def _adaptive(kind: type[Adam], like: Tensor, section: Local) -> Adam:
+    every = section.guess_moments == "all"
+    return kind(like, section.beta1, section.beta2, section.eps, guesses_all=every)
+
+
 OPTIMIZERS: Mapping[str, Callable[[Tensor, Local, Arithmetic], Optimizer]] = {
     "sgd": lambda like, section, arithmetic: Sgd(like, section.momentum, arithmetic),
-    "adam": lambda like, section, _: Adam(like, section.beta1, section.beta2, section.eps),
-    "yogi": lambda like, section, _: Yogi(like, section.beta1, section.beta2, section.eps),
+    "adam": lambda like, section, _: _adaptive(Adam, like, section),
+    "yogi": lambda like, section, _: _adaptive(Yogi, like, section),
 }
 """By the recipe's ``local.optimizer``; portable arithmetic is SGD's alone."""
 

@@ -19,7 +19,8 @@ MEANINGS = {
     "model": (
         "`{name: linear, bias: true}`, `logistic`, `quadratic`, `{name: mlp, hidden: [200, 100]}`, "
         "`{name: emnist-cnn}`, `cifar-cnn`, `{name: feddyn-cnn, hidden: 384}`, `{name: femnist-cnn, "
-        "hidden: 512}`, `{name: resnet18-gn, groups: 2}`, `{name: lstm, embedding: 8, hidden: 100, "
+        "hidden: 512}`, `{name: resnet18-gn, groups: 2}` (`stem: 7x7` with max-pool as for ImageNet, `pool: 3` "
+        "averages the 3 × 3 corner of the last map), `{name: lstm, embedding: 8, hidden: 100, "
         'layers: 2}`, or `{factory: "module:function", args: {}}`; `init: weights.safetensors`'
     ),
     "parameters": (
@@ -54,12 +55,13 @@ MEANINGS = {
         "[3], cohorts: empty, evaluate: others}`; `cohorts: redrawn` draws among the others, `evaluate: all` measures "
         "on all clients' data"
     ),
-    "weights": ("`samples` (n_i/n) or `uniform`; default: the method's own"),
+    "weights": ("`samples` (n_i/n) or `uniform`; default: the method's own (table below)"),
     "local": (
         "`steps` or `epochs`; `batch_size: 50` or `full`; `lr: 0.1`, `lr_decay: 1` or `lr_schedule: "
         "[{round: 51, lr: 0.05}]` (from that round on), `weight_decay: 0`, `momentum: 0`, `clip_norm`, "
         "`clip: all` (of gradient and method's term together) or `linear` (its μ y is "
-        "added after); `optimizer: sgd`, `adam` or `yogi` with `beta1`, `beta2`, `eps`; "
+        "added after); `optimizer: sgd`, `adam` or `yogi` with `beta1`, `beta2`, `eps` and, for guesses, "
+        "`guess_moments: first` or `all` (the second one decays, too); "
         "`augment: {crop: 4, crop_probability: 1, flip: 0.5, per: sample}` or `per: batch`; `engine: "
         "batched` trains many clients at once, `sequential` one after another, `auto` is batched for "
         "linear models and perceptrons, and `matmul: onednn` computes their large products by oneDNN, "
@@ -78,10 +80,10 @@ MEANINGS = {
         'or your own `{factory: "module:function"}` (README.md, "Add a method")'
     ),
     "evaluate": (
-        "`{every: 1, model: last, batch_size: 1000, train: {every: 0}}`; `model: last-two`, "
-        "`cohort-average`, `client-average`, or `step-average` of all iterates by η_g; `statistics: training` "
-        "estimates its averaged running statistics anew on all training samples; `metrics: [auroc, "
-        "f1-macro]` on the test set, the training sets and each client: `auroc`, `average-precision` (of two "
+        "`{every: 1, model: auto, batch_size: 1000, train: {every: 0}}`; `auto` is the method's own; `model: last`, "
+        "`last-two`, `cohort-average`, `client-average`, or `step-average` of all iterates by η_g; "
+        "`statistics: training` estimates its averaged running statistics anew on all training samples; `metrics: "
+        "[auroc, f1-macro]` on the test set, the training sets and each client: `auroc`, `average-precision` (of two "
         "classes, of the second), `f1-macro`, `balanced-accuracy`, `confusion-matrix`, `calibration-error`, "
         "`brier`, `dice`, `mae`, `rmse`, `r2`, `concordance`; and your own, "
         '`{top3: "module:function", kappa: {whole: "module:function", better: higher}}`:'

@@ -217,7 +217,7 @@ class Local(Section):
     `step` names the user's own local step (`hpcfed.client.own_step`), called with `step_args` as keywords.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "step", "step_args"})
+    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "guess_moments", "step", "step_args"})
 
     steps: Count | None = None
     epochs: Count | None = None
@@ -233,6 +233,7 @@ class Local(Section):
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, gt=0)
+    guess_moments: Literal["first", "all"] = "first"
     augment: Augment | None = None
     engine: Literal["auto", "sequential", "batched"] = "auto"
     matmul: Literal["auto", "blas", "onednn"] = "auto"
@@ -256,6 +257,8 @@ class Local(Section):
             getattr(self, key) != type(self).model_fields[key].default for key in changed
         ):
             raise ValueError("'beta1', 'beta2' and 'eps' only with optimizer adam or yogi")
+        if self.optimizer == "sgd" and self.guess_moments == "all":
+            raise ValueError("'guess_moments: all' only with optimizer adam or yogi: momentum is SGD's only moment")
         return self
 
     @model_validator(mode="after")
@@ -298,12 +301,13 @@ class Evaluate(Section):
     `metrics` names built-in metrics (`hpcfed.config.metrics.BUILT_IN`) and user functions; the record has them as
     ``test_<name>`` (and ``train_<name>``), ``clients.csv`` as columns. `statistics` are the averaged running statistics
     of that model: the round's, or estimated anew on all ``training`` samples (`hpcfed.evaluation.statistics`).
+    `model` is ``auto`` until the recipe is resolved, which takes the method's own (`hpcfed.types.Method.final_model`).
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"statistics"})
 
     every: Period = 1
-    model: Literal["last", "last-two", "cohort-average", "client-average", "step-average"] = "last"
+    model: Literal["auto", "last", "last-two", "cohort-average", "client-average", "step-average"] = "auto"
     statistics: Literal["round", "training"] = "round"
     train: Periodic = Periodic()
     clients: EvaluateClients = EvaluateClients()
@@ -313,6 +317,21 @@ class Evaluate(Section):
         BeforeValidator(listed),
         WithJsonSchema(METRICS_SCHEMA),
     ] = Field(default_factory=dict)
+
+    _by_method: bool = PrivateAttr(False)
+
+    @property
+    def by_method(self) -> bool:
+        """Whether `model` was ``auto`` before the recipe was resolved."""
+        return self._by_method
+
+    def with_final_model(self, name: str) -> Evaluate:
+        """Return the section with a method's final model in the place of ``auto``."""
+        if self.model != "auto":
+            return self
+        chosen = self.model_copy(update={"model": name})
+        chosen._by_method = True
+        return chosen
 
     @model_validator(mode="after")
     def _names_are_free(self) -> Evaluate:

@@ -15,9 +15,8 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.io.text import open_file
 from hpcfed.lab.report.read import CLIENTS, RECIPE, read_json
+from hpcfed.run_folder.files import EVALUATED
 from hpcfed.run_folder.rounds import RECORD, columns_of, read_rounds
-
-EVALUATED = "model-evaluated.safetensors"
 
 if TYPE_CHECKING:
     import pandas as pd

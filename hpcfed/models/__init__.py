@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,6 +36,13 @@ class Spec(BaseModel, ABC):
     """Whether the module takes tokens, int64, in place of numbers in the run's dtype."""
     stacks: ClassVar[bool] = False
     """Whether training clients together, with stacked parameters, is fastest."""
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Keys that the model has gained since 0.1: at their defaults they are not recorded, and older runs go on."""
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the keys that a resolved recipe has."""
+        fields = type(self).model_fields
+        return {key: found for key, found in self if key not in self.later or found != fields[key].default}
 
     @abstractmethod
     def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:

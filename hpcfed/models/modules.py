@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hpcfed.errors import InputError
 
@@ -42,11 +44,32 @@ class ImageSequential(nn.Sequential):
         return super().forward(images.movedim(1, -1).contiguous().movedim(-1, 1))
 
 
-class GlobalMean(nn.Module):
-    """(B, C, H, W) → (B, C), by a mean whose gradient is deterministic on every device."""
+class CornerMean(nn.Module):
+    """(B, C, H, W) → (B, C): mean of the first `side` rows and columns, or of all, with a deterministic gradient."""
+
+    def __init__(self, side: int | None = None):
+        super().__init__()
+        self._side = side
 
     def forward(self, input: Tensor) -> Tensor:
-        return input.mean((2, 3))
+        return input[:, :, : self._side, : self._side].mean((2, 3))
+
+
+class StemPool(nn.Module):
+    """3×3 max-pool of stride 2 and padding 1 of numbers ≥ 0: (B, C, H, W) → (B, C, ⌈H/2⌉, ⌈W/2⌉).
+
+    Windows overlap, where the gradient of torch's max-pool adds in any order on a GPU; this one's order is fixed.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        height, width = input.shape[2:]
+        padded = functional.pad(input, (1, width % 2, 1, height % 2))  # 0 is no larger than any number of a window
+        rows = _larger_of_three(padded[:, :, 0:-1:2], padded[:, :, 1::2], padded[:, :, 2::2])
+        return _larger_of_three(rows[..., 0:-1:2], rows[..., 1::2], rows[..., 2::2])
+
+
+def _larger_of_three(first: Tensor, second: Tensor, third: Tensor) -> Tensor:
+    return torch.maximum(torch.maximum(first, second), third)
 
 
 class ResidualBlock(nn.Module):
@@ -122,12 +145,29 @@ def dropout_cnn(shape: Shape, outputs: int) -> nn.Module:
     )
 
 
-def resnet18(shape: Shape, groups: int, outputs: int) -> nn.Module:
-    """Return ResNet-18 with a 3×3 stem of stride 1, no max-pool, and GroupNorm."""
-    layers: list[nn.Module] = [nn.Conv2d(shape[0], 64, 3, padding=1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
+def resnet18(shape: Shape, groups: int, outputs: int, *, wide_stem: bool, pool: int | None) -> nn.Module:
+    """Return ResNet-18 with GroupNorm.
+
+    Args:
+        shape: of the images.
+        groups: of each normalisation.
+        outputs: classes.
+        wide_stem: 7×7 with stride 2 and a max-pool; else 3×3 with stride 1.
+        pool: rows and columns of the last map that count; None for all.
+
+    Raises:
+        InputError: the last map has fewer rows or columns than `pool`, or twice as many.
+    """
+    size, stride, padding = (7, 2, 3) if wide_stem else (3, 1, 1)
+    stem = nn.Conv2d(shape[0], 64, size, stride, padding, bias=False)
+    layers: list[nn.Module] = [stem, nn.GroupNorm(groups, 64), nn.ReLU(), *([StemPool()] if wide_stem else [])]
     for inputs, width in pairwise((64, 64, 128, 256, 512)):
         layers += [ResidualBlock(inputs, width, width // inputs, groups), ResidualBlock(width, width, 1, groups)]
-    return ImageSequential(shape, *layers, GlobalMean(), nn.Linear(512, outputs))
+    last = tuple(-(-side // (32 if wide_stem else 8)) for side in shape[1:])
+    if pool is not None and not all(pool <= side < 2 * pool for side in last):
+        expected = f"a last map of {pool} to {2 * pool - 1} rows and columns"
+        raise InputError(f"model.pool: {pool}", expected=expected, got=f"{last} of images {shape}")
+    return ImageSequential(shape, *layers, CornerMean(pool), nn.Linear(512, outputs))
 
 
 def _refuse_nothing(shape: Shape, height: int, width: int) -> None:

@@ -13,11 +13,11 @@ from hpcfed.errors import InputError, shown
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import LONGEST_LINE
 from hpcfed.run_folder.code import FRESH
-from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, PRIVATE_FILES, RESULT, SIGNATURE
+from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, EVALUATED, PRIVATE_FILES, RESULT, SIGNATURE
 from hpcfed.run_folder.rounds import RECORD, RESTORE, count_rounds, parse_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, bytes_of_update_hashes
 
-MODELS = ("model.safetensors", "model-evaluated.safetensors")
+MODELS = ("model.safetensors", EVALUATED)
 OF_THE_END = (RESULT, *MODELS, CERTIFICATE, SIGNATURE)
 """Files that a run leaves when it ends."""
 HEADER = "".join(f"{name}," for name in ROW_KEYS).encode()

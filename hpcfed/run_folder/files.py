@@ -15,6 +15,8 @@ from hpcfed.run_folder.code import ACCEPTED_CODE_FILE, CODE_FILE
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 LOCK, RECIPE, CLIENTS, RESULT = ".lock", "recipe.yaml", "clients.csv", "result.json"
+EVALUATED = "model-evaluated.safetensors"
+"""The evaluated model, where it is not the last iterate."""
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.json.sig"
 RUN_FILES = (
     "metrics.jsonl",
@@ -27,7 +29,7 @@ RUN_FILES = (
     CODE_FILE,
     ACCEPTED_CODE_FILE,
     "model.safetensors",
-    "model-evaluated.safetensors",
+    EVALUATED,
     "private",
     "checkpoints",
     "logs",

@@ -61,6 +61,8 @@ class RunFolder:
     def is_finished(self, recipe: Recipe) -> bool:
         """Whether this recipe's run is here and finished, and `fresh` is not set; writes nothing.
 
+        A recipe that leaves the evaluated model to its method asks for none: a finished run keeps its own.
+
         Raises:
             InputError: the folder holds another recipe's run, one of other code, files that are not ours, or a record
                 with another number of rounds than the finished run's.
@@ -75,6 +77,8 @@ class RunFolder:
         if not self._is_untrained():
             self._refuse_other(found, wanted)
         self.check_code(recipe)
+        if recipe.evaluate.by_method:
+            wanted["evaluate"]["model"] = (found.get("evaluate") or {}).get("model", "last")
         same = deciding(found, WITHOUT_EFFECT) == deciding(wanted, WITHOUT_EFFECT)
         if not same or not self.has_result():
             return False

@@ -142,6 +142,13 @@ def test_recipes_are_cited_for_their_parts(recipe, keys):
     assert [key for _, found in cite.of_recipe(recipe) for key in found] == keys
 
 
+def test_gel_is_cited_by_its_journal_version():
+    entry = cite.references()[cite.GEL]
+    assert "Boosting Resource-Constrained Federated Learning Systems With Guessed Updates" in entry
+    assert "10.1109/TPDS.2025.3578522" in entry
+    assert "2110.11486" in entry
+
+
 def test_data_are_cited_by_the_file_where_it_is(tmp_path):
     import h5py
 

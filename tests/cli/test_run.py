@@ -168,8 +168,9 @@ def test_the_environment_names_what_the_bits_depend_on(finished):
 
 
 def test_progress_into_a_file_is_few_plain_lines(finished):
-    room, first, last, done = finished[1].stdout.splitlines()
+    room, evaluated, first, last, done = finished[1].stdout.splitlines()
     assert re.fullmatch(r"checkpoints: up to 23 of [\d.]+ \w+ in 2 files each, [\d.]+ [TGM]B free", room)
+    assert evaluated.startswith("recipe: evaluated is the last-two model (evaluate.model, the default of fedexp)")
     for number, line in ((1, first), (ROUNDS, last)):
         assert re.match(rf"recipe: round {number}/{ROUNDS}  η_g [\d.]+  local loss [\d.]+  test loss", line)
         assert re.search(r"accuracy [\d.]+ %  [\d.]+ (rounds/s|s/round)  \d+:\d\d left$", line)

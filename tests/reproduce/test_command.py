@@ -58,6 +58,20 @@ def test_the_toy_agrees_with_the_papers_equations_and_goes_on_to_more_rounds(com
     assert "| toy in the plane | FedAvg |" in (folder / "table.md").read_text()
 
 
+def test_seeds_of_ones_own_are_run_beside_the_experiments(command, tmp_path):
+    write_small(tmp_path)
+    (tmp_path / "own.yaml").write_text(OWN)
+    for seeds, count in (("7,9", 2), ("1", 1)):
+        done = command(["reproduce", "own.yaml", "--method", "fedavg", "--seeds", seeds, "--rounds", "1"], tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert f"| 1 of 3 | {count} of {count} |" in (tmp_path / "runs/reproduce/own/table.md").read_text()
+    runs = tmp_path / "runs/reproduce/own/sweep/runs"
+    assert sorted(folder.name for folder in runs.iterdir()) == [f"ours.fedavg.{seed}" for seed in (0, 7, 9)]
+    assert len({(runs / f"ours.fedavg.{seed}/metrics.jsonl").read_bytes() for seed in (0, 7, 9)}) == 3
+    refused = command(["reproduce", "own.yaml", "--seeds", "a"], tmp_path)
+    assert (refused.returncode, "--seeds: expected how many, or a list" in refused.stderr) == (2, True)
+
+
 def test_a_signal_while_figures_are_drawn_lets_them_be_drawn(command, tmp_path, monkeypatch):
     """All runs are done, and nothing is left to go on with."""
 
@@ -252,7 +266,8 @@ def test_an_own_experiment_shows_the_runs_of_its_recipe_alone(command, tmp_path)
     assert shorter.stdout.count("3 of 3") == 2
     (tmp_path / "own.yaml").write_text(OWN.replace("every: 1", "every: 1, model: last-two"))
     other = " ".join(command(["reproduce", "own.yaml", "--table"], tmp_path).stdout.split())
-    assert "FedExP, all (evaluated.model 'last' there and 'last-two' here)" in other
+    assert "FedAvg, all (evaluated.model 'last' there and 'last-two' here)" in other
+    assert "FedExP, all" not in other
     (tmp_path / "own.yaml").write_text(OWN.replace("lr: 0.1", "lr: 0.2"))
     mixed = command(["reproduce", "own.yaml", "--fresh", "--method", "fedexp"], tmp_path)
     assert mixed.returncode == 0, mixed.stderr

@@ -10,12 +10,20 @@ from tests.launch import ROOT
 PAPERS = {"FedExP": ("fedexp", 6, 17), "FedDyn": ("feddyn", 6, 13), "GeL": ("gel", 6, 9)}
 """Title → its name, and how many tables and figures the paper has."""
 RUN = ("full", "partly", "stand-in")
+VERDICT = re.compile(r"(yes, |no, |no: |not comparable, )\S.{3,}")
+"""A cell of the column *agrees?* of an item that was run: a word, and within what, or why not."""
+STATED = {
+    "FedExP": ("Theorems 1 and 2", "Lemma 11"),
+    "FedDyn": ("Theorem 2", "Theorem 3", "Theorem 4"),
+    "GeL": ("Theorem 2",),
+}
+"""Statements of each paper's own that have a row."""
 PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
 
 
 def rows(title: str) -> list[list[str]]:
-    """Item, subject, command, status and result of each row of a paper."""
+    """Item, subject, command, status, agreement and result of each row of a paper."""
     section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     return found[2:]
@@ -45,8 +53,10 @@ def test_every_item_of_each_paper_has_its_rows_and_no_other():
 def test_what_was_run_has_its_result_and_what_was_not_its_reason():
     known = commands(RESULTS)
     for title in PAPERS:
-        for item, _, command, status, result in rows(title):
+        for item, _, command, status, agrees, result in rows(title):
             assert status in (*RUN, "not run", "no run"), item
+            assert bool(VERDICT.fullmatch(agrees)) == (status in RUN), (item, agrees)
+            assert status in RUN or agrees == "–", item
             assert (status == "no run") == (command == "–"), item
             links, _, rest = result.partition("; the rest: ")
             targets = re.findall(r"\[[^\]]+\]\(reproduction\.md#([^)]+)\)", links)
@@ -56,3 +66,27 @@ def test_what_was_run_has_its_result_and_what_was_not_its_reason():
                 assert command.strip("`").split()[-1] in known[target], (item, target)
             assert rest or status != "partly", item
             assert result, item
+
+
+def test_theorems_have_rows_and_cells_can_be_read():
+    for title, statements in STATED.items():
+        subjects = [row[1] for row in rows(title)]
+        assert all(any(statement in subject for subject in subjects) for statement in statements), title
+        assert all(len(cell) <= 200 for row in rows(title) for cell in row[:5]), title
+
+
+def test_what_agrees_has_numbers_in_its_section():
+    """A row that says so within a number names one that its section of docs/reproduction.md has."""
+    sections = dict(anchors(RESULTS))
+    for title in PAPERS:
+        for item, _, _, _, agrees, result in rows(title):
+            found = "".join(sections[anchor] for anchor in re.findall(r"reproduction\.md#([^)]+)\)", result))
+            for number in re.findall(r"\d+\.\d+", agrees if agrees.startswith(("yes", "no,")) else ""):
+                assert number in found, (item, number)
+
+
+def anchors(page: str) -> list[tuple[str, str]]:
+    """The sections of a page by the fragments that link to them."""
+    parts = re.split(r"^#+ (.*)$", page, flags=re.MULTILINE)
+    heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in parts[1::2]]
+    return list(zip(heads, parts[2::2], strict=True))

@@ -222,3 +222,32 @@ def test_fedexps_condition_as_its_definition_has_it_from_the_record_of_a_run():
     assert found.falls.tolist() == (distance < np.array([optimum @ optimum, *distance[:-1]])).tolist()
     for told in (found.closer, found.within, found.falls):
         assert 0 < told.sum() < 4
+
+
+@pytest.mark.parametrize(("lr", "lemma"), [(0.4, True), (1.9, False)])
+def test_fedexp_ms_lemma_is_measured_by_its_momentum(lr, lemma):
+    """Two quadratics with a common minimum; where local steps overshoot, the lemma's assumption fails."""
+    rng, beta = np.random.default_rng(5), 0.6
+    optimum, matrices = rng.normal(size=4), [np.diag([1.0, 0.5, 0.0, 0.0]), np.diag([0.0, 0.5, 1.0, 0.5])]
+    w, v, discounted, rows, wanted, held = np.zeros(4), np.zeros(4), 0.0, [], [], []
+    for _ in range(5):
+        models = [w.copy(), w.copy()]
+        for _ in range(3):
+            models = [y - lr * a @ (y - optimum) for a, y in zip(matrices, models, strict=True)]
+        deltas = w - np.array(models)
+        mean, squares = deltas.mean(axis=0), (deltas**2).sum(axis=1).mean()
+        v, discounted = mean + beta * v, squares + beta / 2 * discounted
+        used = discounted / (2 * v @ v)
+        residual = np.mean(((np.array(models) - optimum) ** 2).sum(axis=1)) / ((w - optimum) ** 2).sum()
+        wanted.append((residual, (w - optimum) @ v / (v @ v), (w - optimum) @ v / discounted))
+        held.append((w - optimum) @ mean >= squares)
+        w = w - used * v
+        rows.append((((w - optimum) ** 2).sum(), used, mean @ mean, squares))
+    distance, used, delta_sq, mean_delta_sq = np.array(rows).T
+    columns = {"server_lr": used, "delta_sq": delta_sq, "mean_delta_sq": mean_delta_sq}
+    found = projections(float(optimum @ optimum), distance, columns, beta)
+    assert found.momentum is not None
+    np.testing.assert_allclose(np.stack([found.residual, found.optimal, found.momentum], 1), wanted, rtol=1e-8)
+    assert found.assumed.tolist() == np.logical_and.accumulate(held).tolist()
+    assert found.assumed.all() == lemma
+    assert (found.momentum[found.assumed] >= 1).all()

@@ -73,7 +73,8 @@ A4 = 718
 
 
 def outputs(run: Path, x: np.ndarray) -> np.ndarray:
-    model = load_file(run / "model.safetensors")
+    averaged = run / "model-evaluated.safetensors"  # FedExP's
+    model = load_file(averaged if averaged.exists() else run / "model.safetensors")
     return x @ model["weight"].T + model["bias"]
 
 

@@ -14,7 +14,7 @@ from hpcfed.errors import InputError
 from hpcfed.lab.report.group import method_name
 from hpcfed.lab.report.read import RECIPE, read_json, read_recipe
 
-FEDEXP, FEDDYN, GEL = "jhunjhunwala2023fedexp", "acar2021federated", "boukhari2021boosting"
+FEDEXP, FEDDYN, GEL = "jhunjhunwala2023fedexp", "acar2021federated", "boukhari2025boosting"
 FEDAVG, FEDPROX = "mcmahan2017communication", "li2020federated"
 ADAPTIVE, LEAF = "reddi2021adaptive", "caldas2018leaf"
 PRIVATE_PARTS, SILOBN = ("li2021fedbn", "arivazhagan2019personalization"), "andreux2020siloed"

@@ -15,6 +15,7 @@ from hpcfed.errors import counted, visible
 from hpcfed.io.figure_style import DARK, DASHES, LIGHT
 from hpcfed.lab.report.group import Group, flatten
 from hpcfed.lab.report.tables import Table
+from hpcfed.lab.report.unlike import unlike
 from hpcfed.lab.report.write import MARKER
 from hpcfed.version import __version__
 
@@ -131,7 +132,8 @@ def warnings(groups: Sequence[Group]) -> list[str]:
         )
     if len({group.recipe.get("data_content") or group.recipe.get("data") for group in groups}) > 1:
         notes.append("The groups did not train on the same data: their content hashes differ.")
-    return notes
+    lines = unlike([(group.label, group.recipe) for group in groups])
+    return [*notes, *(f"{line[0].upper()}{line[1:]}." for line in lines)]
 
 
 def _rounds(group: Group) -> str:

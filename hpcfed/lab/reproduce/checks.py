@@ -14,7 +14,7 @@ from data_prep.split import NATURAL, NATURAL_OPTIONS
 from hpcfed import algorithms, models
 from hpcfed.config.load import load_recipe
 from hpcfed.config.metrics import BUILT_IN, DIRECTIONS, direction_of_column, is_matrix, is_share
-from hpcfed.config.recipe import Recipe, Seeds
+from hpcfed.config.recipe import CohortSection, Recipe, Seeds
 from hpcfed.errors import InputError, nearest, shown
 from hpcfed.lab.reproduce.experiment import AGAINST, STEPS_OF_AVERAGE, Case, Content, Data, Experiment, Goal
 from hpcfed.lab.sweep.grid import parse_grids, points
@@ -45,6 +45,14 @@ NEEDS: Mapping[str, Sequence[Need]] = {
         ("algorithm.name", "feddyn", lambda recipe: recipe.algorithm.name == "feddyn"),
         ("algorithm.alpha", "FedDyn's α", lambda recipe: "alpha" in recipe.algorithm.parameters),
         ("model.name", "linear", lambda recipe: recipe.model.name == "linear"),
+        UNIFORM,
+    ],
+    "bounds": [
+        ("algorithm.name", "fedexp", lambda recipe: recipe.algorithm.name == "fedexp"),
+        ("local.batch_size", "full", lambda recipe: recipe.local.batch_size == "full"),
+        ("local.steps", "a number", lambda recipe: recipe.local.steps is not None),
+        ("model.name", "linear", lambda recipe: recipe.model.name == "linear"),
+        ("cohort", "all clients", lambda recipe: recipe.cohort == CohortSection()),
         UNIFORM,
     ],
     "projections": [

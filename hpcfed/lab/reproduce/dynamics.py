@@ -10,9 +10,18 @@
     ‖h_t‖² ≤ C_t                                                                     Lemma 7
     κ = 8N (L + α) / (|S| α (α² − 20L²)),      κ₀ = 2 (α² − 20αL − 40L²) / (α (α² − 20L²))
 
-with L the largest smoothness of a client. Lemma 1 bounds expectations over cohorts, and so each round only if all
-clients take part. The lemmas assume exact local minimization; `Dynamics.gap` measures how far the run is from it. A
-run's record has no client states, so the rounds are trained here, in one process.
+with L the largest smoothness of a client, and ρ their least strong convexity, r = 1 + ρ/α, Σ over t = 0 … T−1:
+
+    Σ (ℓ(γ_t) − ℓ(w*)) / T ≤ (‖γ_0 − w*‖² + κ C_0) / (κ₀ T)                          Theorem 2, α ≥ 25 L
+    Σ r^t (ℓ(γ_t) − ℓ(w*)) / Σ r^t ≤ (‖γ_0 − w*‖² + κ C_0) / (κ₀ Σ r^t)              Theorem 3, α ≥ max(5Nρ/|S|, 30 L)
+    Σ ‖∇ℓ(γ_t)‖² / T ≤ (ℓ(γ_0) − ℓ(w*)) / (κ₀ T)                                     Theorem 4, α ≥ 20 L N/|S|
+
+each with constants of its own (`constants`, `nonconvex_constant`); of Theorem 4 for clients that begin at γ_0. That of
+Theorem 3 has 1/α more than the paper prints, without which it would not be Lemma 1's for ρ = 0.
+
+Lemma 1 and the theorems bound expectations over cohorts, and so each round only if all clients take part. The lemmas
+assume exact local minimization; `Dynamics.gap` measures how far the run is from it. A run's record has no client
+states, so the rounds are trained here, in one process.
 
 Reference: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, appendix B.1.
 """
@@ -21,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -55,21 +65,26 @@ class Problem:
         """
         with Federation.open(path) as federation:
             if federation.task != "regression":
-                expected = "a regression, for kind: dynamics"
+                expected = "a regression, for kind: dynamics or bounds"
                 raise InputError("data", where=str(path), expected=expected, got=federation.task)
             clients = [federation.client(k) for k in range(federation.num_clients)]
         pairs = [(x.reshape(len(x), -1).astype(np.float64), y.reshape(-1).astype(np.float64)) for x, y in clients]
         return cls(np.array([x.T @ x for x, _ in pairs]), np.array([x.T @ y for x, y in pairs]))
 
-    @property
+    @cached_property
     def smoothness(self) -> float:
         """L, the largest eigenvalue of a client's A_kᵀA_k."""
         return float(np.linalg.eigvalsh(self.squares).max())
 
     @property
+    def convexity(self) -> float:
+        """The smallest eigenvalue of a client's A_kᵀA_k, 0 where it has fewer rows than columns."""
+        return float(max(np.linalg.eigvalsh(self.squares).min(), 0.0))
+
+    @property
     def minimum(self) -> np.ndarray:
-        """w*, (d,)."""
-        found: np.ndarray = np.linalg.solve(self.squares.mean(axis=0), self.linear.mean(axis=0))
+        """w*, (d,); that of least norm where there are several."""
+        found: np.ndarray = np.linalg.lstsq(self.squares.mean(axis=0), self.linear.mean(axis=0))[0]
         return found
 
     def gradients(self, w: np.ndarray) -> np.ndarray:
@@ -84,6 +99,7 @@ class Dynamics:
     Attributes:
         tracked: C_t, (T+1,).
         distance, excess: ‖γ_t − w*‖² and ℓ(γ_t) − ℓ(w*), (T+1,).
+        slope: ‖∇ℓ(γ_t)‖², (T+1,).
         drift: ε_t, (T,).
         server: ‖h_t‖², (T,).
         moved: ‖γ_t − γ_{t−1}‖², (T,).
@@ -93,6 +109,7 @@ class Dynamics:
     tracked: np.ndarray
     distance: np.ndarray
     excess: np.ndarray
+    slope: np.ndarray
     drift: np.ndarray
     server: np.ndarray
     moved: np.ndarray
@@ -100,14 +117,48 @@ class Dynamics:
 
     def falls(self, alpha: float, smoothness: float) -> np.ndarray:
         """Return the rounds in which Lemma 1 holds if all clients take part, (T,) bool."""
-        scale = alpha * (alpha**2 - 20 * smoothness**2)
-        kappa = 8 * (smoothness + alpha) / scale
-        gain = 2 * (alpha**2 - 20 * alpha * smoothness - 40 * smoothness**2) / scale
+        kappa, gain = constants(alpha, smoothness)
         potential = self.distance + kappa * self.tracked
-        return _at_most(potential[1:] + gain * self.excess[:-1], potential[:-1])
+        return at_most(potential[1:] + gain * self.excess[:-1], potential[:-1])
+
+    def convex_bound(
+        self, alpha: float, smoothness: float, share: float, convexity: float = 0.0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return both sides of Theorem 2, or with `convexity` of Theorem 3, for T = 1, 2, …, (T,) each.
+
+        `share` is |S|/N.
+        """
+        kappa, gain = constants(alpha, smoothness, share, convexity)
+        powers = (1 + convexity / alpha) ** np.arange(len(self.drift))
+        total = powers.cumsum()
+        start = self.distance[0] + kappa * self.tracked[0]
+        return (powers * self.excess[:-1]).cumsum() / total, start / (gain * total)
+
+    def nonconvex_bound(self, alpha: float, smoothness: float, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return both sides of Theorem 4 for T = 1, 2, …, (T,) each."""
+        counts = np.arange(1, len(self.drift) + 1)
+        gain = nonconvex_constant(alpha, smoothness, share)
+        return self.slope[:-1].cumsum() / counts, self.excess[0] / (gain * counts)
 
 
-def _at_most(smaller: np.ndarray, larger: np.ndarray) -> np.ndarray:
+def constants(alpha: float, smoothness: float, share: float = 1.0, convexity: float = 0.0) -> tuple[float, float]:
+    """Return κ and κ₀ of Lemma 8, which without strong convexity is Lemma 1; `share` is |S|/N."""
+    a, s, p, c = alpha, smoothness, share, convexity
+    scale = a**3 * p + a**2 * c * (p - 1) - 20 * a * s**2 * p + 4 * s**2 * c - 20 * s**2 * p * c
+    gain = 2 * a**3 * p + 2 * a**2 * c * (p - 1) - 40 * a**2 * s * p - 80 * a * s**2 * p
+    gain += -40 * a * s * p * c + 8 * a * s * c + 16 * s**2 * c - 80 * s**2 * p * c
+    return 8 * (s + a) / scale, gain / (a * scale)
+
+
+def nonconvex_constant(alpha: float, smoothness: float, share: float) -> float:
+    """Return κ₀ of Lemma 10; `share` is |S|/N."""
+    a, s, p = alpha, smoothness, share
+    scale = a**2 * p**2 - 32 * s**2 + 16 * s**2 * p - 20 * s**2 * p**2
+    return (a**2 * p**2 - 4 * a * s * p**2 - 32 * s**2 - 16 * s**2 * p - 24 * s**2 * p**2) / (2 * a * scale)
+
+
+def at_most(smaller: np.ndarray, larger: np.ndarray) -> np.ndarray:
+    """Return where one is at most the other, up to rounding."""
     held: np.ndarray = smaller <= larger * (1 + SLACK)
     return held
 
@@ -144,9 +195,10 @@ def measure_dynamics(recipe: Recipe, problem: Problem) -> Dynamics:
     return Dynamics(*np.array(points).T, *np.array(rounds).T)
 
 
-def _error(difference: np.ndarray, curvature: np.ndarray) -> tuple[float, float]:
-    """Return ‖γ − w*‖² and ℓ(γ) − ℓ(w*)."""
-    return float(difference @ difference), float(difference @ curvature @ difference) / 2
+def _error(difference: np.ndarray, curvature: np.ndarray) -> tuple[float, float, float]:
+    """Return ‖γ − w*‖², ℓ(γ) − ℓ(w*) and ‖∇ℓ(γ)‖²."""
+    slope = curvature @ difference
+    return float(difference @ difference), float(difference @ slope) / 2, float(slope @ slope)
 
 
 def compare_dynamics(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
@@ -160,21 +212,40 @@ def compare_dynamics(experiment: Experiment, layout: ExperimentLayout, folder: P
         case, method = experiment.cases[setting.case], experiment.methods[setting.method]
         found[setting.case][method.title] = one
         rows.append((case.title, method.title, *_cells(one, recipe, problem)))
-    header = ("Case", "Method", "α/L", "Lemma 1", "Lemma 3", "Lemma 7", "C_t", "ε_t", "‖h_t‖²", "Largest gap")
-    note = f"Rounds in which each lemma holds; terms after the first and the last round. {experiment.note}".strip()
+    header = ("Case", "Method", "α/L", "Lemma 1", "Lemma 3", "Lemma 7", "Theorem 2", "Theorem 3", "Theorem 4",
+              "C_t", "ε_t", "‖h_t‖²", "Largest gap")  # fmt: skip
+    note = (
+        "Rounds in which each lemma, and numbers T of rounds for which each theorem holds, with the left side's share "
+        f"of the right one after the last round; terms after the first and the last round. {experiment.note}"
+    ).strip()
     pictures = [path for name, own in found.items() if own for path in _draw(name, own, folder)]
     return Table(experiment.title, header, tuple(rows), note), pictures
 
 
 def _cells(one: Dynamics, recipe: Recipe, problem: Problem) -> Sequence[str]:
     alpha, smoothness, total = recipe.algorithm.model_dump()["alpha"], problem.smoothness, len(one.drift)
-    everyone = recipe.cohort.size_in(len(problem.linear)) == len(problem.linear)
-    bounded = everyone and alpha >= 25 * smoothness
-    counts = [int(_at_most(one.moved, one.drift).sum()), int(_at_most(one.server, one.tracked[1:]).sum())]
+    clients = len(problem.linear)
+    cohort = recipe.cohort.size_in(clients) or clients
+    bounded = cohort == clients and alpha >= 25 * smoothness
+    counts = [int(at_most(one.moved, one.drift).sum()), int(at_most(one.server, one.tracked[1:]).sum())]
     terms = [f"{values[0]:.2g} → {values[-1]:.2g}" for values in (one.tracked[1:], one.drift, one.server)]
     first = f"{int(one.falls(alpha, smoothness).sum())} of {total}" if bounded else "–"
     held = [f"{count} of {total}" for count in counts]
-    return f"{alpha / smoothness:.2f}", first, *held, *terms, f"{one.gap.max():.1e}"
+    share, convexity = cohort / clients, problem.convexity
+    theorems = [
+        _theorem(one.convex_bound(alpha, smoothness, share), applies=alpha >= 25 * smoothness),
+        _theorem(
+            one.convex_bound(alpha, smoothness, share, convexity),
+            applies=convexity > 0 and alpha >= max(5 * convexity / share, 30 * smoothness),
+        ),
+        _theorem(one.nonconvex_bound(alpha, smoothness, share), applies=alpha >= 20 * smoothness / share),
+    ]
+    return f"{alpha / smoothness:.2f}", first, *held, *theorems, *terms, f"{one.gap.max():.1e}"
+
+
+def _theorem(sides: tuple[np.ndarray, np.ndarray], *, applies: bool) -> str:
+    left, right = sides
+    return f"{int(at_most(left, right).sum())} of {len(left)}, {left[-1] / right[-1]:.2g}" if applies else "–"
 
 
 def _draw(name: str, found: Mapping[str, Dynamics], folder: Path) -> list[Path]:

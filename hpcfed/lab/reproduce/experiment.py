@@ -7,10 +7,10 @@ case's, the method's, and the case's keys for that method, in this order. A file
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from hpcfed.config.hints import spelled_out
 from hpcfed.config.limits import Count, Section
@@ -150,6 +150,10 @@ class MethodEntry(Section):
     grids: dict[str, str] = Field(default_factory=dict)
 
 
+TRAINED_FOR_THE_TABLE = ("dynamics", "bounds")
+"""Kinds of measure whose rounds leave no record."""
+
+
 class Measure(Section):
     """What is measured and drawn.
 
@@ -158,7 +162,8 @@ class Measure(Section):
             ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6); ``sites``: the
             last model on each site's test set and on all, of cases ``sites`` and ``pooled``. Without runs:
             ``classes``, the number of classes in a client's data; ``coefficients``, the weights of GeL's steps and
-            guesses; ``dynamics``, the terms of FedDyn's lemmas, of rounds trained for the table.
+            guesses; ``dynamics``, the terms of FedDyn's lemmas and theorems, and ``bounds``, those of FedExP's
+            theorems, of rounds trained for the table.
         column: of the record.
         last: number of evaluations to average at the end.
         window: number of evaluations in the moving average that has to reach a target; figures of other columns
@@ -173,7 +178,9 @@ class Measure(Section):
         choice: whose choice of a grid's values the cases have: the paper's, or, where that states none, its code's.
     """
 
-    kind: Literal["rounds", "final", "best", "tuned", "projections", "sites", "classes", "coefficients", "dynamics"]
+    kind: Literal[
+        "rounds", "final", "best", "tuned", "projections", "sites", "classes", "coefficients", "dynamics", "bounds"
+    ]
     column: str = "test_accuracy"
     last: Count = 1
     window: Count = 1
@@ -259,11 +266,23 @@ class Experiment(Section):
     methods: dict[str, MethodEntry] = Field(default_factory=dict)
     measure: Measure
     small: Small | None = None
+    _chosen_seeds: tuple[int, ...] = PrivateAttr(())
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """The seeds of the runs: 0, 1, … unless others were chosen."""
+        return self._chosen_seeds or tuple(range(self.seeds))
+
+    def with_seeds(self, numbers: Sequence[int]) -> Experiment:
+        """Return the experiment with these seeds."""
+        chosen = self.model_copy(update={"seeds": len(numbers)})
+        chosen._chosen_seeds = tuple(numbers)
+        return chosen
 
     @property
     def trains(self) -> bool:
         """Whether the experiment has runs."""
-        return self.measure.kind not in ("classes", "coefficients", "dynamics")
+        return self.measure.kind not in ("classes", "coefficients", *TRAINED_FOR_THE_TABLE)
 
     def at(self, scale: str, *, images: bool = False) -> Experiment:
         """Return the experiment at ``full`` or ``small`` scale; with `images`, the image variant if it has one.

@@ -89,7 +89,7 @@ def lacking(experiment: Experiment, places: Places) -> dict[str, str]:
 def is_prepared(experiment: Experiment, case: str, places: Places) -> bool:
     """Return whether a case's federations exist, for all seeds."""
     data = experiment.cases[case].data
-    return all(places.federation(data, seed).exists() for seed in range(experiment.seeds))
+    return all(places.federation(data, seed).exists() for seed in experiment.seed_numbers)
 
 
 def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:

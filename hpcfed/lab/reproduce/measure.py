@@ -31,8 +31,8 @@ class SettingRuns:
     Attributes:
         setting: the method, case and point.
         title: of the method.
-        runs: seed → run.
-        others: seed → how the run there differs from the experiment's, of those left out.
+        runs: run by the place of its seed among the experiment's.
+        others: by the same, how the run there differs from the experiment's, of those left out.
     """
 
     setting: Setting

@@ -83,10 +83,11 @@ def lay_out(
             for point in points(parse_grids(_grids(case, method, entry))):
                 recipes = [
                     _limited(_recipe(f"{name}.{method}", seed, content, case, point, folder / "runs", places), rounds)
-                    for seed in range(experiment.seeds)
+                    for seed in experiment.seed_numbers
                 ]
                 own = [
-                    Unit(recipe.output.name, len(settings), str(seed), recipe) for seed, recipe in enumerate(recipes)
+                    Unit(recipe.output.name, len(settings), str(seed), recipe)
+                    for seed, recipe in zip(experiment.seed_numbers, recipes, strict=True)
                 ]
                 units += own
                 outputs = tuple(unit.recipe.output for unit in own)

@@ -10,7 +10,14 @@ and condition (6) holds where the residual is at most 1.
 
 Where (6) holds |η_opt − η_g| ≤ |η_opt − 1|, and η_g ≤ η_opt unless the maximum makes it 1.
 
-Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, sections 3.2 and 3.3, Lemma 1.
+FedExP-M steps along v_t = Δ̄ + β v_{t−1}. Without ε its η_g is M_t / 2‖v‖², with M_t = m_t + (β/2) M_{t−1} and m_t =
+mean ‖Δ_i‖², so that ‖v‖² and ⟨w − w*, v⟩, by eq. (7) of v, are in the record, too, and Δ̄'s from
+
+    ⟨w_t − w*, Δ̄⟩ = ⟨w_t − w*, v_t⟩ − β (⟨w_{t−1} − w*, v_{t−1}⟩ − η_g,t−1 ‖v_{t−1}‖²).
+
+Its η_opt is ⟨w − w*, v⟩ / ‖v‖². Lemma 11: ⟨w − w*, v⟩ ≥ M_t where ⟨w − w*, Δ̄⟩ ≥ m_t so far, as for exact projections.
+
+Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, sections 3.2 and 3.3, Lemma 1, appendices C.4.1 and F.
 """
 
 from __future__ import annotations
@@ -44,6 +51,8 @@ class Projections:
         residual: mean ‖w_i − w*‖² over ‖w − w*‖², of the model at the round's start; at most 1 where (6) holds.
         optimal, used: η_opt, the server step that comes closest to w*, and η_g, the one taken.
         falls: whether the distance decreased.
+        assumed: whether ⟨w − w*, Δ̄⟩ ≥ mean ‖Δ_i‖² in this round and all before it: exact projections.
+        momentum: FedExP-M's ⟨w − w*, v⟩ / M_t; None for other methods.
     """
 
     distance: np.ndarray
@@ -51,6 +60,8 @@ class Projections:
     optimal: np.ndarray
     used: np.ndarray
     falls: np.ndarray
+    assumed: np.ndarray
+    momentum: np.ndarray | None = None
 
     @property
     def holds(self) -> np.ndarray:
@@ -68,19 +79,31 @@ class Projections:
         return (self.used <= self.optimal * (1 + SLACK)) | (self.used == 1)
 
 
-def projections(first: float, distance: np.ndarray, columns: Mapping[str, np.ndarray]) -> Projections:
+def projections(
+    first: float, distance: np.ndarray, columns: Mapping[str, np.ndarray], beta: float | None = None
+) -> Projections:
     """Return the terms of each round.
 
     Args:
         first: ‖w⁰ − w*‖².
         distance: (T,) after each round.
         columns: ``server_lr`` (nan counts as 1), ``delta_sq`` and ``mean_delta_sq``, each (T,).
+        beta: FedExP-M's β, without ε; None for other methods.
     """
     before = np.concatenate([[first], distance[:-1]])
-    used = np.nan_to_num(columns["server_lr"], nan=1.0)
-    inner = (before - distance + used**2 * columns["delta_sq"]) / (2 * used)
-    residual = 1 + (columns["mean_delta_sq"] - 2 * inner) / before
-    return Projections(distance, residual, inner / columns["delta_sq"], used, distance < before)
+    used, squares = np.nan_to_num(columns["server_lr"], nan=1.0), columns["mean_delta_sq"]
+    step_sq, momentum = columns["delta_sq"], None
+    if beta is not None:
+        discounted = np.array([(beta / 2) ** np.arange(t, -1, -1) @ squares[: t + 1] for t in range(len(squares))])
+        step_sq = discounted / (2 * used)
+    along = (before - distance + used**2 * step_sq) / (2 * used)
+    inner = along
+    if beta is not None:
+        momentum = along / discounted
+        inner = along - beta * np.concatenate([[0.0], (along - used * step_sq)[:-1]])
+    residual = 1 + (squares - 2 * inner) / before
+    assumed = np.logical_and.accumulate(inner >= squares * (1 - SLACK))
+    return Projections(distance, residual, along / step_sq, used, distance < before, assumed, momentum)
 
 
 def compare_projections(
@@ -89,21 +112,28 @@ def compare_projections(
     """Return the number of rounds in which each statement held, and each case's figure of residuals, in `folder`."""
     rows, pictures = [], []
     for name, case in experiment.cases.items():
-        first, dimension, largest = _problem(places.federation(case.data, 0), places.start(case.data, 0))
-        found = {one.title: _of_run(one.runs[0], first, dimension) for one in measured
-                 if one.setting.case == name and 0 in one.runs}  # fmt: skip
+        seed = experiment.seed_numbers[0]
+        first, dimension, largest = _problem(places.federation(case.data, seed), places.start(case.data, seed))
+        runs = {one.title: one.runs[0] for one in measured if one.setting.case == name and 0 in one.runs}
+        found = {title: _of_run(run, first, dimension) for title, run in runs.items()}
+        rates = {title: float(run.recipe["local"]["lr"]) for title, run in runs.items()}
         for title, one in found.items():
-            held = one.holds
-            numbers = (held.sum(), (one.closer & held).sum(), (one.within & held).sum(), one.falls.sum())
+            held, exact = one.holds, one.assumed
+            numbers = (held.sum(), (one.closer & held).sum(), (one.within & held).sum(), one.falls.sum(), exact.sum())
             cells = [f"{number} of {total}" for number, total in zip(
-                numbers, (len(held), held.sum(), held.sum(), len(held)), strict=True)]  # fmt: skip
-            rows.append((case.title, title, f"{largest:.1f}", *cells, f"{one.residual.max():.4f}"))
+                numbers, (len(held), held.sum(), held.sum(), len(held), len(held)), strict=True)]  # fmt: skip
+            lemma = "–"
+            if one.momentum is not None:
+                cells[1], lemma = "–", f"{(one.momentum[exact] >= 1 - SLACK).sum()} of {exact.sum()}"
+            rows.append(
+                (case.title, title, f"{rates[title] * largest:.2f}", *cells, lemma, f"{one.residual.max():.4f}")
+            )
         pictures.append(_draw(name, found, folder))
-    header = ("Case", "Method", "L", "(6) holds", "η_g closer than 1", "η_g ≤ η_opt or 1", "Distance falls",
-              "Largest residual")  # fmt: skip
+    header = ("Case", "Method", "η_l L", "(6) holds", "η_g closer than 1", "η_g ≤ η_opt or 1", "Distance falls",
+              "Exact", "Lemma 11", "Largest residual")  # fmt: skip
     note = (
         "Rounds; those with η_g closer to η_opt than 1 is, and with η_g ≤ η_opt or 1, are of those in which (6) holds. "
-        "L: the largest smoothness of a client. "
+        "L: the largest smoothness of a client. Exact: ⟨w − w*, Δ̄⟩ ≥ mean ‖Δ_i‖² so far; of these, Lemma 11. "
         f"Residual: the clients' mean squared distance from w* over the model's. {experiment.note}"
     )
     return Table(experiment.title, header, tuple(rows), note.strip()), pictures
@@ -123,7 +153,9 @@ def _of_run(run: Run, first: float, dimension: int) -> Projections:
     rows = read_rounds(run.folder / RECORD)
     names = ("test_loss", "server_lr", "delta_sq", "mean_delta_sq")
     columns = {name: np.array([row[name] for row in rows], np.float64) for name in names}
-    return projections(first, 2 * dimension * columns["test_loss"], columns)
+    algorithm = run.recipe["algorithm"]
+    beta = float(algorithm["beta"]) if algorithm.get("name") == "fedexp-m" else None
+    return projections(first, 2 * dimension * columns["test_loss"], columns, beta)
 
 
 def _draw(name: str, found: Mapping[str, Projections], folder: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.lab.report.tables import Table
+from hpcfed.lab.reproduce.bounds import compare_bounds
 from hpcfed.lab.reproduce.classes import compare_classes
 from hpcfed.lab.reproduce.coefficients import compare_coefficients
 from hpcfed.lab.reproduce.dynamics import compare_dynamics
@@ -97,7 +98,7 @@ class ReproduceSession:
         of_sites = experiment.measure.kind == "sites"
         for name, case in experiment.cases.items():
             try:
-                for seed in range(experiment.seeds):
+                for seed in experiment.seed_numbers:
                     for line in prepare(case.data, seed, self.places):
                         print(line, flush=True)
                 kept.append(name)
@@ -159,6 +160,8 @@ class ReproduceSession:
             table, pictures = compare_classes(experiment, self.places, folder / "figures")
         elif experiment.measure.kind == "coefficients":
             table, pictures = compare_coefficients(experiment, self._layout(experiment), folder / "figures")
+        elif experiment.measure.kind == "bounds":
+            table, pictures = compare_bounds(experiment, self._layout(experiment), folder / "figures")
         elif experiment.measure.kind == "dynamics":
             table, pictures = compare_dynamics(experiment, self._layout(experiment), folder / "figures")
         else:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfed.assembly import resolve
-from hpcfed.config.load import load_recipes
+from hpcfed.config.load import load_recipes, to_plain
 from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted
+from hpcfed.lab.report.group import method_name
+from hpcfed.lab.report.unlike import unlike
 from hpcfed.lab.sweep.grid import Grid, Point, points
 from hpcfed.run_folder import files
 from hpcfed.run_folder.identity import WITHOUT_EFFECT, identity
@@ -58,6 +61,17 @@ class Plan:
     def __str__(self) -> str:
         seeds = len(self.units) // len(self.points)
         return f"{counted(len(self.points), 'configuration')} × {counted(seeds, 'seed')}"
+
+    def unlike(self) -> list[str]:
+        """Return lines on what its methods differ in beside themselves."""
+        plain = [to_plain(recipe) for recipe in {unit.point: unit.recipe for unit in self.units}.values()]
+        equal = all(_has_equal_clients(path) for path in {unit.recipe.data for unit in self.units})
+        return unlike([(method_name(recipe), recipe) for recipe in plain], equal_clients=equal)
+
+
+def _has_equal_clients(path: Path) -> bool:
+    with Federation.open(path) as federation:
+        return len({*federation.sizes.tolist()}) == 1
 
 
 def make_plan(

@@ -247,6 +247,8 @@ class SweepProgress:
         size = f"{counted(self.world.size, 'rank')} in {counted(self.groups, 'group')}"
         runs = f"{self.plan} = {counted(len(self.plan.units), 'run')}, {counts['decided']} done"
         self._say(f"{runs}; {size}; {self.plan.folder}")
+        for line in self.plan.unlike():
+            self._say(line)
 
     def show(self, run: str = "", *, now: bool = False, if_changed: bool = False) -> None:
         """Print how many runs are done, how they ended, the estimated time left, and `run`, the line of a run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -16,15 +16,24 @@ NARROWEST = 64
 
 
 class Resnet18(Spec):
-    """ResNet-18 with a 3×3 stem of stride 1, no max-pool, and GroupNorm of `groups` groups for BatchNorm.
+    """ResNet-18 with GroupNorm of `groups` groups in the place of BatchNorm, for images (C, H, W), or (H, W) for C = 1.
 
-    11,173,962 parameters for CIFAR-10, 11,220,132 for CIFAR-100. Images are (C, H, W), or (H, W) with one channel.
+    `stem`: ``3x3`` has stride 1 and no max-pool; ``7x7`` has stride 2 and a 3×3 max-pool of stride 2, as for ImageNet.
+    `pool`: average over the last map, or over its first `pool` rows and columns alone, as torch's ``avg_pool2d(pool)``.
 
-    References: He et al., "Deep residual learning for image recognition", CVPR 2016, table 1; two groups as in FedExP
-    (util_models.py:41-87), after Hsieh et al., "The non-IID data quagmire of decentralized machine learning", 2020.
+    CIFAR-10: 11,173,962 parameters, 11,181,642 with ``stem: 7x7``; CIFAR-100: 11,220,132. FedExP's network has ``pool:
+    3``: of the 4×4 map of a CIFAR image the corner of 3×3 counts (util_models.py:41-97). FedDyn's has ``stem: 7x7``:
+    torchvision's (utils_models.py:40-72).
+
+    References: He et al., "Deep residual learning for image recognition", CVPR 2016, table 1; Hsieh et al., "The
+    non-IID data quagmire of decentralized machine learning", 2020.
     """
 
+    later: ClassVar[frozenset[str]] = frozenset({"stem", "pool"})
+
     groups: int = Field(2, ge=1, le=NARROWEST)
+    stem: Literal["3x3", "7x7"] = "3x3"
+    pool: int | None = Field(None, ge=1, le=1 << 10)
 
     @field_validator("groups")
     @classmethod
@@ -37,7 +46,8 @@ class Resnet18(Spec):
         """Return the network."""
         from hpcfed.models.modules import resnet18
 
-        return resnet18(image_shape(features, "model.name 'resnet18-gn'"), self.groups, outputs)
+        shape = image_shape(features, "model.name 'resnet18-gn'")
+        return resnet18(shape, self.groups, outputs, wide_stem=self.stem == "7x7", pool=self.pool)
 
 
 MODELS = {"resnet18-gn": Resnet18}

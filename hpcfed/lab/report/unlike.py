@@ -1,0 +1,45 @@
+"""What methods of one comparison differ in beside themselves: the weights of clients, and the evaluated model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+SHOWN = 4
+"""Most labels of a value in a line."""
+
+
+def unlike(labelled: Sequence[tuple[str, Mapping[str, Any]]], *, equal_clients: bool = False) -> list[str]:
+    """Return a line for the weights and one for the evaluated models, if methods differ in them.
+
+    Args:
+        labelled: labels of methods, and resolved recipes.
+        equal_clients: whether all clients are known to have as many samples, so that weights are alike.
+    """
+    lines = []
+    weights = _by_value((label, recipe.get("weights")) for label, recipe in labelled)
+    models = _by_value((label, (recipe.get("evaluate") or {}).get("model", "last")) for label, recipe in labelled)
+    if len(weights) > 1 and not equal_clients:
+        lines.append(f"clients' weights differ between methods: {_shown(weights)}; set weights to compare the methods")
+    if len(models) > 1:
+        lines.append(f"evaluated models differ between methods: {_shown(models)} (evaluate.model)")
+    return lines
+
+
+def _by_value(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[str]]:
+    """Return the labels of each value; nothing where every label has the same ones, as the cases of an experiment."""
+    found: dict[str, list[str]] = {}
+    values: dict[str, set[str]] = {}
+    for label, value in pairs:
+        values.setdefault(label, set()).add(str(value))
+        if label not in found.setdefault(str(value), []):
+            found[str(value)].append(label)
+    return {} if len({frozenset(of) for of in values.values()}) < 2 else found
+
+
+def _shown(found: Mapping[str, Sequence[str]]) -> str:
+    parts = []
+    for value, labels in found.items():
+        more = f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
+        parts.append(f"{value} for {', '.join(labels[:SHOWN])}{more}")
+    return "; ".join(parts)

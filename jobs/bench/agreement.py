@@ -1,0 +1,187 @@
+"""Whether the papers' numbers agree with records: means over seeds with their intervals, and paired differences.
+
+    python -m jobs.bench.agreement runs/reproduce [EXPERIMENT …]     the tables behind docs/reproduction.md's claims
+
+For every experiment with finished runs below the folder: each method's mean over seeds, half its 95 % interval
+(Student's t), the paper's number and whether it lies in the interval; and, paired by seed, the difference from the
+method's reference with its interval. Of rounds to a target also the round in which the mean curve over seeds reaches
+it, and those of a moving average over 10 evaluations. A method with a seed that does not arrive has no mean. All
+seeds that lie there count, whatever the experiment's own are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.config.metrics import direction_of_column
+from hpcfed.lab.report.measure import moving
+from hpcfed.lab.report.paired import student
+from hpcfed.lab.reproduce.catalogue import experiments
+from hpcfed.lab.reproduce.experiment import Case, Experiment, Goal
+from hpcfed.run_folder.rounds import RECORD, read_rounds
+
+RESULT = "result.json"
+"""A run has it once it has ended."""
+WINDOW = 10
+"""Evaluations in the moving average."""
+Curves = Mapping[int, np.ndarray]
+"""Seed → a column of its record, nan where it was not evaluated."""
+
+
+def curves(runs: Path, case: str, method: str, column: str) -> Curves:
+    """Return the records of a method in a case, of all seeds; none of its grids."""
+    name = re.compile(rf"{re.escape(case)}\.{re.escape(method)}\.(\d+)")
+    found = {}
+    for folder in runs.iterdir():
+        if (match := name.fullmatch(folder.name)) and (folder / RESULT).is_file():
+            rows = [row.get(column) for row in read_rounds(folder / RECORD)]
+            found[int(match[1])] = np.array([math.nan if value is None else value for value in rows], np.float64)
+    return dict(sorted(found.items()))
+
+
+def reached(curve: np.ndarray, target: float, *, larger: bool) -> float:
+    """Return the first round with the target or better, nan without one."""
+    there = np.flatnonzero(curve >= target if larger else curve <= target)
+    return float(there[0] + 1) if len(there) else math.nan
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and half its 95 % interval; nan for both if a value is, and for the second of one value."""
+    mean = float(np.mean(values)) if len(values) else math.nan
+    if len(values) < 2:
+        return mean, math.nan
+    return mean, student(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+def value(experiment: Experiment, curve: np.ndarray, *, larger: bool) -> float:
+    """Return a run's best value, or its mean over the last evaluations, as the experiment's kind of measure says."""
+    seen = curve[np.isfinite(curve)]
+    if not len(seen):
+        return math.nan
+    if experiment.measure.kind == "best":
+        return float(seen.max() if larger else seen.min())
+    return float(seen[-experiment.measure.last :].mean())
+
+
+def targets(experiment: Experiment, case: str, runs: Path) -> Iterator[tuple[str, Mapping[int, float]]]:
+    """Yield each target of a case in words, with its number for each seed; -1 stands for all seeds."""
+    for target in experiment.cases[case].targets:
+        if not isinstance(target, Goal):
+            yield f"{target:g}", {-1: float(target)}
+            continue
+        of = curves(runs, case, target.of, experiment.measure.column)
+        found = {seed: float(curve[target.round - 1]) for seed, curve in of.items() if len(curve) >= target.round}
+        yield f"{target.of} at {target.round}", found
+
+
+def table(experiment: Experiment, root: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of an experiment's table."""
+    runs, measure = root / experiment.name / "sweep" / "runs", experiment.measure
+    larger = bool(direction_of_column(measure.column, experiment.metrics))
+    for name, case in experiment.cases.items():
+        found = {method: curves(runs, name, method, measure.column) for method in experiment.methods_of(case)}
+        if not any(found.values()):
+            continue
+        if measure.kind == "rounds":
+            for place, (words, numbers) in enumerate(targets(experiment, name, runs)):
+                yield from _rounds(experiment, case, found, words, numbers, place, larger=larger)
+        else:
+            scores = {m: {s: value(experiment, c, larger=larger) for s, c in of.items()} for m, of in found.items()}
+            reference = measure.reference or next(iter(found))
+            for method, of_seed in ((method, values) for method, values in scores.items() if values):
+                paper = _number(case, method, 0)
+                yield _row(experiment, case, method, measure.kind, of_seed, scores.get(reference, {}), paper, ("", ""))
+
+
+def _rounds(
+    experiment: Experiment,
+    case: Case,
+    found: Mapping[str, Curves],
+    words: str,
+    numbers: Mapping[int, float],
+    place: int,
+    *,
+    larger: bool,
+) -> Iterator[tuple[str, ...]]:
+    def goal(seed: int) -> float:
+        return numbers.get(seed, numbers.get(-1, math.nan))
+
+    rounds = {m: {s: reached(c, goal(s), larger=larger) for s, c in of.items()} for m, of in found.items()}
+    for method, of_seed in ((method, values) for method, values in rounds.items() if values):
+        extra = ("", "")
+        if -1 in numbers:
+            length = min(map(len, found[method].values()))
+            mean = np.mean([curve[:length] for curve in found[method].values()], axis=0)
+            smooth = [reached(moving(c, WINDOW), numbers[-1], larger=larger) for c in found[method].values()]
+            extra = (_plain(reached(mean, numbers[-1], larger=larger)), _with_half(*interval(smooth)))
+        reference = rounds.get(experiment.methods[method].reference or experiment.measure.reference, {})
+        paper = _number(case, method, place) / experiment.methods[method].models
+        yield _row(experiment, case, method, f"to {words}", of_seed, reference, paper, extra)
+
+
+def _row(
+    experiment: Experiment,
+    case: Case,
+    method: str,
+    words: str,
+    values: Mapping[int, float],
+    reference: Mapping[int, float],
+    paper: float,
+    extra: tuple[str, str],
+) -> tuple[str, ...]:
+    mean, half = interval(list(values.values()))
+    both = [seed for seed in values if seed in reference]
+    difference, within = interval([values[seed] - reference[seed] for seed in both])
+    inside = "–" if math.isnan(paper) or math.isnan(half) else "yes" if abs(paper - mean) <= half else "no"
+    paired = "" if values is reference or not both else _with_half(difference, within)
+    title = experiment.methods[method].title
+    return (case.title, title, words, str(len(values)), _with_half(mean, half), paired, *extra, _plain(paper), inside)
+
+
+def _number(case: Case, method: str, place: int) -> float:
+    """Return the paper's number, nan without one or for one that was not reached; a share for a percentage."""
+    numbers = case.paper.get(method, [])
+    text = str(numbers[place]) if place < len(numbers) else ""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ± [\d.]+)?( ?%)?", text)
+    return math.nan if match is None else float(match[1]) / (100 if match[2] else 1)
+
+
+def _plain(number: float) -> str:
+    return "–" if math.isnan(number) else f"{number:.4g}"
+
+
+def _with_half(mean: float, half: float) -> str:
+    return "–" if math.isnan(mean) else f"{mean:.4g}" if math.isnan(half) else f"{mean:.4g} ± {half:.2g}"
+
+
+def main(root: Path, names: Sequence[str]) -> None:
+    """Print a table for each experiment that has records."""
+    header = (
+        "Case",
+        "Method",
+        "Measured",
+        "Seeds",
+        "Mean",
+        "Minus reference",
+        "Mean curve",
+        f"By {WINDOW}",
+        "Paper",
+        "In it",
+    )
+    for name, experiment in experiments().items():
+        if (names and name not in names) or not (root / name / "sweep" / "runs").is_dir():
+            continue
+        rows = list(table(experiment, root))
+        if rows:
+            print(f"\n{name}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
+            print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
