@@ -105,6 +105,27 @@ class Cohorts:
         return min(self._num_present, math.ceil(self.draws * self._num_present - 1e-9))
 
     @property
+    def most_members(self) -> int:
+        """Members of the largest cohort, ``cohort.without`` counted as present; expected under Bernoulli sampling."""
+        section, num_clients = self._recipe.cohort, len(self._sizes)
+        if section.schedule is not None:
+            return self._largest_row
+        if section.sampling == "bernoulli" and section.fraction is not None:
+            return max(1, math.ceil(section.fraction * num_clients - 1e-9))
+        return section.size_in(num_clients) or num_clients
+
+    @property
+    def typical_steps(self) -> np.ndarray:
+        """Steps of each client in a round, (N,); where a budget is drawn, evenly from its range."""
+        local, budget = self._recipe.local, self._recipe.budget
+        asked: list[int | None] = [local.steps] * len(self._sizes)
+        if budget is not None and budget.low is not None and budget.high is not None:
+            asked = np.linspace(budget.low, budget.high, len(self._sizes)).round().astype(int).tolist()
+        elif self._budgets is not None:
+            asked = [max(map(max, self._budgets))] * len(self._sizes)
+        return np.array([_num_steps(int(n), local, tau) for n, tau in zip(self._sizes, asked, strict=True)], np.int64)
+
+    @property
     def without_samples(self) -> int:
         """Clients without samples that count in the mean with an update of 0, as they do where weights are uniform."""
         return 0 if self._by_samples else int((self._sizes[self.present] == 0).sum())
@@ -145,6 +166,7 @@ class Cohorts:
         section = self._recipe.cohort
         if section.schedule is not None:
             schedule = self._schedule(section.schedule)
+            self._largest_row = max(map(len, schedule))
             members = sum(int(self.present[row].sum()) for row in schedule)
             filled = np.flatnonzero(self.present & (self._sizes > 0))
             self.never = np.setdiff1d(filled, [client for row in schedule for client in row]).tolist()

@@ -1,4 +1,4 @@
-"""A rank's share of a round: its members of the cohort are trained, and their updates added to the buffer."""
+"""A rank's share of a round: its members of the cohort are trained, tile by tile, and their updates added."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.client.averaged_buffers import AveragedBuffers
+from hpcfed.client.batched.tiles import cut
 from hpcfed.client.private_parts import private_part
 from hpcfed.client.solver import Task
 from hpcfed.client.state_transfer import Move, Moves
@@ -21,10 +22,10 @@ from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, Inp
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import is_fault, is_full
 from hpcfed.ranks.devices import fault
-from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
 from hpcfed.reduce.checks import LOWER, check_own, checked, client_label
 from hpcfed.rng import Purpose
-from hpcfed.types import ClientInfo, RoundContext, State
+from hpcfed.types import DELTA, ClientInfo, RoundContext, State
 
 log = logging.getLogger("hpcfed")
 
@@ -37,6 +38,7 @@ class RoundPlan:
         round, lr: its number, counted from 1, and its η_l.
         cohort: its clients, with their weights and steps.
         ranks: the rank of each member, (S,).
+        places: of each member, (S,), in the cohort that was drawn.
         effective_steps: ‖a_i‖₁ of each member, (S,); None if not asked for, or if the client optimizer has none.
         common_effective_steps: the ‖a‖₁ that all members share, else None.
         factors: multiple of each Δ_i in the averages, (S,); 1 without a normalisation.
@@ -50,6 +52,7 @@ class RoundPlan:
     lr: float
     cohort: Cohort
     ranks: Sequence[int]
+    places: Sequence[int]
     effective_steps: Sequence[float | None]
     common_effective_steps: float | None
     factors: np.ndarray
@@ -60,7 +63,7 @@ class RoundPlan:
 
 
 class Training:
-    """Trains clients on this rank, group by group.
+    """Trains clients on this rank, tile by tile.
 
     Args:
         parts: of the simulation.
@@ -73,7 +76,6 @@ class Training:
 
     def __init__(self, parts: Parts, buffer: RoundBuffer, averaged: AveragedBuffers):
         self._parts, self._buffer, self._averaged = parts, buffer, averaged
-        self._most = len(parts.federation.sizes)
         self.moving_seconds = 0.0
         self._moves = Moves(parts.clients, lambda: parts.method.local.begin(parts.initial_w), parts.world)
 
@@ -110,49 +112,44 @@ class Training:
         self.moving_seconds += time.perf_counter() - started
 
     def _train(self, plan: RoundPlan, arriving: frozenset[int], states: dict[int, State]) -> HpcfedError | None:
-        engine, clients = self._parts.engine, plan.cohort.clients.tolist()
+        clients, steps = plan.cohort.clients.tolist(), plan.cohort.steps.tolist()
         mine = [place for place, rank in enumerate(plan.ranks) if rank == self._parts.world.rank]
-        if engine.group_size == 1:  # else groups must stay as they were cut
-            mine.sort(key=lambda place: clients[place] in arriving)
-        groups = deque(_cut(mine, min(engine.together, self._most)))
-        while groups:
-            group = groups.popleft()
-            first = clients[group[0]]  # by number: its name costs a read
+        # Clients whose state is still on its way come last; those of equal steps end together.
+        mine.sort(key=lambda place: (clients[place] in arriving, -steps[place]))
+        tiles = deque(self._tiles(plan, mine))
+        while tiles:
+            tile = tiles.popleft()
+            first = clients[tile[0]]  # by number: its name costs a read
             try:
-                if any(clients[place] in arriving for place in group):
+                if any(clients[place] in arriving for place in tile):
                     self._await_states(plan.round)
                 self._parts.watchdog.stage(f"round {plan.round}, client {first}: training")
-                self._train_group(plan, group, states)
+                self.train_tile(plan, tile, states)
             except RAISED as error:  # errors of a user's model, a device or a data file must reach all ranks
-                left = [place for place in group if not self._buffer.is_filled(place)]
+                left = [place for place in tile if not self._buffer.is_filled(place)]
                 torn = self._buffer.is_torn or not left  # some updates count already
-                left = left or [group[-1]]
-                if len(left) > 1 and engine.group_size == 1 and not torn:
-                    groups = deque([*_cut(left, self._smaller(error, len(left), plan.round)), *groups])
+                left = left or [tile[-1]]
+                lasting = isinstance(error, InputError) or is_fault(error) or torn
+                if len(left) > 1 and not lasting:  # each in a tile to itself, with the same bits, to find which fails
+                    tiles.extendleft([place] for place in reversed(left))
                     continue
                 explained = self._explain(error, plan.round, clients[left[0]])
-                lasting = isinstance(error, InputError) or is_fault(error) or torn
                 if is_fault(error):
                     self._buffer.abandon(explained)
                 if not self._parts.skips_bad or lasting:
                     self._buffer.fail(left[0])
                     return explained
-                if len(left) > 1:
-                    log.warning("round %d: %d more of its group are skipped with it", plan.round, len(left) - 1)
-                for place in left:
-                    self._buffer.skip(place)
+                self._buffer.skip(left[0])
         return None
 
-    def _smaller(self, error: BaseException, size: int, round: int) -> int:
-        """Return the size of the groups in which clients are trained again that failed as a group of `size`."""
-        if not is_full(error):
-            return 1  # to tell which of them fails
-        self._most = size // 2
-        said = "round %d: the device's memory is full with %d clients at a time; %d at a time from here on, same bits"
-        log.warning(said, round, size, self._most)
-        return self._most
+    def _tiles(self, plan: RoundPlan, mine: Sequence[int]) -> list[list[int]]:
+        """Cut this rank's members into tiles."""
+        engine = self._parts.engine
+        drawn = {plan.places[place]: place for place in mine}
+        tiles = cut(list(drawn), engine.tile, fixed_slots=engine.fixed_slots)
+        return [[drawn[place] for place in tile] for tile in tiles]
 
-    def _train_group(self, plan: RoundPlan, places: Sequence[int], states: dict[int, State]) -> None:
+    def train_tile(self, plan: RoundPlan, places: Sequence[int], states: dict[int, State]) -> None:
         """Train some clients, add their updates to the buffer, and their next states to `states`."""
         method, federation, cohort, buffer = self._parts.method.local, self._parts.federation, plan.cohort, self._buffer
         clients, steps, guessed, counts, factors = (
@@ -166,19 +163,22 @@ class Training:
             state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             own = private_part(state)
             loss = self._parts.loss_of(client, plan.w, samples, own) if method.loss_at_w else None
-            context = RoundContext(plan.round, plan.lr, info, plan.alike, loss, self._parts.seed, Purpose.TILT, count)
-            tilt = method.tilt(plan.w, plan.shared, state, context)
-            tasks.append(Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state, own))
-            members.append((context, state))
+            about = plan.round, plan.lr, info, plan.alike, loss, self._parts.seed
+            tilt = method.tilt(plan.w, plan.shared, state, RoundContext(*about, Purpose.TILT, count))
+            place = plan.places[places[row]]
+            tasks.append(Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state, own, place))
+            members.append((about, state))
         names = self._parts.method.reported(plan.alike)
-        # lazy: a client may be trained when its result is asked for, and its delta is valid until the next one is
+        joined: list[tuple[TileUpdate, int, State | None]] = []
+        # lazy: a client may be trained when its result is asked for
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
-        for row, ((context, state), local) in enumerate(zip(members, solved, strict=True)):
+        # All Δs of a tile are valid until the next tile.
+        joins = len(tasks) > 1 and not self._parts.skips_bad and len({task.tilt.mu for task in tasks}) == 1
+        for row, ((about, state), local) in enumerate(zip(members, solved, strict=True)):
             client, place = clients[row], places[row]
             effective_steps = plan.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
-            context = replace(context, purpose=Purpose.REPORT)
-            update = method.report(known, plan.w, plan.shared, state, context)
+            update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT, count))
             vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
             if local.own:
                 check_own(local.own)
@@ -187,9 +187,13 @@ class Training:
                 scalars = {**scalars, **self._averaged.counts(local.buffers)}
             next_state = None
             if method.stateful:  # before the sum: what fails can then be trained again
-                context = replace(context, purpose=Purpose.NEXT_STATE)
+                context = RoundContext(*about, Purpose.NEXT_STATE, count)
                 next_state = method.next_state(update, known, plan.w, plan.shared, state, context)
                 next_state = None if next_state is None else _apart_from(state, next_state)
+            if joins and vectors.keys() == {DELTA} and vectors[DELTA] is local.delta:
+                weights = place, counts[row], factors[row], local.loss_sum, local.steps
+                joined.append((TileUpdate(*weights, scalars, local.delta), client, next_state))
+                continue
             added = buffer.add(
                 place,
                 counts[row],
@@ -205,6 +209,8 @@ class Training:
                 continue
             if next_state is not None:
                 states[client] = next_state
+        buffer.add_tile([update for update, _, _ in joined])
+        states |= {client: state for _, client, state in joined if state is not None}
 
     def _explain(self, error: BaseException, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""
@@ -213,6 +219,9 @@ class Training:
         log.error("%s: training raised", place, exc_info=error)
         if isinstance(error, HpcfedError):
             return type(error)(f"{place}: {error}")
+        if is_full(error) and self._parts.engine.tile > 1:
+            what = f"the device's memory is full with tiles of {self._parts.engine.tile} clients (local.tile)"
+            return EnvironmentFailure(what, where=place, remedy="use a smaller local.tile, which changes last bits")
         if is_fault(error):
             return fault(error, place)
         what, remedy = f"{type(error).__name__}: {error}", see_log(world)
@@ -228,8 +237,3 @@ def _apart_from(before: State, after: State) -> State:
     stored = {tensor.untyped_storage()._cdata for tensor in before.values()}
     shared = {name for name, tensor in after.items() if tensor.untyped_storage()._cdata in stored}
     return {name: tensor.clone() if name in shared else tensor for name, tensor in after.items()}
-
-
-def _cut(places: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Cut places into groups of at most `size`."""
-    return [places[first : first + size] for first in range(0, len(places), size)]

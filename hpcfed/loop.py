@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -29,13 +29,14 @@ from hpcfed.reduce.checks import RanksDiffer, ranks_differ
 from hpcfed.run_folder.certificate import write_certificate
 from hpcfed.run_folder.checkpoint.keeper import Checkpoints
 from hpcfed.run_folder.clock import ENDING_REQUESTS, Clock
-from hpcfed.run_folder.environment import environment
-from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.environment import environment, with_suspicions
+from hpcfed.run_folder.folder import RunFolder, with_tile
 from hpcfed.run_folder.observers import Observers
 from hpcfed.run_folder.outcome import own_log, recorded_ending
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.run_folder.recorder import Recorder
 from hpcfed.run_folder.stopping import Due, Stopping, due_after, has_own_scores, stopping_of
+from hpcfed.sentinel import Suspicion
 from hpcfed.simulation import RoundResult, Simulation
 from hpcfed.types import Request
 
@@ -70,8 +71,11 @@ def train(
         device_faults(world),
     ):
         watchdog.stage("start: devices, data and model")
+        recipe = world.on_root(partial(folder.with_recorded_tile, recipe))
         parts, evaluator = assemble(recipe, world, device_slot, watchdog)
         watchdog.stage("start: checkpoint, record and observers")
+        if recipe.local.engine == "batched":
+            recipe = with_tile(recipe, parts.engine.tile)
         with parts.federation, parts.clients:
             observers = Observers(recipe, world)
             client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)
@@ -88,12 +92,13 @@ def train(
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = _facts(recipe, parts, evaluator) | {"data": data}
-                world.on_root(lambda: folder.write("environment.json", facts))
+                suspicions = list(world.on_root(folder.suspicions)) if done else []
+                world.on_root(lambda: folder.write("environment.json", with_suspicions(facts, suspicions)))
                 for remark in (*remarks(recipe, parts), *_resume_remarks(recipe, done)):
                     reporter.say(f"{recipe.name}: {remark}")
                 totals = progress.get("totals", {})
                 with (
-                    Recorder(folder, parts, totals) as recorder,
+                    Recorder(folder, parts, totals, suspected=bool(suspicions)) as recorder,
                     observers.watching(facts, done),
                     _startup_objects_frozen(),
                 ):
@@ -108,6 +113,7 @@ def train(
                         recorder=recorder,
                         reporter=reporter,
                         observers=observers,
+                        suspect=lambda found: _suspect(folder, world, facts, suspicions, found),
                     )
                     return_freed_memory()  # of the set-up, whose vectors fit into no hole of the rounds'
                     ending.stopped = _rounds(session, stopping)
@@ -131,6 +137,8 @@ class Session:
     recorder: Recorder
     reporter: Reporter
     observers: Observers
+    suspect: Callable[[Sequence[Suspicion]], None]
+    """Records what the sentinel has found."""
 
 
 def _stopping(recipe: Recipe, folder: RunFolder, world: World, done: int, saved: Mapping[str, Any] | None) -> Stopping:
@@ -155,10 +163,22 @@ def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]
     return {
         **environment(parts.world, parts.model.vector.device, recipe.reduction, recipe.bits),
         "method": parts.method.name,
-        "bits_depend_on_placement": parts.engine.placement_counts,
+        "tile": parts.engine.tile,
         "evaluated_samples": evaluator.num_samples,
         **without_facts(recipe, parts.federation),
     }
+
+
+def _suspect(
+    folder: RunFolder,
+    world: World,
+    facts: Mapping[str, Any],
+    suspicions: list[Mapping[str, Any]],
+    found: Sequence[Suspicion],
+) -> None:
+    """Write into ``environment.json`` that the bits of the run are not certain, and why."""
+    suspicions += [asdict(each) for each in found]
+    world.on_root(lambda: folder.write("environment.json", with_suspicions(facts, suspicions)))
 
 
 def _resume_remarks(recipe: Recipe, done: int) -> Iterator[str]:
@@ -220,6 +240,11 @@ def _record(
     session: Session, round: int, result: RoundResult, scores: Mapping[str, Any], clients: ClientScores | None
 ) -> None:
     row = session.recorder.add(round, result, scores, clients, session.clock.lap())
+    if result.suspicions:
+        session.suspect(result.suspicions)
+        for suspicion in result.suspicions:
+            said = f"{suspicion}; from here on the record says bitwise: false (docs/bits.md)"
+            session.reporter.say(f"{session.recipe.name}: {said}")
     session.reporter.update(row)
     session.observers.round(row)
 

@@ -50,6 +50,8 @@ class Parts:
     """Kind of the round's sums, ``exact`` or ``fast``."""
     hashes_updates: bool
     """Whether the hash of each client's update travels with it."""
+    sentinel: str
+    """``on``, ``off`` or ``strict``."""
     sum_on_device: Callable[[Tensor], None] | None
     """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
     seed: int

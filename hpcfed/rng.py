@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     EVALUATION = 15
     SHARE = 16
     FACTORS = 17
+    SENTINEL = 18
 
 
 class _Key(ISeedSequence):

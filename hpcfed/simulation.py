@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +19,7 @@ from hpcfed.arithmetic.sums import squared_norm
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.work import are_ones, common_to_all, effective_steps_and_factors, skip_correction
 from hpcfed.cohort import Cohort
-from hpcfed.errors import Diverged
+from hpcfed.errors import Diverged, EnvironmentFailure
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import upload
@@ -30,6 +30,7 @@ from hpcfed.reduce.checks import LOWER, check_range, check_repeated, check_same,
 from hpcfed.reduce.slots import DONE, SKIPPED, Sums
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
 from hpcfed.rng import Purpose
+from hpcfed.sentinel import Check, Sentinel, Suspicion
 from hpcfed.types import DELTA, Means, Request, RoundContext, ServerUpdate, State
 
 
@@ -65,6 +66,10 @@ class RoundResult:
     """Of each client's update, (S,) uint64, where the recipe asks for them; 0 for a skipped one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The method's own numbers."""
+    checks: int = 0
+    """Clients that the sentinel had trained once more."""
+    suspicions: Sequence[Suspicion] = ()
+    """Those whose updates differ."""
 
 
 class Simulation:
@@ -93,12 +98,14 @@ class Simulation:
             kind=parts.reduction,
             sum_on_device=parts.sum_on_device,
             hashes_updates=parts.hashes_updates,
+            watched=parts.sentinel != "off",
             others=self.buffers.entries,
             arithmetic=parts.arithmetic,
         )
         self._initial_buffers = self.buffers.state
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
         self._training = Training(parts, self._buffer, self.buffers)
+        self._sentinel = Sentinel(parts, self.buffers, is_on=parts.sentinel != "off")
         self._begin()
 
     def _begin(self) -> None:
@@ -144,16 +151,18 @@ class Simulation:
         vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
         counts = counts_of(vectors, cohort.counts, plan.factors)
         units: Mapping[str, Units] = self.magnitudes.predict(counts)
-        sums, states, spent = self._attempt(plan, units, requests, written)
-        working = sums.local_seconds - sums.moving_seconds
+        checks = self._sentinel.draw(plan)
+        sums, states, spent = self._attempt(plan, units, requests, written, checks)
+        suspicions = self._compared(plan, checks, sums)
+        working = sums.local_seconds - sums.idle_seconds
         self._parts.placement.learn(ranks, cohort.work, cohort.steps, working)
         better = self._better_units(units, counts, sums, round)
         if better is not None:
             first, first_spent, units = replace(sums, vectors={}), spent, better
             del sums  # whose vectors are large
-            sums, states, spent = self._attempt(plan, units, requests, written)
+            sums, states, spent = self._attempt(plan, units, requests, written, [])
             check_repeated(first, sums, round, cohort, ranks, self._parts.federation, self._world)
-            spent = {name: first_spent[name] + seconds for name, seconds in spent.items()}
+            spent = {name: seconds + spent.get(name, 0.0) for name, seconds in first_spent.items()}
             self.magnitudes.repeats += 1
         reduced = time.perf_counter()
         means = self._means(plan, sums)
@@ -181,6 +190,8 @@ class Simulation:
             hash=self.hash,
             attempts=1 if better is None else 2,
             update_hashes=sums.update_hashes,
+            checks=len(checks),
+            suspicions=suspicions,
             never_drawn=self._never_drawn(),
         )
 
@@ -212,8 +223,31 @@ class Simulation:
         """Return the number of clients whose private part is still the initial one; None without private parts."""
         return int((self._parts.cohorts.present & ~self.touched).sum()) if self._parts.model.own else None
 
+    def _compared(self, plan: RoundPlan, checks: Sequence[Check], sums: Sums) -> list[Suspicion]:
+        """Return the checks whose hashes differ; none of a client that was skipped.
+
+        Raises:
+            EnvironmentFailure: there is one, and the recipe has ``sentinel: strict``.
+        """
+        found = []
+        for check in checks:
+            first, second = (0, 0) if sums.again is None else sums.again[check.place].tolist()
+            if first and second and first != second:
+                client, rank = int(plan.cohort.clients[check.place]), plan.ranks[check.place]
+                hashes = f"{first:016x}", f"{second:016x}"
+                found.append(Suspicion(plan.round, client, check.variant, rank, check.rank, *hashes))
+        if found and self._parts.sentinel == "strict":
+            remedy = "docs/bits.md says what to look at; sentinel: on goes on and records it"
+            raise EnvironmentFailure(str(found[0]), remedy=remedy)
+        return found
+
     def _attempt(
-        self, plan: RoundPlan, units: Mapping[str, Units], requests: Request, written: int
+        self,
+        plan: RoundPlan,
+        units: Mapping[str, Units],
+        requests: Request,
+        written: int,
+        checks: Sequence[Check],
     ) -> tuple[Sums, Mapping[int, State], Mapping[str, float]]:
         """Train a round's cohort and reduce what it reports, in these units.
 
@@ -226,19 +260,22 @@ class Simulation:
         round = plan.round
         scalars = (*self._parts.method.local.scalars, *self.buffers.scalars)
         own = int(np.count_nonzero(np.equal(plan.ranks, self._world.rank)))
-        self._buffer.open(units, len(plan.cohort.clients), scalars, expected=own)  # which may wait for other ranks
+        watched = [check.place for check in checks]
+        self._buffer.open(units, len(plan.cohort.clients), scalars, own, watched)  # which may wait for other ranks
         started = time.perf_counter()
         states, failure = self._training(plan)
         self._parts.watchdog.stage(f"round {round}: training, the device's last work")
         self._buffer.settle()  # a GPU has trained only then
         failure = failure or self._buffer.failure
+        checked = self._sentinel(plan, checks, self._buffer, trains=failure is None)
+        idle = self._training.moving_seconds + checked
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watchdog.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, failure) if failure else nullcontext():
             sums = self._buffer.reduce(
                 self._state_hash(),
                 trained - started,
-                moving_seconds=self._training.moving_seconds,
+                idle_seconds=idle,
                 requests=requests,
                 written=written,
             )
@@ -251,6 +288,7 @@ class Simulation:
             "convert": packed,
             "wait": float((local.max() - local).mean()),
             "reduce": max(reduced - trained - waited, 0.0),
+            **({"sentinel": checked} if checks else {}),
         }
         return sums, states, seconds
 
@@ -278,6 +316,7 @@ class Simulation:
             lr=self._parts.stepping.lr(round),
             cohort=cohort,
             ranks=self._parts.placement.place(cohort.clients, cohort.work, cohort.steps),
+            places=range(len(cohort.clients)),
             effective_steps=effective_steps,
             common_effective_steps=common,
             factors=factors,

@@ -13,7 +13,7 @@ from hpcfed.algorithms.fednova import PerStep
 from hpcfed.arithmetic.operations import arithmetic_of
 from hpcfed.assembly.loss import build_loss, build_measured_loss
 from hpcfed.assembly.model import build_model, zeros
-from hpcfed.client.engine import engine_for, tuner_for
+from hpcfed.client.engine import ClientWork, engine_for, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private
 from hpcfed.client.solver import Engine, Stepping
 from hpcfed.client.state_store import ClientStates
@@ -72,7 +72,8 @@ def parts_of(
     room = {"device": _room(device, slot.sharing), "host": _room(torch.device("cpu"), slot.neighbours)}
     again = _reads_again(recipe, cohorts)
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
-    engine = _engine(recipe, federation, method, model, loss)
+    work = ClientWork(cohorts.most_members, federation.sizes, cohorts.typical_steps)
+    engine = _engine(recipe, federation, method, model, loss, work)
     placement = _placement(recipe, method, engine, cohorts, federation, world)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
     if method.local.stateful:
@@ -106,6 +107,7 @@ def parts_of(
         watchdog=watchdog,
         reduction=recipe.reduction,
         hashes_updates=recipe.update_hashes,
+        sentinel=recipe.sentinel,
         sum_on_device=device_sum(recipe.gpu_reduce, slot, world),
         world=world,
         seed=seed,
@@ -177,18 +179,19 @@ def _reads_again(recipe: Recipe, cohorts: Cohorts) -> bool:
     return cohorts.draws > 1 or measured
 
 
-def _engine(recipe: Recipe, federation: Federation, method: Method, model: FlatModel, loss: Loss) -> Engine:
+def _engine(
+    recipe: Recipe, federation: Federation, method: Method, model: FlatModel, loss: Loss, work: ClientWork
+) -> Engine:
     return engine_for(
         recipe.local,
         model,
         loss,
         recipe.seed.batches,
         zeros(1, federation, model.vector.dtype, model.vector.device),
+        work,
         precision=recipe.precision,
         draws=_draws(recipe),
-        movable=recipe.balances(method.local.stateful),
         elsewhere=method.local.evaluates_elsewhere,
-        most_samples=int(federation.sizes.max()),
         own_step=own_step(recipe.local, recipe.python_path),
         arithmetic=arithmetic_of(recipe.bits),
     )
@@ -199,7 +202,7 @@ def _placement(
 ) -> Placement:
     home = homes(np.where(cohorts.present, federation.sizes, 0), world.size)
     balanced = recipe.balances(method.local.stateful)
-    return Placement(home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size)
+    return Placement(home, world.size, balanced=balanced, tile=engine.tile)
 
 
 def _draws(recipe: Recipe) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hpcfed import models
 from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
+from hpcfed.client.batched.tiles import step_cost
 from hpcfed.config.limits import Checkpoint
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import counted, first_of
@@ -14,6 +15,8 @@ from hpcfed.parts import Parts
 
 LARGE_STEPS = {"sgd": 10.0, "adam": 0.5, "yogi": 0.5}
 """Step sizes of the client optimizers that are hardly ever meant."""
+MUCH = 1.5
+"""Ratio of the modelled costs of a tile and of a rank's share of it from which the tile's empty slots are told."""
 
 
 def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
@@ -78,6 +81,12 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if rounded := parts.model.rounded:
         what = f"the model's {'buffer' if len(rounded) == 1 else 'buffers'} {first_of(rounded, 4)}"
         yield f"{what}: rounded to {recipe.dtype}, as all of the model is; dtype: float64 keeps their digits"
+    tile, share = parts.engine.tile, -(-parts.cohorts.most_members // parts.world.size)
+    vector, batch = parts.model.vector, 1 if local.batch_size == "full" else int(local.batch_size)
+    costs = [step_cost(slots, vector.numel(), batch, vector.device) for slots in (share, tile)]
+    if share < tile and MUCH * costs[0] < costs[1]:
+        what = f"tiles of {tile} clients, of whom each rank trains {share}: the other slots are computed for nothing"
+        yield f"{what}; local.tile={share} shares the work, with other last bits"
     if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:
         what = f"parameters ({recipe.parameters.given})"
         yield f"clients are trained one after another, since the batched engine takes no {what}"

@@ -145,7 +145,8 @@ def _matmul(recipe: Recipe, engine: str, spec: models.Spec | None) -> str:
         raise InputError(f"local.matmul: onednn with {why}", remedy="use local.matmul: blas")
     if recipe.local.matmul != "auto":
         return recipe.local.matmul
-    ours = spec is not None and spec.stacks and recipe.bits == "native" and not any(hindrances.values())
+    ours = spec is not None and spec.stacks and recipe.loss.factory is None and recipe.bits == "native"
+    ours = ours and not any(hindrances.values())
     return "onednn" if ours and recipe.device in ("auto", "cpu") and onednn.is_faster() else "blas"
 
 

@@ -4,29 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
-from hpcfed.client.batched.gradients import StackedNetwork, Vectorized, perceptron_of
+from hpcfed.client.batched.gradients import StackedNetwork, Vectorized, mixes_samples, perceptron_of
 from hpcfed.client.batched.matmul import OneDNN, matmul_for
 from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
+from hpcfed.client.batched.tiles import tile_for
 from hpcfed.client.own_step import OwnStepSolver
 from hpcfed.client.solver import Engine, SequentialSolver
 from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
 from hpcfed.data.cache import Samples
-from hpcfed.errors import RAISED, InputError
+from hpcfed.errors import RAISED, EnvironmentFailure, InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
+from hpcfed.ranks.accelerators import is_full
 from hpcfed.rng import Purpose
 
 STEPS_TO_REPLAY = 3
 """A GPU's graph is warmed up in the first step, captured in the second and replayed from the third on."""
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """What the size of a tile follows from, beside the model and the kind of device.
+
+    Attributes:
+        cohort_size: most members of a cohort.
+        sizes: samples of each client, (N,).
+        steps: that each client takes in a round, (N,).
+    """
+
+    cohort_size: int
+    sizes: np.ndarray
+    steps: np.ndarray
 
 
 def engine_for(
@@ -35,12 +54,11 @@ def engine_for(
     loss: Loss,
     seed: int,
     like: Samples,
+    work: ClientWork,
     *,
     precision: str = "float32",
     draws: bool,
-    movable: bool,
     elsewhere: bool = False,
-    most_samples: int | None = None,
     own_step: Callable[..., Any] | None = None,
     arithmetic: Arithmetic = LIBRARIES,
 ) -> Engine:
@@ -50,47 +68,93 @@ def engine_for(
         section, model, loss: how clients train, what, and on what.
         seed: the recipe's ``seed.batches``.
         like: one sample, x (1, …) and y (1, …), in the run's shapes and types.
+        work: of the clients.
         precision: the recipe's.
         draws: whether the model, the loss or the step draws random numbers.
-        movable: whether a cohort can be cut into groups before it is placed on ranks.
         elsewhere: whether tilts may have an offset or a radius.
-        most_samples: of any client.
         own_step: the function that the recipe's ``local.step`` names.
         arithmetic: of the recipe's ``bits``.
 
     Raises:
-        InputError: the batched engine or its products cannot take the model, it cannot be compiled, or the device knows
-            no such precision.
+        InputError: the batched engine or its products cannot take the model, it cannot be compiled, the device knows no
+            such precision, or clients cannot be trained in tiles of the size that the recipe asks for.
     """
     if section.engine != "batched":
+        _check_tile(section.tile, 1, "local.engine: sequential")
         build = partial(SequentialSolver, model, loss, section, seed, precision=precision, draws=draws)
         solver = try_compiled(build, like) if section.compile else build()
         if own_step is not None:
             return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
         return solver
-    if isinstance(loss, PortableLoss):
-        own = PortableNetwork(loss)
+    network = _network(section, model, loss, like)
+    draws = draws and isinstance(network, Vectorized)
+    width, alone = _minibatch(section, loss, network, work.sizes, draws=draws)
+    if alone:
+        _check_tile(section.tile, 1, alone)
+    tile = section.tile
+    if tile == "auto":
+        tile = 1 if alone else tile_for(model, model.vector.device, work.cohort_size, width, work.steps)
+    try:
         return StackedSolver(
-            model, own, section, seed, like, movable=movable, most_samples=most_samples, arithmetic=arithmetic
+            model,
+            network,
+            section,
+            seed,
+            tile=tile,
+            width=width,
+            most_steps=int(work.steps.max(initial=1)),
+            elsewhere=elsewhere,
+            averages=loss.reduction == "mean",
+            draws=draws,
+            arithmetic=arithmetic,
         )
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
+        what = f"memory for tiles of {tile} clients (local.tile) is short"
+        raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
+
+
+def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> StackedNetwork:
+    if isinstance(loss, PortableLoss):
+        return PortableNetwork(loss)
     _refuse_unseen(model, like)
     matmul = matmul_for(section.matmul, model.vector)
-    network: StackedNetwork = perceptron_of(model.module, loss, matmul) or Vectorized(model.module, loss)
-    if isinstance(network, Vectorized):
-        if isinstance(matmul, OneDNN):
-            raise InputError("local.matmul: onednn is for linear models and perceptrons", remedy="use matmul: blas")
-        try_vectorized(network, model, like)
-    return StackedSolver(
-        model,
-        network,
-        section,
-        seed,
-        like,
-        movable=movable,
-        elsewhere=elsewhere,
-        most_samples=most_samples,
-        draws=draws and isinstance(network, Vectorized),
-    )
+    network: StackedNetwork | None = perceptron_of(model.module, loss, matmul)
+    if network is not None:
+        return network
+    if isinstance(matmul, OneDNN):
+        raise InputError("local.matmul: onednn is for linear models and perceptrons", remedy="use matmul: blas")
+    network = Vectorized(model.module, loss, mixes=mixes_samples(model.module, like[0]))
+    try_vectorized(network, model, like)
+    return network
+
+
+def _minibatch(
+    section: Local, loss: Loss, network: StackedNetwork, sizes: np.ndarray, *, draws: bool
+) -> tuple[int, str]:
+    """Return the samples of a minibatch that is not short, and why clients have to be trained one by one, if so."""
+    if section.batch_size == "full":
+        filled = sizes[sizes > 0]
+        equal = len(filled) > 0 and filled.min() == filled.max()
+        why = "" if equal else "local.batch_size: full, and clients of different sizes"
+        return int(filled.max(initial=1)), "random draws of the model or the loss" if draws else why
+    width = max(1, min(int(section.batch_size), int(sizes.max(initial=1))))
+    if draws:
+        return width, "random draws of the model or the loss"
+    if not network.takes_short:
+        return width, "a loss of your own" if loss.is_own else "samples that are not computed each by itself"
+    return width, ""
+
+
+def _check_tile(asked: int | str, most: int, why: str) -> None:
+    """Refuse tiles of more clients than one where they are trained one by one.
+
+    Raises:
+        InputError: the recipe asks for them.
+    """
+    if asked != "auto" and int(asked) > most:
+        raise InputError(f"local.tile: {asked} with {why}", remedy="leave local.tile out")
 
 
 def _refuse_unseen(model: FlatModel, like: Samples) -> None:

@@ -113,8 +113,7 @@ class OwnStepSolver:
         model, loss, seed: the run's.
     """
 
-    together = group_size = 1
-    placement_counts = False
+    tile, fixed_slots = 1, False
 
     def __init__(
         self,

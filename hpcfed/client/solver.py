@@ -55,6 +55,7 @@ class Task:
         info, shared, state: what a step of the user's own may read: the client's size, the shared state and the
             client's own.
         own: its private parameters and buffers; empty where it has none.
+        place: in the cohort, from which its slot follows where the engine has fixed ones.
     """
 
     client: int
@@ -66,6 +67,7 @@ class Task:
     shared: State = field(default_factory=dict)
     state: State = field(default_factory=dict)
     own: State = field(default_factory=dict)
+    place: int = 0
 
 
 StepCallback = Callable[[int, int, Tensor], None]
@@ -77,24 +79,22 @@ class Engine(Protocol):
     """Trains clients.
 
     Attributes:
-        together: the best number of clients in one call.
-        group_size: how many consecutive members of a cohort must stay together, on one rank, because the last bits of
-            each depend on the others; 1 if they do not.
-        placement_counts: whether a client's last bits depend on how cohorts are placed: on its group where groups can
-            be cut before they are placed, else trained alone.
+        tile: R, clients that are trained together.
+        fixed_slots: whether a client's slot follows from its place in the cohort, since its bits may depend on it; the
+            clients of one tile then have different slots.
     """
 
-    together: int
-    group_size: int
-    placement_counts: bool
+    tile: int
+    fixed_slots: bool
 
     def solve(
         self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
     ) -> Iterator[LocalResult]:
         """Train clients from the server's model `w`, (d,) on the model's device; yield the result of each, in order.
 
-        A yielded Δ is valid until the next one is asked for. Minibatches, their augmentation, and all that the model
-        draws itself (dropout), come from the streams of (round, client). `on_step` is called after each step.
+        A yielded Δ is valid until one of the next tile is asked for; a tile is of up to R tasks in a row, of one μ, and
+        of different slots where these are fixed. Minibatches, their augmentation, and all that the model draws itself
+        (dropout), come from the streams of (round, client). `on_step` is called after each step.
         """
         ...
 
@@ -148,8 +148,7 @@ class SequentialSolver:
         computing: context manager of a forward and backward pass.
     """
 
-    together = group_size = 1
-    placement_counts = False
+    tile, fixed_slots = 1, False
 
     def __init__(
         self,

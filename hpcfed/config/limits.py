@@ -107,6 +107,11 @@ def seconds_of(every: int | str) -> float | None:
     return float(match[1]) * SECONDS[match[2]] if match else None
 
 
+def on_or_off(value: Any) -> Any:
+    """Return ``on`` and ``off`` for true and false, which older YAML makes of them."""
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
 def a_batch_size(value: Any) -> Any:
     """Validate a number of samples, or ``full``."""
     if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):

@@ -63,8 +63,9 @@ MEANINGS = {
         "added after); `optimizer: sgd`, `adam` or `yogi` with `beta1`, `beta2`, `eps` and, for guesses, "
         "`guess_moments: first` or `all` (the second one decays, too); "
         "`augment: {crop: 4, crop_probability: 1, flip: 0.5, per: sample}` or `per: batch`; `engine: "
-        "batched` trains many clients at once, `sequential` one after another, `auto` is batched for "
-        "linear models and perceptrons, and `matmul: onednn` computes their large products by oneDNN, "
+        "batched` trains clients together, in tiles of `tile: auto` or so many slots (part of the result: "
+        "docs/bits.md), `sequential` one after another, `auto` is batched for "
+        "linear models and perceptrons; `matmul: onednn` computes their large products by oneDNN, "
         "`blas` by MKL, `auto` by oneDNN on AMD's processors from Zen 5 on (`hpcfed bench "
         "calibrate RECIPE` measures both choices); `compile: true` has torch compile the model; "
         '`step: "module:function"` takes a step of your own in place of all that, with `step_args: {}` '
@@ -116,6 +117,10 @@ MEANINGS = {
         'your own `{factory: "module:Class", args: {}}` with one or more of `start(run)`, `round(row)`, '
         "`end(status)`"
     ),
+    "sentinel": (
+        "`on`: of the tiles trained, at most 1 % are trained once more in other slots, alone or on another rank, and "
+        "both updates compared; `strict` ends the run where they differ (exit code 4); without effect on the result"
+    ),
     "on_bad_client": ("`skip`: a round goes on without a client whose training failed or whose update is not finite"),
     "watchdog": (
         "how long one client's training may take, or a rank be silent outside of the rounds, before the run counts as "
@@ -133,9 +138,7 @@ MEANINGS = {
     "placement": (
         "`balanced`: spreads each round's cohort over the ranks by the measured costs of samples, steps and "
         "clients and the measured speeds of ranks; client states move along. `static`: clients stay on their "
-        "home rank, the default of methods whose clients have a state. The choice is part of the result where "
-        "a client's last bits depend on its group (stacked perceptrons of some odd widths, other stacked "
-        "modules): `environment.json` says so as `bits_depend_on_placement`"
+        "home rank, the default of methods whose clients have a state. Without effect on the result"
     ),
     "output": ("the run folder; default: `runs/<name>`"),
 }

@@ -38,6 +38,7 @@ from hpcfed.config.limits import (
     a_schedule,
     a_time_or_0,
     a_tuple,
+    on_or_off,
 )
 from hpcfed.config.metrics import ALWAYS_MEASURED, CLIENT_COLUMNS, METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
 from hpcfed.config.observer import Observer, Reference, named
@@ -217,7 +218,7 @@ class Local(Section):
     `step` names the user's own local step (`hpcfed.client.own_step`), called with `step_args` as keywords.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "guess_moments", "step", "step_args"})
+    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "guess_moments", "step", "step_args", "tile"})
 
     steps: Count | None = None
     epochs: Count | None = None
@@ -236,6 +237,7 @@ class Local(Section):
     guess_moments: Literal["first", "all"] = "first"
     augment: Augment | None = None
     engine: Literal["auto", "sequential", "batched"] = "auto"
+    tile: Literal["auto"] | Count = "auto"
     matmul: Literal["auto", "blas", "onednn"] = "auto"
     compile: bool = False
     step: Reference | None = None
@@ -354,7 +356,7 @@ class Evaluate(Section):
 class Recipe(Section):
     """The recipe of a run; docs/recipe.md explains its fields, the docstrings of sections theirs."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits"})
+    later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits", "sentinel"})
 
     name: str = Field(min_length=1, pattern=rf"^[{LETTERS}][{LETTERS}._ -]*$")
     seed: Annotated[Seeds, BeforeValidator(seed_for_all)] = Seeds()
@@ -383,6 +385,7 @@ class Recipe(Section):
     update_hashes: bool = False
     observers: Annotated[list[Observer], BeforeValidator(named)] = Field(default_factory=list)
     on_bad_client: Literal["stop", "skip"] = "stop"
+    sentinel: Annotated[Literal["on", "off", "strict"], BeforeValidator(on_or_off)] = "on"
     watchdog: Annotated[int | str, PlainValidator(a_time_or_0), WithJsonSchema(A_TIME_OR_0)] = "30min"
     client_state: Literal["device", "host", "disk"] = "device"
     reduction: Literal["exact", "fast"] = "exact"

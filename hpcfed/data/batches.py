@@ -45,7 +45,8 @@ def visits(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return `minibatches` as sample numbers, (steps, width) int64, and the minibatches' sizes, (steps,) int64.
 
-    Rows are padded with sample 0 to `width`, which is at least the largest minibatch.
+    Rows are padded with their own first sample to `width`, which is at least the largest minibatch: no filler has a
+    value that is not finite where the samples' are.
     """
     if batch_size == "full":
         order = np.zeros((steps, width), np.int64)
@@ -67,7 +68,7 @@ def visits(
             order[done, :rest] = visited[whole * size :]
             sizes[done] = rest
             done += 1
-    return order, sizes
+    return np.where(np.arange(width) < sizes[:, None], order, order[:, :1]), sizes
 
 
 def _passes(num_samples: int, size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

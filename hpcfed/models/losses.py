@@ -121,7 +121,27 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """−Σ_c log p(target_c) of each sample, (B,), where output (B, C) are the log-odds of C independent labels."""
-    return functional.binary_cross_entropy_with_logits(output, target, reduction="none").sum(1)
+    each = partial(functional.binary_cross_entropy_with_logits, reduction="none")
+    return (each(output, target) if torch.is_grad_enabled() else in_whole_registers(each, output, target)).sum(1)
+
+
+def in_whole_registers(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+    """Apply an elementwise function to tensors of one shape, none of whose entries is in a partial register.
+
+    torch computes such an entry by another function, with other last bits; so zeros are added until all registers are
+    whole.
+    """
+    shape, count = arguments[0].shape, arguments[0].numel()
+    missing = -count % (2 * LANES)
+    if not missing:
+        return function(*arguments)
+    flat = [torch.cat([argument.reshape(-1), argument.new_zeros(missing)]) for argument in arguments]
+    return function(*flat)[:count].view(shape)
+
+
+def sigmoid(output: Tensor) -> Tensor:
+    """The logistic function of each number."""
+    return in_whole_registers(torch.sigmoid, output)
 
 
 def cox(output: Tensor, target: Tensor) -> Tensor:
@@ -198,7 +218,7 @@ LOSSES: Mapping[str, Callable[[str], Loss]] = {
         inverse_link=softmax,
         encode=one_hot,
     ),
-    "binary-cross-entropy": partial(Loss, binary_cross_entropy, inverse_link=torch.sigmoid, encode=as_rows),
+    "binary-cross-entropy": partial(Loss, binary_cross_entropy, inverse_link=sigmoid, encode=as_rows),
     "squared": partial(Loss, squared, inverse_link=torch.clone, encode=as_rows),
     "cox": partial(Loss, cox, whole=True),
 }

@@ -12,7 +12,6 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcfed.config.parameters import Parameters
 from hpcfed.errors import InputError, nearest
@@ -113,11 +112,6 @@ def tracking(module: nn.Module) -> Iterator[tuple[str, nn.Module, list[str]]]:
     for name, part in module.named_modules():
         if getattr(part, "track_running_stats", False):
             yield name, part, [f"{name}.{own}".lstrip(".") for own, _ in part.named_buffers(recurse=False)]
-
-
-def mixes_samples(module: nn.Module) -> bool:
-    """Whether a layer normalises a sample by others' in evaluation, too, since it keeps no running statistics."""
-    return any(isinstance(part, _BatchNorm) and part.running_mean is None for part in module.modules())
 
 
 def _refuse_running_statistics(module: nn.Module, roles: Mapping[str, BufferRole]) -> None:

@@ -12,7 +12,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.provenance.code_of_rounds import NO_PERMISSION, CodeOfRounds, Permission, code_of_rounds
 from hpcfed.run_folder.certificate import DIGITS, named_files, read_certificate, sha256_of
-from hpcfed.run_folder.checkpoint.layout import Damaged, Manifest, stem
+from hpcfed.run_folder.checkpoint.layout import Damaged, Manifest, refuse_other_arithmetic, stem
 from hpcfed.run_folder.checkpoint.writer import manifests, round_of
 from hpcfed.run_folder.contents import CHECKPOINTS, refuse_unusable
 from hpcfed.run_folder.files import RESULT, read_mapping
@@ -114,7 +114,8 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
     """Return a run folder, read, with its recipe resolved.
 
     Raises:
-        InputError: the record is damaged or empty, the recipe cannot be run here, or no round's code is at hand.
+        InputError: the record is damaged or empty, the recipe cannot be run here, no round's code is at hand, or its
+            bits are of another arithmetic.
     """
     refuse_unusable(run)
     rows = read_rounds(run / RECORD)
@@ -124,11 +125,12 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
         cohort = row.get("cohort")
         if not (isinstance(cohort, list) and all(type(client) is int for client in cohort)):
             raise InputError("no cohort", where=f"{run / RECORD}, line {number}", remedy=OWN_RECORD)
+    environment, result = read_mapping(run / "environment.json"), read_mapping(run / RESULT)
+    refuse_other_arithmetic(environment, run)
     code = code_of_rounds(run, recipe, len(rows), permission)
     kept = sorted(round_of(path) for path in manifests(run / CHECKPOINTS))
     kept = [round for round in kept if round <= len(rows)]
     measured = {round: _measured(run / CHECKPOINTS / f"{stem(round)}.json") for round in kept}
-    environment, result = read_mapping(run / "environment.json"), read_mapping(run / RESULT)
     return RecordedRun(run, code, rows, kept, environment, result, measured)
 
 

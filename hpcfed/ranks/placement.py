@@ -3,8 +3,7 @@
 A client's home rank is fixed for the run; homes are balanced by samples. ``placement: static`` trains each client at
 home. ``balanced`` spreads each round's cohort over the ranks by their work, the observed costs of samples and steps,
 and each rank's observed speed; a client's state, if any, moves to the rank that trains it next. Results are
-bit-identical either way, unless a client's bits depend on its group (`Engine.placement_counts`): MKL's rounding depends
-on where a product's operands begin, which for odd widths depends on the clients before it.
+bit-identical either way.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ class WorkCost:
 
     Attributes:
         sample, step, client: cost of each sample visited, each sequential step, and each client, in any one unit.
-        together: clients that take their steps together.
+        tile: slots in which clients take their steps together: a rank takes the steps of ⌈clients / tile⌉ of them.
     """
 
     sample: float = 1.0
     step: float = 0.0
     client: float = 0.0
-    together: int = 1
+    tile: int = 1
 
     def of(self, loads: np.ndarray) -> np.ndarray:
         """Return ranks' costs, (P,), of loads (4, P): samples, steps, steps of the longest client, clients."""
@@ -72,7 +71,8 @@ class WorkCost:
     def parts(self, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the terms of the cost, (P,) each: samples, sequential steps, clients."""
         samples, steps, longest, clients = loads
-        return samples, np.maximum(steps / self.together, longest), clients
+        tiles = np.ceil(clients / self.tile)
+        return samples, np.maximum(tiles * steps / np.maximum(clients, 1), longest), clients
 
 
 def spread(
@@ -135,7 +135,7 @@ def _whole(members: np.ndarray, num_ranks: int, cost: WorkCost) -> float:
     """Return a lower bound on the total cost of members, (4, S)."""
     samples, steps, _, clients = np.cumsum(members, axis=1)[:, -1].tolist()
     side_by_side = np.cumsum(np.sort(members[2])[::-1][:num_ranks])[-1]
-    return cost.sample * samples + cost.step * max(steps / cost.together, side_by_side) + cost.client * clients
+    return cost.sample * samples + cost.step * max(steps / cost.tile, side_by_side) + cost.client * clients
 
 
 def _with(loads: np.ndarray, more: np.ndarray) -> np.ndarray:
@@ -161,17 +161,16 @@ class Placement:
         home: home rank of each client, (N,).
         num_ranks: P.
         balanced: whether clients are trained where they end soonest, instead of at home.
-        together: clients that take their steps together, if a rank has as many.
-        group_size: consecutive members of a cohort that must be on the same rank.
+        tile: slots in which clients take their steps together, filled or not.
 
     A client's home moves with its state, to the rank that trained it last.
     """
 
-    def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool, together: int = 1, group_size: int = 1):
+    def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool, tile: int = 1):
         self._home = home.copy()
         self.balanced = balanced and num_ranks > 1
-        self._num_ranks, self._group_size = num_ranks, group_size
-        self._cost = WorkCost(together=together // group_size)
+        self._num_ranks = num_ranks
+        self._cost = WorkCost(tile=tile)
         self._speeds, self._rounds = [1.0] * num_ranks, 0
         self._products, self._seen = [[0.0] * 4 for _ in range(4)], 0.0
 
@@ -192,21 +191,16 @@ class Placement:
         home = self.home_of(clients)
         if not self.balanced or not len(home):
             return home.tolist()
-        groups = np.arange(0, len(samples), self._group_size)
-        own, taken = np.add.reduceat(samples, groups), np.maximum.reduceat(steps, groups)
-        ranks = spread(own, home[:: self._group_size], self._num_ranks, self._speeds, taken, self._cost)
-        return np.repeat(ranks, self._group_size)[: len(home)].tolist()
+        return spread(samples, home, self._num_ranks, self._speeds, steps, self._cost)
 
     def learn(self, ranks: Sequence[int], samples: np.ndarray, steps: np.ndarray, seconds: np.ndarray) -> None:
         """Update costs and speeds from each rank's seconds, (P,), and its members' samples and steps, (S,) each."""
         if not self.balanced:
             return
-        groups = np.arange(0, len(samples), self._group_size)
-        of_groups, own = np.asarray(ranks)[groups], np.add.reduceat(samples, groups)
-        taken, longest = np.maximum.reduceat(steps, groups), np.zeros(self._num_ranks)
-        np.maximum.at(longest, of_groups, taken)
+        longest = np.zeros(self._num_ranks)
+        np.maximum.at(longest, ranks, steps)
         visited, all_steps, clients = (
-            np.bincount(of_groups, each, self._num_ranks) for each in (own, taken, np.ones(len(own)))
+            np.bincount(ranks, each, self._num_ranks) for each in (samples, steps, np.ones(len(samples)))
         )
         loads = np.array([visited, all_steps, longest, clients])
         paid = list(zip(*(part.tolist() for part in self._cost.parts(loads)), strict=True))
@@ -227,7 +221,7 @@ class Placement:
         self._seen = KEPT * self._seen + len(rows)
         sample, step, client = costs_of(self._products, self._seen)
         if sample or step or client:
-            self._cost = WorkCost(sample, step, client, self._cost.together)
+            self._cost = WorkCost(sample, step, client, self._cost.tile)
 
     def _learn_speeds(self, work: Sequence[float], seconds: Sequence[float]) -> None:
         """Update each rank's speed relative to the average, from its work and its time."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import mul
 from typing import NamedTuple, cast
@@ -53,6 +53,18 @@ class _Report(NamedTuple):
     scalars: Sequence[float]
 
 
+class TileUpdate(NamedTuple):
+    """The update of a client of a tile that sends Δ alone; the arguments of `RoundBuffer.add`."""
+
+    place: int
+    weight: float
+    factor: float
+    loss_sum: Number
+    steps: int
+    scalars: Mapping[str, float]
+    delta: Tensor
+
+
 class RoundBuffer:
     """The buffer of a round: filled client by client, reduced once, read by all.
 
@@ -65,6 +77,7 @@ class RoundBuffer:
         kind: of the sums, ``exact`` or ``fast``.
         sum_on_device: sums the device's memory over ranks; None: MPI sums a copy on the host, in page-locked memory.
         hashes_updates: whether the hash of each client's update travels in its slot.
+        watched: whether slots have room for the hashes that the sentinel compares.
         arithmetic: of norms, in exact sums.
 
     Attributes:
@@ -83,10 +96,12 @@ class RoundBuffer:
         kind: str = "exact",
         sum_on_device: Callable[[Tensor], None] | None = None,
         hashes_updates: bool = False,
+        watched: bool = False,
         others: Mapping[str, int] | None = None,
         arithmetic: Arithmetic = LIBRARIES,
     ):
-        self._hashes_updates = hashes_updates
+        self._hashes_updates, self._watched = hashes_updates, watched
+        self._to_check: frozenset[int] = frozenset()
         self._num_entries, self._others = num_entries, others or {}
         self._dtype, self._device, self._world = dtype, device, world
         self._kind = KINDS[kind]
@@ -106,13 +121,19 @@ class RoundBuffer:
         self.seconds: dict[str, float] = {}
 
     def open(
-        self, units: Mapping[str, Units], cohort_size: int, scalars: Sequence[str] = (), expected: int = 1
+        self,
+        units: Mapping[str, Units],
+        cohort_size: int,
+        scalars: Sequence[str] = (),
+        expected: int = 1,
+        to_check: Iterable[int] = (),
     ) -> None:
         """Start sums of 0 for a round of S clients that report vectors and scalars of these names, in these units.
 
         `expected` is the number of updates that this rank is predicted to add: sums subtract their rounding constants
-        in advance.
+        in advance. The updates of the places `to_check` are hashed for the sentinel.
         """
+        self._to_check = frozenset(to_check)
         layout = tuple(units), [self._kind.words_of(own) for own in units.values()], cohort_size, tuple(scalars)
         if layout == self._layout:
             self._slots.fill(0)
@@ -148,7 +169,7 @@ class RoundBuffer:
         self._status = self._clients["status"]
 
     def _client_slot(self, num_vectors: int, num_scalars: int) -> np.dtype[np.void]:
-        return client_slot(num_vectors, num_scalars, hashed=self._hashes_updates)
+        return client_slot(num_vectors, num_scalars, hashed=self._hashes_updates, watched=self._watched)
 
     @property
     def is_large(self) -> bool:
@@ -223,12 +244,50 @@ class RoundBuffer:
                 for name, total in self._sums.items()
             ]
             self._fill([report], [(_several(squared), _several(largest)) for squared, largest in added])
-        if self._hashes_updates:
-            self._clients["hash"][place] = hash_of_update(vectors, self.names, own_scalars)
+        self._hash(place, vectors, own_scalars)
         self._status[place] = DONE
         self.is_torn = False
         self.seconds["pack"] += time.perf_counter() - started
         return True
+
+    def add_tile(self, updates: Sequence[TileUpdate]) -> None:
+        """Add the updates of a tile, as `add` does one by one."""
+        if self._at_once == 1 or len(self._sums) > 1:
+            for update in updates:
+                place, weight, factor, loss_sum, steps, scalars, delta = update
+                vectors = {DELTA: delta}
+                self.add(place, weight, vectors, scalars=scalars, factor=factor, loss_sum=loss_sum, steps=steps)
+            return
+        started, left = time.perf_counter(), list(updates)
+        self.is_torn = bool(left)
+        while left:
+            row = len(self._waiting)
+            some, left = left[: self._at_once - row], left[self._at_once - row :]
+            for total in self._sums.values():
+                total.rows.put_all(row, [update.delta for update in some])
+            for place, weight, factor, loss_sum, steps, scalars, delta in some:
+                own_scalars = [float(scalars[name]) for name in self._scalars]
+                self._waiting.append(_Report(place, weight, factor, loss_sum, steps, own_scalars))
+                self._hash(place, {DELTA: delta}, own_scalars)
+            if len(self._waiting) == self._at_once:
+                self._add_waiting()
+            self._status[[update.place for update in some]] = DONE
+        self.is_torn = False
+        self.seconds["pack"] += time.perf_counter() - started
+
+    def _hash(self, place: int, vectors: Mapping[str, Tensor], scalars: Sequence[float]) -> None:
+        """Write the hash of an update where it is wanted."""
+        if self._hashes_updates or place in self._to_check:
+            found = hash_of_update(vectors, self.names, scalars)
+            if self._hashes_updates:
+                self._clients["hash"][place] = found
+            if place in self._to_check:
+                self._clients["again"][place, 0] = found
+
+    def check(self, place: int, others: Sequence[int]) -> None:
+        """Write the hash that the update of a place has when it is trained once more: of several one that differs."""
+        own = int(self._clients["again"][place, 0])  # 0 where another rank has trained it
+        self._clients["again"][place, 1] = next((other for other in others if other != own), others[0])
 
     def _add_waiting(self) -> None:
         """Add the waiting updates to the sums."""
@@ -317,7 +376,7 @@ class RoundBuffer:
         state_hash: int,
         local_seconds: float,
         *,
-        moving_seconds: float = 0.0,
+        idle_seconds: float = 0.0,
         requests: int = 0,
         written: int = 0,
     ) -> Sums:
@@ -327,7 +386,7 @@ class RoundBuffer:
             HpcfedError: this rank's device failed, and sums do not go through MPI.
         """
         self.settle()
-        self._ranks[self._world.rank] = state_hash, requests, written, local_seconds, moving_seconds
+        self._ranks[self._world.rank] = state_hash, requests, written, local_seconds, idle_seconds
         self._kind.write_slots(self._slots, self._memory.tail)
         summed = self._memory.reduce(self._sums, self._read, self._failure)
         if not self._sums:  # which large ones leave behind
@@ -349,9 +408,10 @@ class RoundBuffer:
             requests=ranks["requests"],
             written=ranks["written"],
             local_seconds=ranks["local_seconds"],
-            moving_seconds=ranks["moving_seconds"],
+            idle_seconds=ranks["idle_seconds"],
             scalars={name: clients["scalars"][:, number] for number, name in enumerate(self._scalars)},
             update_hashes=clients["hash"] if self._hashes_updates else None,
+            again=clients["again"] if self._watched else None,
         )
 
     def exchange(self, state_hash: int, *, requests: int = 0, written: int = 0) -> np.ndarray:

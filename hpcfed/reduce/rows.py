@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,11 +39,19 @@ class Rows:
 
     def put(self, row: int, vector: Tensor) -> None:
         """Keep a copy of a vector (d,) in a row below `rows_of`."""
+        self._take_memory()
+        self._rows[row].copy_(vector)
+
+    def put_all(self, first: int, vectors: Sequence[Tensor]) -> None:
+        """Keep copies of vectors (d,) in the rows from `first` on."""
+        self._take_memory()
+        self._memory[first : first + len(vectors)].copy_(torch.stack(list(vectors)))
+
+    def _take_memory(self) -> None:
         if not self._rows:
             width = -(-self._num_entries // ALIGNED) * ALIGNED
             self._memory = self._memory.new_empty(rows_of(self._num_entries), width)[:, : self._num_entries]
             self._rows = self._memory.unbind()
-        self._rows[row].copy_(vector)
 
     def first(self, count: int) -> Tensor:
         """Return the first rows, (count, d); they may be changed."""

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 RANK_SLOT = np.dtype(
-    [("hash", "i8"), ("requests", "i8"), ("written", "i8"), ("local_seconds", "f8"), ("moving_seconds", "f8")]
+    [("hash", "i8"), ("requests", "i8"), ("written", "i8"), ("local_seconds", "f8"), ("idle_seconds", "f8")]
 )
 """Flags of a rank, for all others."""
 DONE, FAILED, SKIPPED = 1, 2, 3
@@ -18,14 +18,17 @@ DONE, FAILED, SKIPPED = 1, 2, 3
 
 
 @cache
-def client_slot(num_vectors: int, num_scalars: int = 0, *, hashed: bool = False) -> np.dtype[np.void]:
+def client_slot(
+    num_vectors: int, num_scalars: int = 0, *, hashed: bool = False, watched: bool = False
+) -> np.dtype[np.void]:
     """Return the fields of a cohort member: ``bounds`` on the largest entry of each of V vectors, K own ``scalars``.
 
-    Where updates are `hashed`, 8 bytes more.
+    Where updates are `hashed`, 8 bytes more; where some are trained once more (`watched`), two hashes.
     """
     common = [("status", "i8"), ("steps", "i8"), ("delta_sq", "f8"), ("loss_sum", "f8")]
     own = [("bounds", "f8", (num_vectors,)), ("scalars", "f8", (num_scalars,))]
-    return np.dtype([*common, *own, *([("hash", "u8")] if hashed else [])])
+    hashes = [*([("hash", "u8")] if hashed else []), *([("again", "u8", (2,))] if watched else [])]
+    return np.dtype([*common, *own, *hashes])
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,12 @@ class Sums:
         delta_sq, loss_sum: (S,) float64; ‖Δ_i‖² is 0 where no Δ_i is reported.
         scalars: (S,) float64 of each named scalar.
         update_hashes: (S,) uint64, of each client's update, 0 where it was skipped; None where none are taken.
+        again: (S, 2) uint64, hashes of updates that the sentinel compares, 0 of all others; None where it is off.
         hashes: (P,) int64, of each rank's replicated state at the start of the round.
         requests: (P,) int64, requests of each rank to all (`hpcfed.types.Request`).
         written: (P,) int64, round of the last checkpoint of which each rank's part is on disk.
         local_seconds: (P,) float64, spent in local work.
-        moving_seconds: (P,) float64, of them: waiting for clients' states of other ranks.
+        idle_seconds: (P,) float64, of them: waiting for clients' states of other ranks, and the sentinel's.
     """
 
     vectors: Mapping[str, Tensor]
@@ -57,6 +61,7 @@ class Sums:
     requests: np.ndarray
     written: np.ndarray
     local_seconds: np.ndarray
-    moving_seconds: np.ndarray
+    idle_seconds: np.ndarray
     scalars: Mapping[str, np.ndarray]
     update_hashes: np.ndarray | None = None
+    again: np.ndarray | None = None

@@ -10,6 +10,7 @@ code_before           where a change of code was accepted: ``code`` and the firs
 files                 path in the folder → SHA-256, of every file that a command reads
 repeatable, why_not   whether the same recipe gives the same bits elsewhere, as far as the run can tell
 bits                  ``portable``: elsewhere is any machine; ``native``: one of the same processor and libraries
+arithmetic            how this version makes bits (`hpcfed.version.ARITHMETIC`)
 
 Written at the end of a run, whole or not at all, and removed when the run goes on. Alone it protects against accidents;
 signed (`hpcfed.provenance.signature`) it protects against intent.
@@ -36,7 +37,7 @@ from hpcfed.run_folder.identity import STATE, WITHOUT_EFFECT, deciding
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
 
 FORMAT, VERSION = "hpcfed-certificate", 2
-VARYING_COLUMNS = ("seconds", "imbalance")
+VARYING_COLUMNS = ("seconds", "imbalance", "bitwise", "sentinel")
 """Columns of the record that differ from run to run."""
 DIGITS = 16
 BASIS = ("recipe", "named_files", "data", "code", "code_before")
@@ -86,6 +87,7 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
         "repeatable": not why_not,
         "why_not": why_not or None,
         "bits": recipe.bits,
+        "arithmetic": environment.get("arithmetic", 1),
         "stopped": stopped,
         **basis,
         "environment": environment,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +16,7 @@ import torch
 from hpcfed.ranks.accelerators import accelerator
 from hpcfed.ranks.cpu import cores, cpu_model
 from hpcfed.ranks.world import World
-from hpcfed.version import __version__
+from hpcfed.version import ARITHMETIC, __version__
 
 PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
 LIBRARY_SETTINGS = (
@@ -64,9 +64,20 @@ def environment(world: World, device: torch.device, reduction: str, bits: str = 
         "threads_per_rank": torch.get_num_threads(),
         "reduction": {"kind": reduction},
         "bits": bits,
+        "arithmetic": ARITHMETIC,
         "bitwise": not why_not,
         "bitwise_why_not": why_not or None,
     }
+
+
+def with_suspicions(facts: Mapping[str, Any], suspicions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the facts of ``environment.json`` with the updates that the sentinel has found to differ."""
+    if not suspicions:
+        return dict(facts)
+    first = suspicions[0]
+    doubt = f"from round {first['round']} on: the update of client {first['client']} was another when trained once more"
+    doubts = [facts["bitwise_why_not"]] if facts.get("bitwise_why_not") else []
+    return {**facts, "bitwise": False, "bitwise_why_not": "; ".join([*doubts, doubt]), "sentinel": [*suspicions]}
 
 
 def _versions(mpi: str | None) -> str:

@@ -36,7 +36,7 @@ from hpcfed.run_folder import files
 from hpcfed.run_folder.code import FRESH, CodeRecord, references
 from hpcfed.run_folder.contents import refuse_links
 from hpcfed.run_folder.cut import cut
-from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT, deciding, differences
+from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT, differences
 from hpcfed.run_folder.lock import FolderLock
 from hpcfed.run_folder.rounds import RECORD, count_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
@@ -79,8 +79,7 @@ class RunFolder:
         self.check_code(recipe)
         if recipe.evaluate.by_method:
             wanted["evaluate"]["model"] = (found.get("evaluate") or {}).get("model", "last")
-        same = deciding(found, WITHOUT_EFFECT) == deciding(wanted, WITHOUT_EFFECT)
-        if not same or not self.has_result():
+        if differences(found, wanted, WITHOUT_EFFECT) or not self.has_result():
             return False
         self._refuse_lost_model()
         return True
@@ -195,6 +194,18 @@ class RunFolder:
         except ValidationError:  # of an earlier version, or changed by hand
             return recipe
 
+    def suspicions(self) -> list[Mapping[str, Any]]:
+        """Return what the sentinel has found in the run here: a mapping for each update that differed."""
+        found = files.read_mapping(self.path / "environment.json").get("sentinel")
+        return found if isinstance(found, list) else []
+
+    def with_recorded_tile(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with the ``local.tile`` of the run here that it goes on with, where it is ``auto``."""
+        if recipe.local.tile != "auto" or self.fresh or not (self.path / files.RECIPE).is_file() or not self._goes_on():
+            return recipe
+        tile = (files.read_recipe(self.path).get("local") or {}).get("tile", "auto")
+        return with_tile(recipe, tile)
+
     def claim(
         self,
         recipe: Recipe,
@@ -303,6 +314,11 @@ class RunFolder:
         """Whether any file of the record has content: ``metrics.jsonl`` alone may have been removed."""
         record = (self.metrics, self.clients, self.update_hashes)
         return any(path.exists() and path.stat().st_size > 0 for path in record)
+
+
+def with_tile(recipe: Recipe, tile: int | str) -> Recipe:
+    """Return the recipe with this ``local.tile``."""
+    return recipe.model_copy(update={"local": recipe.local.model_copy(update={"tile": tile})})
 
 
 def _changed(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -11,12 +11,17 @@ import xxhash
 from hpcfed.config.load import to_plain
 from hpcfed.config.recipe import Recipe
 
-WITHOUT_EFFECT = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "observers")
+WITHOUT_EFFECT = (
+    *("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "observers"),
+    "sentinel",
+)
 """Keys without an effect on results: they never invalidate a finished run."""
 STATE, STATES = "client_state", ("device", "host", "disk")
 """``client_state`` is hashed as ``device``, whatever it is: digests keep the key for compatibility, and older ones may
 have any of its values.
 """
+TILE = "local.tile"
+"""A recorded recipe has its number; `auto` is left out."""
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *WITHOUT_EFFECT)
 """Keys that may change when a run is continued."""
 
@@ -35,6 +40,8 @@ def identities(recipe: Recipe) -> tuple[str, ...]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
     """Return the keys that decide the result and differ, each with its values: ``local.lr 0.5 there and 1 here``."""
     there, here = deciding(before, free), deciding(now, free)
+    if TILE not in here:  # auto, which follows the record
+        there.pop(TILE, None)
     changed = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
     return [f"{key} {there.get(key)!r} there and {here.get(key)!r} here" for key in changed]
 

@@ -7,6 +7,7 @@ import io
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -44,9 +45,11 @@ class Rows:
     Args:
         parts: the simulation's, for its method and model.
         totals: of the rounds done before.
+        suspected: whether the sentinel has found an update that differs.
     """
 
-    def __init__(self, parts: Parts, totals: Mapping[str, int]):
+    def __init__(self, parts: Parts, totals: Mapping[str, int], *, suspected: bool = False):
+        self._suspected = suspected
         local, size = parts.method.local, parts.model.num_parameters
         self._up, self._down = local.sent * size, local.received * size
         self._vector_bytes, self._scalar_bytes = size * parts.model.vector.element_size(), 8 * len(local.scalars)
@@ -73,6 +76,7 @@ class Rows:
         self.totals["bytes_down"] += size * (self._received * self._vector_bytes + self._buffer_bytes)
         self.totals["gradients"] += result.gradients
         has_delta = DELTA in result.vectors
+        self._suspected |= bool(result.suspicions)
         return {
             "round": round,
             "cohort": result.cohort.clients.tolist(),
@@ -89,6 +93,8 @@ class Rows:
             "mean_delta_sq": result.means.mean_delta_sq if has_delta else None,
             **self.totals,
             "hash": result.hash,
+            **({"bitwise": False} if self._suspected else {}),
+            **({"sentinel": [asdict(each) for each in result.suspicions]} if result.suspicions else {}),
             "seconds": {name: _round_off(value) for name, value in {**result.seconds, **seconds}.items()},
             "imbalance": _round_off(result.imbalance),
         }
@@ -101,10 +107,11 @@ class Recorder:
         folder: the run folder.
         parts: the simulation's, for its method, model and world.
         totals: of the rounds done before, if the run goes on from a checkpoint.
+        suspected: whether the sentinel has found an update that differs.
     """
 
-    def __init__(self, folder: RunFolder, parts: Parts, totals: Mapping[str, int]):
-        self._row = Rows(parts, totals)
+    def __init__(self, folder: RunFolder, parts: Parts, totals: Mapping[str, int], *, suspected: bool = False):
+        self._row = Rows(parts, totals, suspected=suspected)
         self._folder, self._writes = folder, parts.world.is_root
         self._rounds, self._hashes, self._clients = (
             AppendedFile(path) for path in (folder.metrics, folder.update_hashes, folder.clients)

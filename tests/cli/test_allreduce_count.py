@@ -126,7 +126,7 @@ def test_a_round_is_one_allreduce_and_nothing_else(method, vectors, tallies):
     assert (short.allreduces, long.allreduces) == (SHORT, LONG)
     assert short.others == long.others
     assert sum(short.others.values()) > 0  # setting up does use some: the shim sees more than Allreduce
-    slots = CLIENTS * client_slot(vectors).itemsize + RANKS * RANK_SLOT.itemsize
+    slots = CLIENTS * client_slot(vectors, watched=True).itemsize + RANKS * RANK_SLOT.itemsize
     entries = vectors * ENTRIES * 8
     assert long.bytes == LONG * (entries + slots) + entries  # a first round's vectors have two words
 
@@ -146,7 +146,7 @@ def test_an_evaluating_round_takes_one_more(tallies):
 def test_a_round_whose_ranks_share_memory_is_two_barriers_and_an_allreduce_of_slots(tallies):
     short, long = tallies["shared"]
     assert (short.allreduces, long.allreduces) == (SHORT, LONG)
-    assert long.bytes == LONG * (CLIENTS * client_slot(1).itemsize + RANKS * RANK_SLOT.itemsize)
+    assert long.bytes == LONG * (CLIENTS * client_slot(1, watched=True).itemsize + RANKS * RANK_SLOT.itemsize)
     more = Counter(long.others)
     more.subtract(short.others)
     assert {name: calls for name, calls in more.items() if calls} == {"Barrier": 2 * (LONG - SHORT)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_other_libraries_are_named(two, command):
     old = {"ATEN_CPU_CAPABILITY": "default"}
     assert launch(0, ["run", "one/recipe.yaml", "output=old", "-q"], cwd=two, env=old).returncode == 0
     done = command(["compare", "one", "old"], two)
-    assert "library settings: none there, ATEN_CPU_CAPABILITY=default here" in done.stdout
+    assert re.search(r"library settings: .* there, ATEN_CPU_CAPABILITY=default.* here", done.stdout)
     if done.returncode:
         assert "old: this machine computes another update of client " in done.stdout
         assert done.stdout.endswith("look at the processors and libraries of the two runs, and their settings\n")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 import torch
 
 from hpcfed.client.batched import matmul, steps
-from hpcfed.client.batched import solver as stacked
-from hpcfed.client.batched.gradients import Perceptron, perceptron_of
+from hpcfed.client.batched.gradients import perceptron_of
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.solver import StackedSolver
-from hpcfed.client.engine import engine_for
+from hpcfed.client.engine import ClientWork, engine_for
 from hpcfed.client.solver import Engine, Task
 from hpcfed.config.recipe import Local, LossSection, Model
 from hpcfed.errors import InputError
@@ -47,12 +47,11 @@ def built(
     local: dict,
     dtype: torch.dtype,
     *,
-    movable: bool = True,
     precision: str = "float32",
     elsewhere: bool = False,
-    most_samples: int | None = None,
+    sizes: Sequence[int] = (64,) * 5,
 ) -> tuple[Engine, FlatModel]:
-    """Return an engine and its model; the loss is the task's own."""
+    """Return an engine and its model; the loss is the task's own, the cohort has all clients, of these sizes."""
     section, features, classes = which
     torch.manual_seed(1)
     found = spec(Model(**section))
@@ -61,8 +60,9 @@ def built(
     task = "classification" if classes else "regression"
     loss = loss_for(LossSection(), task, [])
     like = torch.zeros(1, *features, dtype=dtype), torch.zeros(1, dtype=torch.int64 if classes else dtype)
-    about = {"precision": precision, "draws": False, "movable": movable, "elsewhere": elsewhere}
-    engine = engine_for(Local(**local), model, loss, 0, like, **about, most_samples=most_samples)
+    work = ClientWork(len(sizes), np.array(sizes), np.ones(len(sizes), np.int64))
+    about = {"precision": precision, "draws": False, "elsewhere": elsewhere}
+    engine = engine_for(Local(**local), model, loss, 0, like, work, **about)
     return engine, model
 
 
@@ -89,7 +89,8 @@ def tasks_for(which: tuple, model: FlatModel, sizes: Sequence[int], steps: Seque
         shift, apart = near_zero(model, draws), near_zero(model, draws)
         anchor = model.vector + apart if client % 3 else None
         tilt = Tilt(shift=shift if client % 2 else None, mu=mu, anchor=anchor, from_anchor=client % 3 == 2)
-        found.append(Task(client, (x, y), tilt, count, [0.0, 3.0, math.inf][client % 3] if count else 0.0))
+        guessed = [0.0, 3.0, math.inf][client % 3] if count else 0.0
+        found.append(Task(client, (x, y), tilt, count, guessed, place=client))
     return found
 
 
@@ -120,7 +121,7 @@ CASES = [
 @pytest.mark.parametrize("name", ["logistic", "images"])
 def test_a_minibatch_larger_than_any_client(name, most):
     which, local = MODELS[name], {"batch_size": 65, "steps": 1}
-    engine, model = built(which, local | {"engine": "batched"}, torch.float64, most_samples=most)
+    engine, model = built(which, local | {"engine": "batched"}, torch.float64, sizes=[most, 1, 0, most])
     sequential, _ = built(which, local | {"engine": "sequential"}, torch.float64)
     tasks = tasks_for(which, model, [most, 1, 0, most], [2, 3, 0, 1], 0.0)
     found, expected = (solved(kind, model.vector.clone(), tasks) for kind in (engine, sequential))
@@ -132,9 +133,10 @@ def test_a_minibatch_larger_than_any_client(name, most):
 @pytest.mark.parametrize(("name", "local", "dtype"), CASES)
 def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
     which = MODELS[name]
-    engine, model = built(which, local | {"engine": "batched"}, dtype)
-    assert isinstance(engine, StackedSolver)
     sizes, steps = [12, 12, 5, 0, 17, 1], [3, 4, 7, 0, 4, 2]
+    engine, model = built(which, local | {"engine": "batched"}, dtype, sizes=sizes)
+    assert isinstance(engine, StackedSolver)
+    assert (engine.tile > 1) == (local["batch_size"] != "full")
     w = model.vector.clone()
     for mu in (0.0, 0.3):
         tasks = tasks_for(which, model, sizes, steps, mu)
@@ -143,9 +145,8 @@ def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
             for (delta, loss), (own_delta, own_loss) in zip(
                 together[first:last], solved(engine, w, tasks[first:last]), strict=True
             ):
-                if engine.group_size == 1:
-                    assert torch.equal(delta, own_delta)
-                    assert loss == own_loss
+                assert torch.equal(delta, own_delta)
+                assert loss == own_loss
         sequential, other = built(which, local | {"engine": "sequential"}, dtype)
         assert torch.equal(other.vector, w)
         # Rounding of seven steps, which Adam divides by as little as its eps of 1e-2.
@@ -169,53 +170,11 @@ def test_rows_that_are_stepped_one_at_a_time(monkeypatch, local):
         assert loss == own_loss
 
 
-@pytest.mark.parametrize("lr_decay", [1.0, 1e-30])
-def test_a_trial_of_groups_takes_the_first_rounds_step_size(lr_decay):
-    """Not that of a round before it, which a steep decay makes so large that the trial's updates are NaN."""
-    local = {"engine": "batched", "batch_size": 10, "epochs": 1, "lr": 0.1, "lr_decay": lr_decay}
-    engine, _ = built(({"name": "mlp", "hidden": [16]}, (8,), 4), local, torch.float32)
-    assert engine.group_size == 1
-
-
-@pytest.mark.parametrize("batch_size", [10, "full"])
-def test_clients_smaller_than_the_minibatch(batch_size):
-    """In any group, and alone: the bits of 30 features depend on where a minibatch begins."""
-    which, sizes = ({"name": "logistic"}, (30,), 5), [3, 5, 12, 7, 9, 4, 11, 6]
-    local = {"engine": "batched", "batch_size": batch_size, "epochs": 1}
-    engine, model = built(which, local, torch.float32, most_samples=max(sizes))
-    assert engine.group_size == 1
-    w, tasks = model.vector.clone(), tasks_for(which, model, sizes, [3, 3, 6, 3, 3, 3, 6, 4], 0.0)
-    together = solved(engine, w, tasks)
-    for first, last in ((0, 2), (1, 4), (3, 4), (4, 6), (5, 8)):
-        for (delta, loss), (own, own_loss) in zip(
-            together[first:last], solved(engine, w, tasks[first:last]), strict=True
-        ):
-            assert torch.equal(delta, own)
-            assert loss == own_loss
-
-
-@pytest.mark.parametrize(
-    ("which", "local", "dtype"),
-    [
-        (({"name": "mlp", "hidden": [31]}, (7,), 3), {"batch_size": 3}, torch.float64),
-        (({"name": "mlp", "hidden": [30, 13]}, (59,), None), {"batch_size": 10, "momentum": 0.9}, torch.float32),
-    ],
-)
-def test_odd_widths_and_an_odd_number_of_steps(which, local, dtype):
-    """Clients' samples begin at different places of a vector register: where that counts, groups are kept."""
-    engine, model = built(which, local | {"engine": "batched", "steps": 1}, dtype)
-    w, tasks = model.vector.clone(), tasks_for(which, model, [12] * 4, [7] * 4, 0.0)
-    for task, (delta, loss) in zip(tasks, solved(engine, w, tasks), strict=True):
-        ((own_delta, own_loss),) = solved(engine, w, [task])
-        assert engine.group_size > 1 or (torch.equal(delta, own_delta) and loss == own_loss)
-
-
 @pytest.mark.parametrize(("name", "least"), [("images", 0), ("images", 1900), ("MNIST's", 0), ("MNIST's", 10_000)])
 @pytest.mark.parametrize("local", LOCALS[:2], ids=["fused", "momentum"])
 def test_products_by_onednn(monkeypatch, name, local, least):
     """For all layers and for some: a client's result is independent of its group, and close to BLAS's."""
     monkeypatch.setattr(matmul, "LARGE", least)
-    monkeypatch.setattr(stacked, "_GROUP_INVARIANT", {})  # what was found with another limit
     which, local = MODELS[name], local | {"engine": "batched", "weight_decay": 1e-3}
     engine, model = built(which, local | {"matmul": "onednn"}, torch.float32)
     by_blas, _ = built(which, local | {"matmul": "blas"}, torch.float32)
@@ -226,7 +185,8 @@ def test_products_by_onednn(monkeypatch, name, local, least):
         for (delta, loss), (own_delta, own_loss) in zip(
             together[first:last], solved(engine, w, tasks[first:last]), strict=True
         ):
-            assert engine.group_size > 1 or (torch.equal(delta, own_delta) and loss == own_loss)
+            assert torch.equal(delta, own_delta)
+            assert loss == own_loss
     for (delta, loss), (their_delta, their_loss) in zip(together, solved(by_blas, w, tasks), strict=True):
         torch.testing.assert_close(delta, their_delta, rtol=2e-4, atol=2e-5)  # rounding of seven float32 steps
         assert loss == pytest.approx(their_loss, rel=1e-5)
@@ -240,7 +200,8 @@ def test_onednn_is_used_for_large_products(monkeypatch):
         asked.append((*x.shape, weight.shape[0]))
         return product(x, weight, bias)
 
-    engine, model = built(MODELS["MNIST's"], {"engine": "batched", "matmul": "onednn", "steps": 1}, torch.float32)
+    local = {"engine": "batched", "matmul": "onednn", "steps": 1}
+    engine, model = built(MODELS["MNIST's"], local, torch.float32, sizes=(50, 50))
     tasks = tasks_for(MODELS["MNIST's"], model, [50, 50], [1, 1], 0.0)
     monkeypatch.setattr(onednn, "product", counted)
     solved(engine, model.vector.clone(), tasks)
@@ -275,62 +236,6 @@ def test_onednn_is_refused_without_support(model, local, dtype, why):
     assert "\n" not in str(refused.value)
 
 
-class Lonely(Blas):
-    """Products that round apart for a stack of one client, as MKL's do on some of Intel's processors."""
-
-    def outputs(self, layer, x, scale=1.0):
-        return self._rounded(super().outputs(layer, x, scale))
-
-    def gradient(self, outgoing, incoming, out):
-        super().gradient(self._rounded(outgoing), incoming, out)
-
-    def descend(self, layer, outgoing, incoming, keep, step):
-        super().descend(layer, self._rounded(outgoing), incoming, keep, step)
-
-    @staticmethod
-    def _rounded(product):
-        return product * (1 + 2.0**-20) if len(product) == 1 else product
-
-
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.9}], ids=["fused", "flat"])
-def test_products_that_round_apart_for_a_stack_of_one(local, monkeypatch):
-    """No client of a perceptron is ever such a stack: not alone in a group, nor alone with its minibatch's size.
-
-    All widths fill 64 bytes, since other products see a client's place in the stack on AMD's processors.
-    """
-    which = {"name": "mlp", "hidden": [32, 16]}, (4, 4), 16
-    monkeypatch.setattr(stacked.StackedSolver, "_keeps_clients_apart", lambda *_: True)  # as where a trial misses it
-    _, model = built(which, {"engine": "sequential", "steps": 1}, torch.float32)
-    like = torch.zeros(1, 3, 4), torch.zeros(1, dtype=torch.int64)
-    network = perceptron_of(model.module, loss_for(LossSection(), "classification", []), Lonely())
-    section = Local(batch_size=10, epochs=1, **local)
-    engine = StackedSolver(model, network, section, 0, like, movable=True, most_samples=72)
-    tasks = tasks_for(which, model, [71, 71, 72, 72, 13], [8, 8, 8, 8, 2], 0.0)
-    w = model.vector.clone()
-    together = solved(engine, w, tasks)
-    for first, last in ((0, 1), (1, 2), (1, 4), (4, 5)):
-        own = solved(engine, w, tasks[first:last])
-        assert all(torch.equal(delta, other) for (delta, _), (other, _) in zip(own, together[first:last], strict=True))
-
-
-def test_a_machine_that_mixes_clients_is_found_out():
-    """A network whose results depend on the group's size: where a cohort cannot be cut beforehand, clients go alone."""
-
-    class Mixing(Perceptron):
-        def descend(self, layers, x, *factors):
-            return super().descend(layers, x * (1 + 2.0**-20 * len(x)), *factors)
-
-    _, model = built(MODELS["logistic"], {"engine": "sequential", "steps": 1}, torch.float32)
-    local, like = Local(batch_size=5, steps=1), (torch.zeros(1, 60), torch.zeros(1, dtype=torch.int64))
-    network = Mixing([True], loss_for(LossSection(), "classification", []), Blas())
-    held = StackedSolver(model, network, local, 0, like, movable=False)
-    assert (held.together, held.group_size) == (1, 1)
-    moved = StackedSolver(model, network, local, 0, like, movable=True)
-    assert moved.group_size == moved.together > 1
-    assert held.placement_counts
-    assert moved.placement_counts
-
-
 @pytest.mark.parametrize("model", ["cifar-cnn", pytest.param("resnet18-gn", marks=pytest.mark.soak)])
 def test_any_module_can_be_stacked(model):
     which = ({"name": model}, (3, 16, 16), 10)
@@ -358,8 +263,9 @@ def test_what_cannot_be_stacked_is_refused_in_one_line():
     model = FlatModel(Branches(), torch.float32, CPU)
     like = torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64)
     loss = loss_for(LossSection(), "classification", [])
+    work = ClientWork(1, np.array([4]), np.array([1]))
     with pytest.raises(InputError, match=r"local\.engine: batched cannot take this model") as refused:
-        engine_for(Local(engine="batched"), model, loss, 0, like, draws=False, movable=True)
+        engine_for(Local(engine="batched"), model, loss, 0, like, work, draws=False)
     assert "\n" not in str(refused.value)
 
 

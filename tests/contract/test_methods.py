@@ -167,7 +167,7 @@ def test_a_round_reduces_what_the_docstring_says_once(name, alike, tmp_path):
     recipe = small(tmp_path / "run", data=str(data), algorithm=algorithm, budget=budget, evaluate={"every": 0})
     result = hpcfed.run(recipe, world=counting, quiet=True)
     vectors = told[0] if alike else told[-1]
-    fused = RoundBuffer(ENTRIES, torch.float32, torch.device("cpu"), World())
+    fused = RoundBuffer(ENTRIES, torch.float32, torch.device("cpu"), World(), watched=True)
     words = [sum(fused.sizes([each] * vectors, 5)) for each in (2, 1)]
     assert counting.words == [
         words[0],

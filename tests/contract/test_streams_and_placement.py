@@ -57,6 +57,7 @@ def test_the_numbers_of_the_purposes_never_change():
         "EVALUATION": 15,
         "SHARE": 16,
         "FACTORS": 17,
+        "SENTINEL": 18,
     }
     assert stream(7, Purpose.COHORT, 3, 2).integers(2**32, size=3).tolist() == [4099395486, 1673106716, 428939887]
 
@@ -101,10 +102,10 @@ def ends(load: np.ndarray, cost: WorkCost) -> float:
     return float(cost.of(load).max())
 
 
-@pytest.mark.parametrize("together", [1, 3, 64])
-def test_the_last_rank_ends_soon_whatever_costs_time(together):
+@pytest.mark.parametrize("tile", [1, 3, 64])
+def test_the_last_rank_ends_soon_whatever_costs_time(tile):
     """Beside the best of all ways to deal eight clients out to two ranks."""
-    rng, cost = np.random.default_rng(4), WorkCost(sample=0.1, step=1.0, client=2.0, together=together)
+    rng, cost = np.random.default_rng(4), WorkCost(sample=0.1, step=1.0, client=2.0, tile=tile)
     for _ in range(10):
         steps = rng.geometric(0.1, size=8)
         samples = steps * 10
@@ -148,9 +149,9 @@ def test_collinear_costs_are_explained_by_one_of_them():
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_clients_stay_spread_where_times_are_noise(seed):
     """Ranks as fast as each other, on a machine where equal work takes a fifth more or less from round to round."""
-    rng, truth = np.random.default_rng(seed), WorkCost(sample=4e-7, step=1.5e-4, client=5e-5, together=256)
+    rng, truth = np.random.default_rng(seed), WorkCost(sample=4e-7, step=1.5e-4, client=5e-5, tile=256)
     sizes = np.full(1000, 100)
-    placement = Placement(homes(sizes, 2), 2, balanced=True, together=256)
+    placement = Placement(homes(sizes, 2), 2, balanced=True, tile=256)
     for _ in range(200):
         clients = np.sort(rng.choice(1000, 200, replace=False))
         samples, steps = sizes[clients], sizes[clients] // 5
@@ -160,13 +161,13 @@ def test_equal_clients_stay_spread_where_times_are_noise(seed):
         placement.learn(ranks.tolist(), samples, steps, seconds)
 
 
-@pytest.mark.parametrize("together", [1, 64])
+@pytest.mark.parametrize("tile", [1, 64])
 @pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0, 1.0), (1.0, 2.0, 1.0, 0.5)])
-def test_balance_comes_with_what_is_learned(together, speeds):
+def test_balance_comes_with_what_is_learned(tile, speeds):
     """Ranks of other speeds, on which a client and each step cost something, too."""
-    rng, truth = np.random.default_rng(9), WorkCost(sample=1e-4, step=3e-3, client=1e-3, together=together)
+    rng, truth = np.random.default_rng(9), WorkCost(sample=1e-4, step=3e-3, client=1e-3, tile=tile)
     sizes = np.maximum(1, (60 * rng.lognormal(-0.5, 1, 1000)).astype(np.int64))
-    placement = Placement(homes(sizes, 4), 4, balanced=True, together=together)
+    placement = Placement(homes(sizes, 4), 4, balanced=True, tile=tile)
     imbalances = []
     for _ in range(30):
         clients = np.sort(rng.choice(1000, 200, replace=False))

@@ -96,6 +96,7 @@ def moody(deed: str, whose: list[int], **changes: Any) -> dict[str, Any]:
         "model": {"factory": "moody:Linear", "args": {"deed": deed, "whose": whose}},
         "local": {"steps": 1, "batch_size": "full", "lr": 0.01},
         "on_bad_client": "skip",
+        "sentinel": "off",  # the model counts how often it sees a client
         "placement": "static",
         "checkpoint": {"every": 1},
         "output": "run",

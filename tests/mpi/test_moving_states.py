@@ -83,12 +83,12 @@ def test_the_wait_is_no_work_of_the_rank(moving, world, monkeypatch) -> None:
     def noted(self: Placement, ranks: Any, samples: Any, steps: Any, seconds: np.ndarray) -> None:
         learned.append(seconds)
         assert len(reduced) >= len(learned)
-        late = reduced[-1].moving_seconds >= SLOW
+        late = reduced[-1].idle_seconds >= SLOW
         np.testing.assert_array_less(seconds[late], (reduced[-1].local_seconds - SLOW)[late] + 1e-9)
-        assert (seconds[~late] == (reduced[-1].local_seconds - reduced[-1].moving_seconds)[~late]).all()
+        assert (seconds[~late] == (reduced[-1].local_seconds - reduced[-1].idle_seconds)[~late]).all()
 
     monkeypatch.setattr(RoundBuffer, "reduce", kept)
     monkeypatch.setattr(Placement, "learn", noted)
     hpcfed.run(moving, world=world, quiet=True)
     assert len(learned) == 4
-    assert world.size == 1 or any((sums.moving_seconds >= SLOW).any() for sums in reduced)
+    assert world.size == 1 or any((sums.idle_seconds >= SLOW).any() for sums in reduced)

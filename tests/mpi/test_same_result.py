@@ -194,3 +194,32 @@ def test_a_large_model_is_reduced_and_stepped_in_parts_to_the_same_bits(name, wo
     ):
         monkeypatch.setattr(place, value)
     assert left_by(hpcfed.run({**recipe, "output": "parts"}, world=world, quiet=True)) == whole
+
+
+OWN_MU = """
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method, Tilt
+
+
+class OwnMu(ClientRule):
+    def tilt(self, w, shared, client, context):
+        return Tilt(mu=0.1 * (context.client.client % 3))
+
+
+def method():
+    return Method("own-mu", OwnMu(), ServerStep())
+"""
+
+
+def test_clients_with_a_mu_of_their_own_are_the_same_in_any_tile(world, folder):
+    """They share no tile, so that no update may wait for the others of its rank."""
+    world.on_root(lambda: (folder / "ownmu.py").write_text(OWN_MU) and None)
+    local = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "batched"}
+    runs = []
+    for tile in ("auto", 1):
+        algorithm = {"factory": "ownmu:method"}
+        recipe = small(f"tile-{tile}", algorithm=algorithm, local={**local, "tile": tile}, python_path=[str(folder)])
+        runs.append(load_file(hpcfed.run(recipe, world=world, quiet=True).folder / "model.safetensors"))
+    for name in runs[0]:
+        np.testing.assert_allclose(runs[0][name], runs[1][name], rtol=1e-4, atol=1e-6)  # rounding of twelve steps

@@ -1,10 +1,12 @@
-"""Many clients trained at once, on stacked parameters (R, …), in place of one after another.
+"""Many clients trained at once, in tiles of R slots on stacked parameters (R, …), in place of one after another.
 
 Runs where `local.engine` is `batched`: by default for linear models and perceptrons with a built-in loss, without
 augmentation, dropout, `compile` or mixed precision. Anything else takes `hpcfed.client.solver`, the reference; tests
 hold the two together bit by bit where the kernels are alike, and to rounding elsewhere.
 
-    solver      groups of K clients, their minibatches stacked; general modules through vmap
+    tiles       R by a rule, widths that fill lines of memory, and the memory of R slots
+    shorts      minibatches with fewer samples than a tile has room for
+    solver      the clients of a tile, their minibatches stacked; general modules through vmap
     gradients   losses and gradients of stacked linear models and perceptrons, layer by layer, without autograd
     steps       the client optimizers' steps on stacked parameters, one pass over memory where they allow it
     matmul      the products of stacked layers: BLAS, or oneDNN where the processor gains by it

@@ -5,15 +5,18 @@ Clients are stacked along a first axis: R of them have each parameter as one ten
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from hpcfed.client.batched.matmul import Blas, Layer
-from hpcfed.models.losses import Loss
+from hpcfed.client.batched.shorts import Short
+from hpcfed.client.batched.tiles import rounded
+from hpcfed.models.losses import Loss, softmax
 from hpcfed.models.modules import FlatLinear, FlatSequential
 
 LINEAR = (FlatLinear, nn.Linear)
@@ -27,10 +30,25 @@ Stack = Sequence[Tensor]
 
 
 class StackedNetwork(Protocol):
-    """A model and its loss, for stacked clients."""
+    """A model and its loss, for stacked clients.
 
-    def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack) -> Tensor:
-        """Write each client's gradients of its minibatch's loss into `out`; return the losses, (R,)."""
+    Attributes:
+        takes_short: whether fillers of a minibatch can be selected away, since its loss is a sum over samples.
+        fixed_slots: whether a client's bits may depend on its slot, which then follows from its place in the cohort.
+    """
+
+    takes_short: bool
+    fixed_slots: bool
+
+    def rooms(self, shapes: Sequence[torch.Size], step: int) -> list[torch.Size]:
+        """Return the shapes that parameters of these shapes have in a tile, whose widths are multiples of `step`."""
+        ...
+
+    def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack, short: Short | None = None) -> Tensor:
+        """Write each client's gradients of its minibatch's loss into `out`; return the losses, (R,).
+
+        `parameters` and `out` have the shapes that `rooms` returned, and are 0 outside of the parameters.
+        """
         ...
 
 
@@ -43,23 +61,29 @@ class Perceptron:
     so that a step of plain SGD is the products themselves, added where the parameters lie (fastest where a stack's
     memory has no gaps).
 
+    Widths may be rounded up by zeros, which stay zeros; outputs are the first C columns of z.
+
     Args:
         has_bias: of each layer, the first one first.
+        outputs: C.
         loss: one with a canonical link, `inverse_link` and `encode`.
         matmul: what computes the products.
     """
 
-    def __init__(self, has_bias: Sequence[bool], loss: Loss, matmul: Blas):
+    takes_short, fixed_slots = True, False
+
+    def __init__(self, has_bias: Sequence[bool], outputs: int, loss: Loss, matmul: Blas):
         if loss.inverse_link is None or loss.encode is None:
             raise ValueError("a loss without a canonical link")
-        self._has_bias, self._matmul = tuple(has_bias), matmul
+        self._has_bias, self._outputs, self._matmul = tuple(has_bias), outputs, matmul
         self._loss, self._inverse_link, self._encode = loss, loss.inverse_link, loss.encode
+        self._couples_outputs = loss.inverse_link is softmax
+        self._hidden: dict[int, Tensor] = {}
         self._ones: dict[tuple[int, int], Tensor] = {}
 
-    @property
-    def kind(self) -> Hashable:
-        """Hash key: distinguishes networks of equal shapes."""
-        return self._has_bias, self._inverse_link, self._encode, self._loss.reduction, type(self._matmul)
+    def rooms(self, shapes: Sequence[torch.Size], step: int) -> list[torch.Size]:
+        """Return the shapes with each width rounded up; see `StackedNetwork`."""
+        return [torch.Size(rounded(width, step) for width in shape) for shape in shapes]
 
     def layers(self, stack: Stack) -> list[Layer]:
         """Return the layers that parameters make up."""
@@ -69,19 +93,26 @@ class Perceptron:
             layers.append(Layer(weight, weight.transpose(1, 2), bias, None if bias is None else bias.unsqueeze(1)))
         return layers
 
-    def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack) -> Tensor:
+    def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack, short: Short | None = None) -> Tensor:
         """Write the gradients; see `StackedNetwork`."""
         layers = self.layers(parameters)
         inputs, z = self._forward(layers, x.flatten(2))
-        slope = self._inverse_link(z).sub_(self.encoded(y, layers)).mul_(self._share(x.shape[1]))
+        slope = self._slope(z, self.encoded(y, layers), short).mul_(self._share(x.shape[1]))
         for slot, incoming, outgoing in self._backward(layers, self.layers(out), inputs, slope):
             self._matmul.gradient(outgoing, incoming, slot.weight)
             if slot.bias is not None:
                 torch.sum(outgoing, 1, out=slot.bias)
-        return self.losses(z, y)
+        return self.losses(z, y, short)
 
     def descend(
-        self, layers: Sequence[Layer], x: Tensor, encoded: Tensor, keep: float, lr: float, scale: float = 1.0
+        self,
+        layers: Sequence[Layer],
+        x: Tensor,
+        encoded: Tensor,
+        keep: float,
+        lr: float,
+        scale: float = 1.0,
+        short: Short | None = None,
     ) -> Tensor:
         """Set V to keep·V − lr·gradients, where the parameters are scale·V.
 
@@ -90,15 +121,17 @@ class Perceptron:
             x: (R, B, inputs).
             encoded: (R, B, C), what `encoded` returned.
             keep, lr, scale: the factors.
+            short: which rows are samples, where not all are.
 
         Returns:
-            z before the step, (R, B, C), from which `losses` tells the losses.
+            z before the step, (R, B, outputs), from which `losses` computes the losses.
         """
         inputs, z = self._forward(layers, x, scale)
-        slope, step = self._inverse_link(z).sub_(encoded), -lr * self._share(x.shape[1])
+        slope, step = self._slope(z, encoded, short), -lr * self._share(x.shape[1])
         for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
             self._matmul.descend(layer, outgoing, incoming, keep, step)
-            if layer.row is not None and outgoing.shape[1] * outgoing.shape[2] < SMALL_SUM:
+            alone = len(outgoing) == 1
+            if layer.row is not None and alone and outgoing.shape[1] * outgoing.shape[2] < SMALL_SUM:
                 layer.row.baddbmm_(self._ones_for(outgoing), outgoing, beta=keep, alpha=step)
             elif layer.bias is not None:
                 if keep != 1:
@@ -108,13 +141,40 @@ class Perceptron:
         return z
 
     def encoded(self, y: Tensor, layers: Sequence[Layer]) -> Tensor:
-        """Return targets (R, B, …) as the numbers that they stand for, (R, B, C): classes one-hot."""
-        return self._encode(y.flatten(0, 1), layers[-1].across).view(*y.shape[:2], -1)
+        """Return targets (R, B, …) as the numbers that they stand for, (R, B, C): classes one-hot, (R, B, outputs)."""
+        last = layers[-1].weight
+        like = last.new_empty(0, last.shape[1] if self._couples_outputs else self._outputs)
+        return self._encode(y.flatten(0, 1), like).view(*y.shape[:2], -1)
 
-    def losses(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of each minibatch, (R,), from z (R, B, C) and targets (R, B, …)."""
-        each = self._loss.each(z.flatten(0, 1), y.flatten(0, 1))
-        return each.view(z.shape[:2]).sum(1).mul_(self._share(z.shape[1]))
+    def losses(self, z: Tensor, y: Tensor, short: Short | None = None) -> Tensor:
+        """Return the loss of each minibatch, (R,), from z (R, B, outputs) and targets (R, B, …)."""
+        each = self._loss.each(self._used(z).flatten(0, 1), y.flatten(0, 1)).view(z.shape[:2])
+        if short is not None:
+            short.selected(each)
+        return each.sum(1).mul_(self._share(z.shape[1]))
+
+    def _used(self, z: Tensor) -> Tensor:
+        """Return the columns of z that are outputs, (R, B, C)."""
+        return z if z.shape[2] == self._outputs else z[..., : self._outputs]
+
+    def _slope(self, z: Tensor, encoded: Tensor, short: Short | None) -> Tensor:
+        """Return ∂f/∂z but for the share of a sample, (R, B, outputs), 0 in columns that are no outputs."""
+        if z.shape[2] == self._outputs:
+            slope = self._inverse_link(z).sub_(encoded)
+        elif self._couples_outputs:  # rows of whole registers take a fifth of the time
+            slope = self._inverse_link(z + self._minus_infinity(z)).sub_(encoded)
+        else:
+            slope = torch.zeros_like(z)
+            torch.sub(self._used(self._inverse_link(z)), encoded, out=self._used(slope))
+        return slope if short is None else short.selected(slope)
+
+    def _minus_infinity(self, z: Tensor) -> Tensor:
+        """Return −∞ for the columns of z that are no outputs, and 0 for the others, (outputs,)."""
+        width = z.shape[2]
+        if width not in self._hidden:
+            self._hidden[width] = z.new_full((width,), -torch.inf)
+            self._hidden[width][: self._outputs] = 0
+        return self._hidden[width]
 
     def _ones_for(self, outgoing: Tensor) -> Tensor:
         """Return ones (R, 1, B), for D (R, B, outputs)."""
@@ -151,44 +211,102 @@ class Perceptron:
 
 
 class Vectorized:
-    """Any module, by `torch.func.vmap`."""
+    """Any module, by `torch.func.vmap`.
 
-    def __init__(self, module: nn.Module, loss: Loss):
+    Its kernels see where a slot begins, so that slots are fixed. Fillers of a minibatch need a module whose outputs are
+    each of one sample (`mixes_samples`).
+    """
+
+    fixed_slots = True
+
+    def __init__(self, module: nn.Module, loss: Loss, *, mixes: bool = False):
         names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self.takes_short = not (loss.is_own or loss.whole or mixes)
+
+        def outputs(parameters: tuple[Tensor, ...], x: Tensor) -> Tensor:
+            return functional_call(module, dict(zip(names, parameters, strict=True)), (x,))
 
         def of_one(parameters: tuple[Tensor, ...], x: Tensor, y: Tensor) -> Tensor:
-            return loss.batch(functional_call(module, dict(zip(names, parameters, strict=True)), (x,)), y)
+            return loss.batch(outputs(parameters, x), y)
 
-        self._of_many = vmap(grad_and_value(of_one))
+        def of_short(parameters: tuple[Tensor, ...], x: Tensor, y: Tensor, fillers: Tensor, factor: Tensor) -> Tensor:
+            each = loss.each(outputs(parameters, x), y)
+            return each.masked_fill(fillers, 0).sum() * (factor / len(y) if loss.reduction == "mean" else factor)
 
-    def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack) -> Tensor:
+        self._of_many, self._of_short = (vmap(grad_and_value(function)) for function in (of_one, of_short))
+        self._averages = loss.reduction == "mean"
+        self._whole: dict[tuple[int, int], Short] = {}
+
+    def rooms(self, shapes: Sequence[torch.Size], step: int) -> list[torch.Size]:
+        """Return the parameters' own shapes: a module knows no others."""
+        return list(shapes)
+
+    def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack, short: Short | None = None) -> Tensor:
         """Write the gradients; see `StackedNetwork`."""
-        found, losses = self._of_many(tuple(parameters), x, y)
+        if not self.takes_short:
+            found, losses = self._of_many(tuple(parameters), x, y)
+        else:  # by the same operations where a neighbour's minibatch is short and where none is
+            short = short or self._not_short(x, parameters[0])
+            found, losses = self._of_short(tuple(parameters), x, y, short.fillers, short.factors)
         for gradient, slot in zip(found, out, strict=True):
             slot.copy_(gradient)
         return losses
 
+    def _not_short(self, x: Tensor, like: Tensor) -> Short:
+        """Return `Short` of minibatches (R, B, …) without fillers, for numbers like those."""
+        rows, batch = x.shape[:2]
+        if (rows, batch) not in self._whole:
+            self._whole[rows, batch] = Short(np.full(rows, batch), batch, self._averages, like)
+        return self._whole[rows, batch]
+
+
+def mixes_samples(module: nn.Module, x: Tensor) -> bool:
+    """Whether a sample's output depends on the others of its minibatch, as with BatchNorm; tried on two samples.
+
+    Args:
+        module: in training.
+        x: one sample, (1, …), for its shape and dtype.
+    """
+    first, second = x.clone(), x.clone()
+    if x.is_floating_point():
+        draws = torch.Generator().manual_seed(0)
+        first, second = (torch.randn(x.shape, generator=draws, dtype=x.dtype).to(x.device) for _ in range(2))
+    with torch.no_grad():
+        try:
+            together, apart = module(torch.cat([first, second])), torch.cat([module(first), module(second)])
+        except (RuntimeError, ValueError):  # of one sample, which BatchNorm refuses
+            return True
+    return not torch.allclose(together, apart, rtol=1e-2, atol=1e-4)
+
 
 def perceptron_of(module: nn.Module, loss: Loss, matmul: Blas) -> Perceptron | None:
     """Return a module's `Perceptron`; None for other layers, and for one with hooks, frozen or shared parameters."""
-    if loss.inverse_link is None or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
-        return None
-    parts: list[nn.Module] = []
-    if type(module) in LINEAR:
-        parts = [module]
-    elif type(module) in (FlatSequential, nn.Sequential):
-        parts = [part for part in module.children() if not _flattens(part)]
-    linear, between = parts[::2], parts[1::2]
-    if len(linear) != len(between) + 1 or any(type(part) is not nn.ReLU for part in between):
-        return None
-    if any(type(part) not in LINEAR for part in linear):
+    linear = linear_layers(module)
+    if loss.inverse_link is None or linear is None:
         return None
     parameters = list(module.parameters())
     if len(parameters) != sum(1 + (part.bias is not None) for part in linear):  # shared between layers
         return None
     if not all(parameter.requires_grad for parameter in parameters):
         return None
-    return Perceptron([part.bias is not None for part in linear], loss, matmul)
+    outputs = list(parameters)[-1].shape[0]
+    return Perceptron([part.bias is not None for part in linear], outputs, loss, matmul)
+
+
+def linear_layers(module: nn.Module) -> list[nn.Linear] | None:
+    """Return the linear layers of a module that has no others, and ReLU between them; None for any other module."""
+    if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+        return None
+    parts: list[nn.Module] = []
+    if type(module) in LINEAR:
+        parts = [module]
+    elif type(module) in (FlatSequential, nn.Sequential):
+        parts = [part for part in module.children() if not _flattens(part)]
+    linear = [part for part in parts[::2] if isinstance(part, nn.Linear) and type(part) in LINEAR]
+    between = parts[1::2]
+    if len(linear) != len(parts[::2]) or len(linear) != len(between) + 1:
+        return None
+    return linear if all(type(part) is nn.ReLU for part in between) else None
 
 
 def _flattens(part: nn.Module) -> bool:

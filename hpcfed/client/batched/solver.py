@@ -1,15 +1,14 @@
-"""Many clients at once on one device: their parameters stacked, each with its own data, work and tilt.
+"""Many clients at once on one device, in tiles: their parameters stacked, each with its own data, work and tilt.
 
-A client's last bits do not depend on the clients stacked with it, where the products of the machine's libraries keep
-them apart, which is tried out before the first round (`StackedSolver`). They differ from the sequential engine's, which
-adds in another order.
+A client's bits do not depend on the others of its tile, on its rank, or on how many clients that rank has: all tensors
+of a tile have the same shape and alignment, whoever is in it (`hpcfed.client.batched.tiles`). They differ from the
+sequential engine's, which adds in another order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,44 +16,43 @@ from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
-from hpcfed.client.batched.steps import Descent, EqualBatches, FlatDescent, FusedDescent
-from hpcfed.client.solver import StepCallback, Stepping, Task, anchor_of, constant_of, start_of
+from hpcfed.client.batched.shorts import short_steps
+from hpcfed.client.batched.steps import Descent, FlatDescent, FusedDescent
+from hpcfed.client.batched.tiles import Stacks, rounded, width_step
+from hpcfed.client.solver import StepCallback, Stepping, Task, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.batches import visits
-from hpcfed.data.cache import ALIGNED, Samples
+from hpcfed.data.cache import ALIGNED
 from hpcfed.models.flat import FlatModel
-from hpcfed.ranks.accelerators import accelerator, upload
+from hpcfed.ranks.accelerators import upload
 from hpcfed.rng import Purpose, Streams
-from hpcfed.types import LocalResult, Tilt
+from hpcfed.types import LocalResult
 
-STACK_BYTES = 4 << 20
-"""Parameters of the clients that are trained together on a CPU: what its caches still hold."""
-MAX_GROUP = 256
-"""Clients trained together at most."""
-TRIED, STEPS = 63, 3
-"""Samples in a minibatch of the group that is tried out, at most, and steps. Both are odd: a client's samples then
-begin at every place of a vector register, which even numbers hide where the number of features is odd."""
-_GROUP_INVARIANT: dict[Hashable, bool] = {}
-"""Whether a client's result is independent of its group, as tried in this process."""
 GATHERED_BYTES = 1 << 24
-"""Minibatches are gathered together up to this size, all clients' together."""
+"""Minibatches are gathered together up to this size, all slots' together."""
+PADDED = 2
+"""Number of the room in which samples have rounded widths, after those of x and y."""
 
 
 class StackedSolver:
-    """Trains the clients of a group step by step, all together.
+    """Trains the clients of a tile step by step, all together.
 
     Args:
         model, section: what is trained, and how (the recipe's ``local``).
         network: its loss and gradients for stacked clients.
         seed: the recipe's ``seed.batches``.
-        like: one sample, x (1, …) and y (1, …), in the run's shapes and types.
-        movable: whether a cohort can be cut into groups before it is placed on ranks. Where it cannot, and the bits of
-            a client depend on its group, clients are trained alone.
+        tile: R. A tile of one client trains it where the model lies, with minibatches of the client's own sizes.
+        width: samples of a minibatch that is not short, which tiles of more than one client have room for.
+        most_steps: of a client in a round, so many of which are gathered at once, at most.
         elsewhere: whether tilts have an offset or a radius.
-        most_samples: of any client in the federation, since the room of a minibatch must not depend on its group.
-        draws: whether the network draws random numbers; they come from the stream of the group's first client.
-        arithmetic: in portable one, clients' bits are their own by construction.
+        averages: whether the loss of a minibatch is an average over its samples.
+        draws: whether the network draws random numbers; they come from the client's stream, in a tile of one.
+        arithmetic: the recipe's ``bits``.
+
+    Attributes:
+        tile: R.
+        fixed_slots: whether a client's slot follows from its place in the cohort.
     """
 
     def __init__(
@@ -63,255 +61,246 @@ class StackedSolver:
         network: StackedNetwork,
         section: LocalSection,
         seed: int,
-        like: Samples,
         *,
-        movable: bool,
+        tile: int,
+        width: int,
+        most_steps: int,
         elsewhere: bool = False,
-        most_samples: int | None = None,
+        averages: bool = True,
         draws: bool = False,
         arithmetic: Arithmetic = LIBRARIES,
     ):
-        self._model, self._section, self._elsewhere = model, section, elsewhere
-        self._seed, self._draws = seed, draws
-        self._most_samples = most_samples
-        self._streams = Streams(seed, Purpose.BATCHES)
-        self._stepping = Stepping(section)
-        self.together = max(1, min(MAX_GROUP, _stack_bytes(model.vector.device) // model.vector.nbytes))
-        alone = self.together == 1  # a large model: it is trained where it lies, and Δ takes its gradient's place
-        self._delta = model.grad.unsqueeze(0) if alone else model.vector.new_zeros(self.together, model.vector.numel())
+        self.tile, self.fixed_slots = tile, network.fixed_slots and tile > 1
+        self._model, self._section, self._width = model, section, width
+        self._seed, self._draws, self._averages, self._most_steps = seed, draws, averages, max(1, most_steps)
+        self._streams, self._stepping = Streams(seed, Purpose.BATCHES), Stepping(section)
+        self._step = 1
+        if tile == 1:  # Δ takes the gradient's place
+            stacks, self._deltas = Stacks.in_place(model, model.vector), model.grad.unsqueeze(0)
+        else:
+            shapes = [view.shape for view in model.views(model.vector).values()]
+            step = width_step(width, model.vector.element_size())
+            self._step = step if isinstance(network, Perceptron) else 1
+            stacks = Stacks(model, tile, network.rooms(shapes, step))
+            self._deltas = model.vector.new_zeros(tile, model.vector.numel())
         plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
         self._descent: Descent
         if isinstance(network, Perceptron) and plain and not elsewhere:
-            self._descent = FusedDescent(network, model, section, self.together)
+            self._descent = FusedDescent(network, model, section, stacks)
         else:
-            self._descent = FlatDescent(network, model, section, self.together, arithmetic)
+            self._descent = FlatDescent(network, model, section, stacks, arithmetic)
         self._rooms: dict[int, Tensor] = {}
-        self.group_size, self.placement_counts = 1, False
-        if not arithmetic.portable and not (
-            isinstance(network, Perceptron) and self._is_known_to_keep_clients_apart(network, like)
-        ):
-            self.placement_counts = True
-            self.group_size, self.together = (self.together, self.together) if movable else (1, 1)
 
     def solve(
         self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
     ) -> Iterator[LocalResult]:
-        """Train clients, those in a row that share a μ together; see `Engine`."""
-        for _, alike in groupby(tasks, key=lambda task: task.tilt.mu):
-            row = list(alike)
-            for first in range(0, len(row), self.together):
-                try:
-                    yield from self._solve(w, row[first : first + self.together], round, on_step)
-                except RuntimeError:  # a device's memory may be full: a smaller group then starts without these
-                    self._rooms.clear()
-                    raise
+        """Train clients, those in a row that fit into a tile together; see `Engine`."""
+        for tile in self._in_tiles(tasks):
+            yield from self._solve(w, tile, round, on_step)
+
+    def _in_tiles(self, tasks: Sequence[Task]) -> Iterator[list[Task]]:
+        """Cut tasks into tiles in their order: R at most, of one μ, and of different slots where these are fixed."""
+        tile: list[Task] = []
+        for task in tasks:
+            taken = self.fixed_slots and any((task.place - other.place) % self.tile == 0 for other in tile)
+            if tile and (len(tile) == self.tile or task.tilt.mu != tile[0].tilt.mu or taken):
+                yield tile
+                tile = []
+            tile.append(task)
+        if tile:
+            yield tile
 
     @torch.no_grad()
     def _solve(
         self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
     ) -> list[LocalResult]:
-        """Train clients of equal μ; the Δ of each lies in the solver's memory until the next call."""
-        lr, mu, size = self._stepping.lr(round), tasks[0].tilt.mu, len(tasks)
-        places = sorted(range(size), key=lambda place: _order(tasks[place]))
-        rows = [tasks[place] for place in places]
+        """Train clients of equal μ in one tile; the Δ of each lies in the solver's memory until the next call."""
+        lr, slots = self._stepping.lr(round), self._slots_of(tasks)
+        of_slot = dict(zip(slots, tasks, strict=True))
         self._model.forget()
         if self._draws:
             seed_generators(w.device, self._seed, Purpose.DROPOUT, round, tasks[0].client)
-        self._start(w, rows)
-        pull = self._stepping.pull(mu)
-        anchors = torch.stack([anchor_of(task.tilt, w) for task in rows]) if pull else None
-        self._descent.begin(rows, _constants(w, rows, pull), anchors, lr, mu)
-        orders, sizes = self._visits(rows, round)
-        parts, losses = _parts(sizes), w.new_zeros(size, sizes.shape[1])
-        batches = self._batches(rows, orders)
-        for first, (x, y) in batches if on_step is None else _single(batches):
-            last = first + x.shape[1]
-            self._descent.take_steps(first, x, y, parts[first:last], losses[:, first:last])
-            if on_step is not None:
-                self._show(rows, last, on_step)
-        self._descent.end()
-        deltas = self._model.views(self._delta[:size]).values()
-        for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
-            torch.sub(start, stack[:size], out=delta)
-        each = zip(places, rows, self._delta[:size].unbind(), _sums(losses, rows), strict=True)
-        of_place = {place: LocalResult(delta, task.steps, loss_sum, lr) for place, task, delta, loss_sum in each}
-        return [of_place[place] for place in range(size)]
-
-    def _start(self, w: Tensor, rows: Sequence[Task]) -> None:
-        """Put every client where its training starts."""
-        for stack, view in zip(self._descent.parameters, self._model.views(w).values(), strict=True):
-            stack[: len(rows)].copy_(view)
-        for row, task in enumerate(rows):
+        stacks = self._descent.stacks
+        stacks.fill(w)
+        for slot, task in of_slot.items():
             start = start_of(task.tilt, w)
             if start is not w:
-                for stack, view in zip(self._descent.parameters, self._model.views(start).values(), strict=True):
-                    stack[row].copy_(view)
+                stacks.put(slot, start)
+        self._descent.begin(of_slot, w, lr, tasks[0].tilt.mu)
+        orders, sizes = self._visits(of_slot, round)
+        losses = w.new_zeros(self.tile, sizes.shape[1])
+        short = short_steps(sizes, self._width, self._averages, w) if self.tile > 1 else [None] * sizes.shape[1]
+        self._end(0, of_slot, w, None)
+        for first, (x, y) in self._batches(of_slot, orders, sizes):
+            for begin, end in self._between_ends(first, first + x.shape[1], of_slot, singly=on_step is not None):
+                part = slice(begin - first, end - first)
+                self._descent.take_steps(x[:, part], y[:, part], short[begin:end], losses[:, begin:end])
+                if on_step is not None:
+                    self._show(of_slot, end, on_step)
+                self._end(end, of_slot, w, on_step)
+        sums = _sums(losses, [(slot, task.steps) for slot, task in of_slot.items()])
+        return [
+            LocalResult(self._deltas[slot], task.steps, loss_sum, lr)
+            for (slot, task), loss_sum in zip(of_slot.items(), sums, strict=True)
+        ]
 
-    def _show(self, rows: Sequence[Task], step: int, on_step: StepCallback) -> None:
+    def _slots_of(self, tasks: Sequence[Task]) -> list[int]:
+        """Return each client's slot: its own, or those with the most steps first, so that clients end slot by slot."""
+        if self.fixed_slots:
+            return [task.place % self.tile for task in tasks]
+        slots = [0] * len(tasks)
+        for slot, place in enumerate(sorted(range(len(tasks)), key=lambda place: -tasks[place].steps)):
+            slots[place] = slot
+        return slots
+
+    def _end(self, step: int, of_slot: dict[int, Task], w: Tensor, on_step: StepCallback | None) -> None:
+        """Take the guessed steps, and Δ, of the clients whose last step this was."""
+        ended = sorted(slot for slot, task in of_slot.items() if task.steps == step)
+        if not ended:
+            return
+        for slot in ended:
+            if of_slot[slot].guessed:
+                self._descent.guess(slot, of_slot[slot].guessed)
+                if on_step is not None:
+                    self._show({slot: of_slot[slot]}, step, on_step)
+        for first, last in _rows(ended):
+            torch.sub(w, self._descent.take(first, last, self._deltas[first:last]), out=self._deltas[first:last])
+
+    @staticmethod
+    def _between_ends(first: int, last: int, of_slot: dict[int, Task], *, singly: bool) -> Iterator[tuple[int, int]]:
+        """Yield the steps ``first:last`` in pieces after each of which a client may have ended."""
+        ends = (
+            range(first + 1, last) if singly else sorted({t.steps for t in of_slot.values() if first < t.steps < last})
+        )
+        begin = first
+        for end in (*ends, last):
+            yield begin, end
+            begin = end
+
+    def _show(self, of_slot: dict[int, Task], step: int, on_step: StepCallback) -> None:
         """Show the iterates of the clients that took this step."""
-        for row, task in enumerate(rows):
+        for slot, task in of_slot.items():
             if step <= task.steps:
-                iterate = torch.zeros_like(self._model.vector)
-                views = self._model.views(iterate).values()
-                for view, parameter in zip(views, self._descent.iterate(row), strict=True):
-                    view.copy_(parameter)
-                on_step(task.client, step, iterate)
+                iterate = self._model.vector.new_zeros(1, self._model.vector.numel())
+                on_step(task.client, step, self._descent.take(slot, slot + 1, iterate)[0])
 
-    def _visits(self, rows: Sequence[Task], round: int) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return which samples each client's minibatches hold, and how many, (R, most steps); 0 after its last."""
-        counts = [task.samples[1].shape[0] for task in rows]
+    def _visits(self, of_slot: dict[int, Task], round: int) -> tuple[dict[int, np.ndarray], np.ndarray]:
+        """Return which samples each slot's minibatches hold, and how many, (R, most steps).
+
+        Where a slot has no client, or its client takes no step, minibatches count as full.
+        """
         batch_size = self._section.batch_size
-        most = max(counts) if self._most_samples is None else self._most_samples
-        width = max(counts) if batch_size == "full" else min(int(batch_size), most)
-        orders, sizes = [], np.zeros((len(rows), max(task.steps for task in rows)), np.int64)
-        for row, (task, count) in enumerate(zip(rows, counts, strict=True)):
-            rng = self._streams.at(round, task.client)
-            order, sizes[row, : task.steps] = visits(count, batch_size, task.steps, rng, width)
-            orders.append(order)
+        most = max(task.steps for task in of_slot.values())
+        width = self._width if self.tile > 1 else min(self._width, of_slot[0].samples[1].shape[0])
+        orders, sizes = {}, np.full((self.tile, most), self._width, np.int64)
+        for slot, task in of_slot.items():
+            rng, count = self._streams.at(round, task.client), task.samples[1].shape[0]
+            orders[slot], sizes[slot, : task.steps] = visits(count, batch_size, task.steps, rng, width)
         return orders, sizes
 
     def _batches(
-        self, rows: Sequence[Task], orders: Sequence[np.ndarray]
+        self, of_slot: dict[int, Task], orders: dict[int, np.ndarray], sizes: np.ndarray
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         """Yield minibatches of S steps, x (R, S, B, …) and y (R, S, B, …), with the number of the first one.
 
-        Rows beyond a minibatch's size, and of clients that have taken all their steps, hold arbitrary samples or zeros.
-        A minibatch's alignment in vector registers depends on its step alone, not on the group.
+        Slots without a client hold zeros, and those of clients that have taken all their steps arbitrary samples. A
+        minibatch's alignment in lines of memory, and its stride, depend on its slot and step alone.
         """
-        steps, width = orders[0].shape
+        if self.tile == 1:
+            yield from self._own_batches(of_slot[0], orders[0], sizes[0])
+            return
+        steps, (x, y) = sizes.shape[1], next(iter(of_slot.values())).samples
         if not steps:
             return
-        x, y = rows[0].samples
-        a_step, full = max(1, len(rows) * width * x[0].nbytes), self._section.batch_size == "full"
-        whole = ALIGNED // math.gcd(ALIGNED, width * x[0].nbytes)  # steps that fill vector registers
-        chunk = 1 if full else min(steps, max(whole, GATHERED_BYTES // a_step // whole * whole))
-        together = [
-            self._room(number, part, len(rows), chunk, width, *part.shape[1:]) for number, part in enumerate((x, y))
+        width, padded = math.prod(x.shape[1:]), rounded(math.prod(x.shape[1:]), self._step)
+        a_step = max(1, self.tile * self._width * padded * x.element_size())
+        chunk = min(self._most_steps, max(1, GATHERED_BYTES // a_step))  # whatever these clients' steps
+        gathered = [
+            self._room(number, part, self.tile, chunk, self._width, *part.shape[1:])
+            for number, part in enumerate((x, y))
         ]
-        slots = list(zip(*(part.flatten(1, 2).unbind() for part in together), strict=True))
+        if empty := [slot for slot in range(self.tile) if slot not in of_slot]:
+            for room in gathered:
+                for first, last in _rows(empty):
+                    room[first:last, :steps].zero_()
+        slots = [room.flatten(1, 2).unbind() for room in gathered]
+        x_room, y_room = gathered
+        if padded != width:
+            x_room = self._room(PADDED, x, self.tile, chunk, self._width, padded)
         for first in range(0, steps, chunk):
             count = min(chunk, steps - first)
-            if not (full and first):  # else all samples are the same ones in every step
-                visited = upload(_visited(orders, first, count), x.device)
-                for task, places, into in zip(rows, visited.unbind(), slots, strict=False):
-                    own = min(count, task.steps - first)
-                    if own < count:
-                        places = places[: own * width]
-                    for samples, slot in zip(task.samples, into, strict=True):
-                        torch.index_select(samples, 0, places, out=slot if own == chunk else slot[: own * width])
-            yield first, (together[0][:, :count], together[1][:, :count])
+            working = [slot for slot, task in of_slot.items() if task.steps > first]
+            visited = upload(_visited([orders[slot][first : first + count] for slot in working], count), x.device)
+            for slot, places in zip(working, visited.unbind(), strict=True):
+                own = min(count, of_slot[slot].steps - first)
+                for samples, rooms in zip(of_slot[slot].samples, slots, strict=True):
+                    if own == chunk:
+                        torch.index_select(samples, 0, places, out=rooms[slot])
+                    else:
+                        of_own = own * self._width
+                        torch.index_select(samples, 0, places[:of_own], out=rooms[slot][:of_own])
+            if padded != width:
+                x_room[:, :count, :, :width].copy_(gathered[0][:, :count].flatten(3))
+            yield first, (x_room[:, :count], y_room[:, :count])
+
+    def _own_batches(
+        self, task: Task, order: np.ndarray, sizes: np.ndarray
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """Yield the minibatches of a client that is trained alone: those in a row that are of one size together."""
+        x, y = task.samples
+        if not task.steps:
+            return
+        if self._section.batch_size == "full":
+            for step in range(task.steps):
+                yield step, (x[None, None], y[None, None])
+            return
+        width, first = order.shape[1], 0
+        a_step = max(1, width * x[0].nbytes)
+        whole = ALIGNED // math.gcd(ALIGNED, a_step)  # steps that fill lines
+        most = max(whole, GATHERED_BYTES // a_step // whole * whole)
+        while first < task.steps:
+            other = np.flatnonzero(sizes[first : first + most] != sizes[first])
+            count = int(other[0]) if len(other) else min(most, task.steps - first)
+            size = int(sizes[first])
+            places = upload(torch.from_numpy(np.ascontiguousarray(order[first : first + count, :size])), x.device)
+            rooms = [self._room(number, part, 1, count, size, *part.shape[1:]) for number, part in enumerate((x, y))]
+            for samples, room in zip((x, y), rooms, strict=True):
+                torch.index_select(samples, 0, places.flatten(), out=room.flatten(0, 2))
+            yield first, (rooms[0], rooms[1])
+            first += count
 
     def _room(self, number: int, like: Tensor, *shape: int) -> Tensor:
-        """Return memory for minibatches, (R, …), the same in every round: 0, or what an earlier one left there."""
-        rows, entries = shape[0], math.prod(shape[1:])
-        aligned = -(-entries * like.element_size() // ALIGNED) * ALIGNED // like.element_size()
-        if number not in self._rooms or self._rooms[number].numel() < rows * aligned:
-            self._rooms[number] = like.new_zeros(rows * aligned)
-        return self._rooms[number][: rows * aligned].view(rows, aligned)[:, :entries].view(shape)
-
-    def _is_known_to_keep_clients_apart(self, network: Perceptron, like: Samples) -> bool:
-        """Cached result of `_keeps_clients_apart`, by network, shapes and local work."""
-        shapes = tuple(stack.shape for stack in self._descent.parameters)
-        kinds = tuple((part.shape, part.dtype, part.device) for part in (self._model.vector, *like))
-        work = str(self._section), self._elsewhere, self._most_samples
-        of_a_kind = network.kind, shapes, kinds, work, torch.get_num_threads()
-        if of_a_kind not in _GROUP_INVARIANT:
-            _GROUP_INVARIANT[of_a_kind] = self._keeps_clients_apart(like)
-        return _GROUP_INVARIANT[of_a_kind]
-
-    def _keeps_clients_apart(self, like: Samples) -> bool:
-        """Try out whether a client's bits are the same alone and in groups, on random data of the run's shapes."""
-        batch_size, draws = self._section.batch_size, torch.Generator().manual_seed(0)
-        most = TRIED + 2 if self._most_samples is None else self._most_samples
-        size = max(1, min(TRIED, most - 2, TRIED if batch_size == "full" else int(batch_size)))
-
-        def drawn(part: Tensor, count: int) -> Tensor:
-            if not part.is_floating_point():
-                return part.expand(count, *part.shape[1:])
-            numbers = torch.randn(count, *part.shape[1:], generator=draws, dtype=part.dtype)
-            return numbers.to(part.device)
-
-        def solved(tasks: Sequence[Task]) -> list[tuple[Tensor, float | Tensor]]:
-            return [(local.delta.clone(), local.loss_sum) for local in self._solve(w, tasks, 1)] if tasks else []
-
-        if torch.get_num_threads() > 1:  # which share an operation out by its size
-            return False
-        if self.together == 1:  # a group is one client; the copies that a trial takes would be of a large model
-            return True
-        w, tasks, tilt = self._model.vector.clone(), [], Tilt(radius=0.1) if self._elsewhere else Tilt()
-        for client in range(self.together):
-            count = min(size + 3 * client // self.together, most)  # several, so that a group falls into runs
-            tasks.append(Task(client, (drawn(like[0], count), drawn(like[1], count)), tilt, STEPS, 0.0))
-        together = solved(tasks)
-        for first, last in ((0, 1), (1, 2), (1, self.together), (self.together - 1, self.together)):
-            for one, other in zip(together[first:last], solved(tasks[first:last]), strict=True):
-                if not torch.equal(one[0], other[0]) or one[1] != other[1]:
-                    return False
-        return True
+        """Return memory for minibatches, the same in every round: 0, or what an earlier one left there."""
+        entries = math.prod(shape)
+        if number not in self._rooms or self._rooms[number].numel() < entries:
+            self._rooms[number] = like.new_zeros(entries)
+        return self._rooms[number][:entries].view(shape)
 
 
-def _single(
-    batches: Iterator[tuple[int, tuple[Tensor, Tensor]]],
-) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-    """Yield minibatches of several steps step by step, in the same memory."""
-    for first, (x, y) in batches:
-        for step in range(x.shape[1]):
-            yield first + step, (x[:, step : step + 1], y[:, step : step + 1])
-
-
-def _stack_bytes(device: torch.device) -> int:
-    """Return how many bytes of parameters are best trained together."""
-    return STACK_BYTES if device.type == "cpu" else accelerator(device).stack_bytes
-
-
-def _order(task: Task) -> tuple[int, int]:
-    """Return the key by which clients are sorted in a stack: most steps first, those of equal size adjacent."""
-    return -task.steps, task.samples[1].shape[0]
-
-
-def _visited(orders: Sequence[np.ndarray], first: int, count: int) -> Tensor:
-    """Return which samples are visited in `count` steps, (R', visits), by the clients that still work in step `first`.
-
-    Once a client has taken all its steps, it visits sample 0.
-    """
-    active = [order[first : first + count] for order in orders if len(order) > first]
-    visited = np.zeros((len(active), count, orders[0].shape[1]), np.int64)
-    for own, order in zip(visited, active, strict=True):
+def _visited(orders: Sequence[np.ndarray], count: int) -> Tensor:
+    """Return which samples several clients visit in `count` steps, (clients, visits); 0 after a client's last step."""
+    visited = np.zeros((len(orders), count, orders[0].shape[1]), np.int64)
+    for own, order in zip(visited, orders, strict=True):
         own[: len(order)] = order
-    return torch.from_numpy(visited.reshape(len(active), -1))
+    return torch.from_numpy(visited.reshape(len(orders), -1))
 
 
-def _sums(losses: Tensor, rows: Sequence[Task]) -> list[float | Tensor]:
-    """Return the sum of each client's losses, (R, most steps), over the steps it took; those of most come first.
+def _sums(losses: Tensor, steps: Sequence[tuple[int, int]]) -> list[float | Tensor]:
+    """Return the sum of the losses (R, most steps) of some slots over the steps that each took.
 
     On a device they are scalars there, which nothing has waited for.
     """
-    on_host = losses.device.type == "cpu"
-    each, sums = losses.double(), list[float | Tensor]()
-    for steps, alike in groupby(rows, key=lambda task: task.steps):
-        first, last = len(sums), len(sums) + len(list(alike))
-        own = each[first:last, :steps]
-        sums += own.numpy().sum(axis=1).tolist() if on_host else own.sum(1).unbind()
-    return sums
+    each = losses.double()
+    if losses.device.type == "cpu":
+        rows = each.numpy()
+        return [float(rows[slot, :count].sum()) for slot, count in steps]
+    return [each[slot, :count].sum() for slot, count in steps]
 
 
-def _constants(w: Tensor, rows: Sequence[Task], pull: float) -> Tensor | None:
-    """Return `constant_of` each client, (R, d); None where all are 0."""
-    found = [constant_of(task.tilt, w, pull) for task in rows]
-    if all(constant is None for constant in found):
-        return None
-    return torch.stack([torch.zeros_like(w) if constant is None else constant for constant in found])
-
-
-def _parts(sizes: np.ndarray) -> list[list[EqualBatches]]:
-    """Return the parts of each step from sizes of minibatches, (R, steps), 0 after a client's last."""
-    found: dict[bytes, list[EqualBatches]] = {}
-    parts = []
-    for column in np.ascontiguousarray(sizes.T):
-        key = column.tobytes()
-        if key not in found:  # most steps are like the one before
-            active = int(np.count_nonzero(column))
-            bounds = [0, *(np.flatnonzero(np.diff(column[:active])) + 1).tolist(), active]
-            found[key] = [EqualBatches(first, last, int(column[first])) for first, last in pairwise(bounds)]
-        parts.append(found[key])
-    return parts
+def _rows(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first slot, and the one after the last, of slots in a row."""
+    first = 0
+    for place in range(1, len(slots) + 1):
+        if place == len(slots) or slots[place] != slots[place - 1] + 1:
+            yield slots[first], slots[place - 1] + 1
+            first = place

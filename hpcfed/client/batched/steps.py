@@ -1,26 +1,25 @@
-"""Steps of stacked clients: by any client optimizer along any network's gradients, or fused.
+"""Steps of the clients of a tile: by any client optimizer along any network's gradients, or fused.
 
-The clients of a stack are its first rows, those that work longest first, and in a step those of the same batch size
-next to each other.
+All R slots take every step, whether a client is there and still works or not; a client's last iterate is read after its
+own last step.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
-from hpcfed.client.batched.matmul import Layer
+from hpcfed.client.batched.shorts import Short
+from hpcfed.client.batched.tiles import REGISTERS, Stacks
 from hpcfed.client.optimizers import optimizer_for
-from hpcfed.client.solver import Stepping, Task
+from hpcfed.client.solver import Stepping, Task, anchor_of, constant_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.models.flat import FlatModel
-from hpcfed.ranks.accelerators import upload
 
 CACHED_BYTES = 1 << 20
 """Of `FlatDescent`, on a CPU: parameters that are stepped at a time, so that what a step's operations pass over, the
@@ -29,95 +28,46 @@ SMALLEST_KEEP, SMALLEST_SCALE = 0.5, 2.0**-20
 """Of `FusedDescent`: the least keep that joins the scale, and the scale below which it is applied."""
 
 
-class EqualBatches(NamedTuple):
-    """Clients of a stack whose minibatches have the same size in a step: rows ``first:last``, `size` samples."""
-
-    first: int
-    last: int
-    size: int
-
-    def of(self, batches: Tensor) -> Tensor:
-        """Return this part of the step's minibatches (R, B, …)."""
-        if (0, *batches.shape[:2]) == self:
-            return batches
-        return batches[self.first : self.last, : self.size]
-
-
-class Pair:
-    """Room for a single client as a stack of two equal ones, (2, …) each parameter.
-
-    torch takes another kernel for a stack of one than for larger ones, and the two may round differently
-    (docs/bits.md): so a client that is alone in a part of a stack is computed twice.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor]):
-        self.parameters = [stack.new_empty(2, *stack.shape[1:]) for stack in parameters]
-        self.gradients = [torch.empty_like(stack) for stack in self.parameters]
-
-    def load(self, parameters: Sequence[Tensor]) -> None:
-        """Copy the parameters of one client, (1, …) each."""
-        for pair, own in zip(self.parameters, parameters, strict=True):
-            pair.copy_(own.expand_as(pair))
-
-    @staticmethod
-    def of(batch: Tensor) -> Tensor:
-        """Return a minibatch (1, B, …) twice, (2, B, …)."""
-        return batch.expand(2, *batch.shape[1:]).contiguous()
-
-    @staticmethod
-    def store(pairs: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-        """Copy the first of each pair to `out`, (1, …) each."""
-        for pair, own in zip(pairs, out, strict=True):
-            own.copy_(pair[:1])
-
-
 class Descent(Protocol):
-    """Steps of stacked clients.
+    """Steps of the clients of a tile.
 
     Attributes:
-        parameters: each parameter's stack, (clients, …), in the module's order; between `begin` and `end` only
-            `iterate` says what they are.
+        stacks: the parameters of all slots; after `begin` only `take` says what they are.
     """
 
-    parameters: list[Tensor]
+    stacks: Stacks
 
-    def begin(
-        self, rows: Sequence[Task], constant: Tensor | None, anchors: Tensor | None, lr: float, mu: float
-    ) -> None:
-        """Prepare for a round of R clients, whose start lies in `parameters`.
+    def begin(self, tasks: Mapping[int, Task], w: Tensor, lr: float, mu: float) -> None:
+        """Prepare for clients whose start lies in `stacks`.
 
         Args:
-            rows: what they have to do; those with the most steps first.
-            constant: `constant_of` each, (R, d), if any has one.
-            anchors: of each, (R, d), where the gradient has `Stepping.pull`; else None.
+            tasks: by slot.
+            w: the server's model, (d,).
             lr, mu: η_l and μ, the same for all.
         """
         ...
 
-    def take_steps(
-        self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[EqualBatches]], losses: Tensor
-    ) -> None:
+    def take_steps(self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor) -> None:
         """Take S steps.
 
         Args:
-            first: number of the first one, from 0.
             x, y: minibatches (R, S, B, …).
-            parts: of each step; clients in none have taken all their steps.
+            short: which of their rows are samples, of each step.
             losses: (R, S), where the losses go.
         """
         ...
 
-    def iterate(self, row: int) -> list[Tensor]:
-        """Return the parameters of a client that took the last step."""
+    def guess(self, slot: int, steps: float) -> None:
+        """Take the guessed steps (GeL) of a client that has taken all others."""
         ...
 
-    def end(self) -> None:
-        """End the round: `parameters` are the clients' last ones."""
+    def take(self, first: int, last: int, out: Tensor) -> Tensor:
+        """Write the present iterates of the slots ``first:last`` into `out`, (last − first, d), and return them."""
         ...
 
 
 class FlatDescent:
-    """By the recipe's optimizer, on each client's parameters as one vector: a few operations on all of them.
+    """By the recipe's optimizer, on all parameters of all slots as one vector: a few operations a step.
 
     Tilt, clip and decay are those of `SequentialSolver` and `FusedDescent`, in another order of operations;
     ``tests/numerics/test_tilts.py`` holds the three to one computation by hand.
@@ -128,109 +78,113 @@ class FlatDescent:
         network: StackedNetwork,
         model: FlatModel,
         section: LocalSection,
-        together: int,
+        stacks: Stacks,
         arithmetic: Arithmetic = LIBRARIES,
     ):
-        self._network, self._section, self._stepping = network, section, Stepping(section)
-        self._arithmetic = arithmetic
-        alone = together == 1
-        self._y = model.vector.unsqueeze(0) if alone else model.vector.new_zeros(together, model.vector.numel())
-        self._g = torch.zeros_like(self._y)
-        self.parameters, self._gradients = (list(model.views(flat).values()) for flat in (self._y, self._g))
+        self._network, self._model, self._section, self._stepping = network, model, section, Stepping(section)
+        self._arithmetic, self.stacks = arithmetic, stacks
+        self._gradients = stacks.like()
+        self._y, self._g = stacks.flat, self._gradients.flat
         self._optimizer = optimizer_for(section, self._y, arithmetic)
-        self._pair = None if alone or not isinstance(network, Perceptron) else Pair(self.parameters)
-        on_cpu = model.vector.device.type == "cpu"
-        self._at_a_time = max(1, CACHED_BYTES // model.vector.nbytes) if on_cpu else together
+        piece = max(REGISTERS, CACHED_BYTES // REGISTERS * REGISTERS) // self._y.element_size()
+        self._at_a_time = piece if self._y.device.type == "cpu" else len(self._y)
 
-    def begin(
-        self, rows: Sequence[Task], constant: Tensor | None, anchors: Tensor | None, lr: float, mu: float
-    ) -> None:
+    def begin(self, tasks: Mapping[int, Task], w: Tensor, lr: float, mu: float) -> None:
         """Prepare; see `Descent`."""
-        self._rows, self._constant, self._anchors, self._lr, self._mu = rows, constant, anchors, lr, mu
-        self._offsets, self._radii = offsets_of(rows, self._y), radii_of(rows, self._y)
-        self._elsewhere = self._offsets is not None or self._radii is not None
+        self._lr, self._mu, self._pull = lr, mu, self._stepping.pull(mu)
+        self._constant = self._stacked({slot: constant_of(task.tilt, w, self._pull) for slot, task in tasks.items()})
+        self._anchors = self._stacked({s: anchor_of(t.tilt, w) for s, t in tasks.items()}) if self._pull else None
+        self._offsets = self._stacked({slot: task.tilt.offset for slot, task in tasks.items()})
+        radii = {slot: task.tilt.radius for slot, task in tasks.items()}
+        self._radii = self._y.new_tensor([radii.get(slot, 0.0) for slot in range(self.stacks.slots)])
+        self._ascends = any(radii.values())
         self._optimizer.reset()
 
-    def take_steps(
-        self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[EqualBatches]], losses: Tensor
-    ) -> None:
+    def take_steps(self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor) -> None:
         """Take S steps; see `Descent`."""
-        for step, (x_step, y_step, of_step) in enumerate(zip(x.unbind(1), y.unbind(1), parts, strict=True)):
-            for part in of_step:
-                rows = slice(part.first, part.last)
-                losses[rows, step] = self._gradients_of(rows, part.of(x_step), part.of(y_step))
-            active = of_step[-1].last
-            for start in range(0, active, self._at_a_time):
-                self._step(slice(start, min(start + self._at_a_time, active)))
-            self._guess(first + step + 1, active)
+        for step, (x_step, y_step, of_step) in enumerate(zip(x.unbind(1), y.unbind(1), short, strict=True)):
+            losses[:, step] = self._gradients_of(x_step, y_step, of_step)
+            self._step()
 
-    def iterate(self, row: int) -> list[Tensor]:
-        """Return a client's parameters; see `Descent`."""
-        return [stack[row] for stack in self.parameters]
+    def guess(self, slot: int, steps: float) -> None:
+        """Take guessed steps; see `Descent`."""
+        for first, last in self.stacks.pieces(slot):
+            piece = slice(first, last)
+            self._optimizer.guess(self._y[piece], self._lr, steps, piece)
 
-    def end(self) -> None:
-        """End the round; see `Descent`."""
+    def take(self, first: int, last: int, out: Tensor) -> Tensor:
+        """Write iterates; see `Descent`."""
+        return self.stacks.take(first, last, out)
 
-    def _gradients_of(self, rows: slice, x: Tensor, y: Tensor) -> Tensor:
-        """Write each row's ∇f of its minibatch, taken where its tilt says; return the losses there."""
-        parameters, gradients = ([stack[rows] for stack in s] for s in (self.parameters, self._gradients))
-        if not self._elsewhere:
-            return self._plain_gradients(parameters, x, y, gradients)
-        model, ascent, kept = self._y[rows], self._g[rows], self._y[rows].clone()
+    def _stacked(self, vectors: Mapping[int, Tensor | None]) -> Tensor | None:
+        """Return vectors (d,) by slot as `Stacks.flat`, 0 where there is none; None if there is none at all."""
+        if all(vector is None for vector in vectors.values()):
+            return None
+        found = self.stacks.like()
+        for slot, vector in vectors.items():
+            if vector is not None:
+                found.put(slot, vector)
+        return found.flat
+
+    def _gradients_of(self, x: Tensor, y: Tensor, short: Short | None) -> Tensor:
+        """Write each slot's ∇f of its minibatch, taken where its tilt says; return the losses there."""
+        network, parameters, gradients = self._network, self.stacks.each, self._gradients.each
+        if self._offsets is None and not self._ascends:
+            return network.gradients(parameters, x, y, gradients, short)
+        kept = self._y.clone()
         if self._offsets is not None:
-            model.add_(self._offsets[rows])
-        if self._radii is not None:
-            self._plain_gradients(parameters, x, y, gradients)
-            model.add_(ascent * (self._radii[rows] / (torch.linalg.vector_norm(ascent, dim=1) + 1e-12)).unsqueeze(1))
-        losses = self._plain_gradients(parameters, x, y, gradients)
-        model.copy_(kept)
+            self._y.add_(self._offsets)
+        if self._ascends:
+            network.gradients(parameters, x, y, gradients, short)
+            factors = self._radii / (torch.linalg.vector_norm(self._rows(), dim=1) + 1e-12)
+            for model, ascent in zip(parameters, gradients, strict=True):
+                model.add_(ascent * factors.view(-1, *(1,) * (ascent.ndim - 1)))
+        losses = network.gradients(parameters, x, y, gradients, short)
+        self._y.copy_(kept)
         return losses
 
-    def _plain_gradients(self, parameters: list[Tensor], x: Tensor, y: Tensor, gradients: list[Tensor]) -> Tensor:
-        """Write each row's ∇f of its minibatch; return the losses."""
-        pair = self._pair
-        if pair is None or len(x) > 1:
-            return self._network.gradients(parameters, x, y, gradients)
-        pair.load(parameters)
-        losses = self._network.gradients(pair.parameters, pair.of(x), pair.of(y), pair.gradients)
-        pair.store(pair.gradients, gradients)
-        return losses[:1]
+    def _rows(self) -> Tensor:
+        """Return each slot's gradient as a vector, (R, d)."""
+        return self._gradients.take(0, self.stacks.slots, self._model.vector.new_zeros(self.stacks.slots, self._d))
 
-    def _step(self, rows: slice) -> None:
+    @property
+    def _d(self) -> int:
+        return self._model.vector.numel()
+
+    def _step(self) -> None:
         """One step of the client optimizer; tilt, clip and decay as `SequentialSolver` has them."""
-        before_clip, after_clip = self._stepping.scales(self._mu)
-        y, g = self._y[rows], self._g[rows]
-        if self._constant is not None:
-            g.add_(self._constant[rows])
-        if self._anchors is not None:
-            g.add_(y - self._anchors[rows], alpha=self._stepping.pull(self._mu))
-        if before_clip:
-            self._arithmetic.add_scaled(g, y, before_clip)
-        if self._section.clip_norm is not None:
-            self._clip(g, self._section.clip_norm)
-            if after_clip:
-                self._arithmetic.add_scaled(g, y, after_clip)
-        self._optimizer.step(y, g, self._lr, rows)
-
-    def _clip(self, g: Tensor, most: float) -> None:
-        """Scale each row to a norm of at most `most`; on a CPU, only those rows that are longer."""
-        scales = (most / (self._arithmetic.norms(g) + 1e-6)).clamp_(max=1.0)
-        if g.device.type != "cpu":
-            g.mul_(scales.unsqueeze(1))
+        pieces = [slice(start, start + self._at_a_time) for start in range(0, len(self._y), self._at_a_time)]
+        if self._section.clip_norm is None:
+            for piece in pieces:
+                self._tilt(piece)
+                self._optimizer.step(self._y[piece], self._g[piece], self._lr, piece)
             return
-        for row, scale in enumerate(scales.tolist()):
-            if scale != 1:
-                g[row].mul_(scale)
+        for piece in pieces:
+            self._tilt(piece)
+        self._clip(self._section.clip_norm)
+        after_clip = self._stepping.scales(self._mu)[1]
+        for piece in pieces:
+            if after_clip:
+                self._arithmetic.add_scaled(self._g[piece], self._y[piece], after_clip)
+            self._optimizer.step(self._y[piece], self._g[piece], self._lr, piece)
 
-    def _guess(self, done: int, active: int) -> None:
-        """Apply the guessed steps (GeL) of clients that have taken all theirs."""
-        for row in range(active - 1, -1, -1):
-            task = self._rows[row]
-            if task.steps > done:
-                break
-            if task.guessed:
-                own = slice(row, row + 1)
-                self._optimizer.guess(self._y[own], self._lr, task.guessed, own)
+    def _tilt(self, piece: slice) -> None:
+        """Add what a tilt, and a decay that is clipped with it, add to the gradient."""
+        y, g = self._y[piece], self._g[piece]
+        if self._constant is not None:
+            g.add_(self._constant[piece])
+        if self._anchors is not None:
+            g.add_(y - self._anchors[piece], alpha=self._pull)
+        if before_clip := self._stepping.scales(self._mu)[0]:
+            self._arithmetic.add_scaled(g, y, before_clip)
+
+    def _clip(self, most: float) -> None:
+        """Scale each slot's gradient to a norm of at most `most`."""
+        scales = (most / (self._arithmetic.norms(self._rows()) + 1e-6)).clamp_(max=1.0)
+        if scales.device.type == "cpu" and bool((scales == 1).all()):
+            return
+        for stack in self._gradients.each:
+            stack.mul_(scales.view(-1, *(1,) * (stack.ndim - 1)))
 
 
 class FusedDescent:
@@ -245,111 +199,62 @@ class FusedDescent:
     takes one pass over memory less.
     """
 
-    def __init__(self, network: Perceptron, model: FlatModel, section: LocalSection, together: int):
+    def __init__(self, network: Perceptron, model: FlatModel, section: LocalSection, stacks: Stacks):
         self._network, self._model, self._stepping = network, model, Stepping(section)
-        views = model.views(model.vector).values()
-        self.parameters = [
-            view.unsqueeze(0) if together == 1 else view.new_empty(together, *view.shape) for view in views
-        ]
-        self._layers: dict[tuple[int, int], list[Layer]] = {}
-        self._pair = None if together == 1 else Pair(self.parameters)
-        self._scale, self._active = 1.0, 0
-
-    def begin(
-        self, rows: Sequence[Task], constant: Tensor | None, anchors: Tensor | None, lr: float, mu: float
-    ) -> None:
-        """Prepare; see `Descent`. Without momentum there is nothing to guess from."""
-        self._lr, self._keep = lr, 1 - lr * sum(self._stepping.scales(mu))
-        self._constants = None if constant is None else list(self._model.views(constant).values())
-        self._layers.clear()
-        self._scale, self._active = 1.0, len(rows)
-
-    def take_steps(
-        self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[EqualBatches]], losses: Tensor
-    ) -> None:
-        """Take S steps; see `Descent`."""
-        encoded = self._network.encoded(y.flatten(1, 2), self._rows_of(0, len(x))).view(*y.shape[:3], -1)
-        outputs: dict[EqualBatches, dict[int, Tensor]] = defaultdict(dict)
-        batches = zip(x.flatten(3).unbind(1), encoded.unbind(1), parts, strict=True)
-        for step, (x_step, y_step, of_step) in enumerate(batches):
-            self._leave_out(of_step[-1].last)
-            keep, scale = self._factors()
-            for part in of_step:
-                outputs[part][step] = self._descend(part, part.of(x_step), part.of(y_step), keep, self._lr / scale)
-            self._scale = scale
-            for stack, constant in self._shifts(of_step[-1].last):
-                stack.sub_(constant, alpha=self._lr / scale)
-        for part, z in outputs.items():  # of many steps at once, for no step waits for its loss
-            rows = slice(part.first, part.last)
-            steps = slice(None) if len(z) == len(parts) else upload(torch.tensor(list(z)), y.device)
-            targets = y[rows, steps, : part.size]
-            of_part = self._network.losses(torch.stack(list(z.values()), 1).flatten(0, 1), targets.flatten(0, 1))
-            losses[rows, steps] = of_part.view(-1, len(z))
-
-    def _descend(self, part: EqualBatches, x: Tensor, encoded: Tensor, keep: float, lr: float) -> Tensor:
-        """Take a step with the clients of a part; return z before it, (clients, B, C)."""
-        pair = self._pair
-        if pair is None or len(x) > 1:
-            layers = self._rows_of(part.first, part.last)
-            return self._network.descend(layers, x, encoded, keep, lr, self._scale)
-        own = [stack[part.first : part.last] for stack in self.parameters]
-        pair.load(own)
-        layers = self._network.layers(pair.parameters)
-        z = self._network.descend(layers, pair.of(x), pair.of(encoded), keep, lr, self._scale)
-        pair.store(pair.parameters, own)
-        return z[:1]
-
-    def iterate(self, row: int) -> list[Tensor]:
-        """Return a client's parameters; see `Descent`."""
-        return [stack[row] * self._scale for stack in self.parameters]
-
-    def end(self) -> None:
-        """End the round; see `Descent`."""
-        self._apply_scale(0)
+        self.stacks, self._layers = stacks, network.layers(stacks.each)
         self._scale = 1.0
+
+    def begin(self, tasks: Mapping[int, Task], w: Tensor, lr: float, mu: float) -> None:
+        """Prepare; see `Descent`."""
+        self._lr, self._keep, self._scale = lr, 1 - lr * sum(self._stepping.scales(mu)), 1.0
+        constants = {slot: constant_of(task.tilt, w, 0.0) for slot, task in tasks.items()}
+        self._constants: Stacks | None = None
+        if any(constant is not None for constant in constants.values()):
+            self._constants = self.stacks.like()
+            for slot, constant in constants.items():
+                if constant is not None:
+                    self._constants.put(slot, constant)
+
+    def take_steps(self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor) -> None:
+        """Take S steps; see `Descent`."""
+        encoded = self._network.encoded(y.flatten(1, 2), self._layers).view(*y.shape[:3], -1)
+        outputs = []
+        for x_step, encoded_step, of_step in zip(x.flatten(3).unbind(1), encoded.unbind(1), short, strict=True):
+            keep, scale = self._factors()
+            outputs.append(
+                self._network.descend(self._layers, x_step, encoded_step, keep, self._lr / scale, self._scale, of_step)
+            )
+            self._scale = scale
+            if self._constants is not None:
+                self.stacks.flat.sub_(self._constants.flat, alpha=self._lr / scale)
+        # Losses of many steps at once, since no step waits for its own.
+        for first, last in _runs(short):
+            z, targets = torch.stack(outputs[first:last], 1).flatten(0, 1), y[:, first:last].flatten(0, 1)
+            of_one = short[first]
+            of_run = None if of_one is None else of_one.repeated(last - first)
+            losses[:, first:last] = self._network.losses(z, targets, of_run).view(len(x), -1)
+
+    def guess(self, slot: int, steps: float) -> None:
+        """Do nothing: without momentum there is nothing to guess from."""
+
+    def take(self, first: int, last: int, out: Tensor) -> Tensor:
+        """Write iterates; see `Descent`."""
+        return self.stacks.take(first, last, out, self._scale)
 
     def _factors(self) -> tuple[float, float]:
         """Return the factor of V in the next step, and the scale after it."""
         if not SMALLEST_KEEP <= self._keep <= 1:
             return self._keep, self._scale
         if self._scale < SMALLEST_SCALE:
-            self._apply_scale(0)
+            self.stacks.flat.mul_(self._scale)
             self._scale = 1.0
         return 1.0, self._scale * self._keep
 
-    def _leave_out(self, active: int) -> None:
-        """Go on with the first clients alone; the others have taken all their steps."""
-        if active < self._active:
-            self._apply_scale(active)
-            self._active = active
 
-    def _apply_scale(self, first: int) -> None:
-        """Multiply the parameters of the clients ``first:`` that still worked."""
-        if self._scale != 1:
-            for stack in self.parameters:
-                stack[first : self._active].mul_(self._scale)
-
-    def _rows_of(self, first: int, last: int) -> list[Layer]:
-        """Return the layers of some rows."""
-        if (first, last) not in self._layers:
-            self._layers[first, last] = self._network.layers([stack[first:last] for stack in self.parameters])
-        return self._layers[first, last]
-
-    def _shifts(self, active: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each parameter's stack, and its constants, of the first rows; nothing where all constants are 0."""
-        if self._constants is not None:
-            for stack, constant in zip(self.parameters, self._constants, strict=True):
-                yield stack[:active], constant[:active]
-
-
-def offsets_of(rows: Sequence[Task], like: Tensor) -> Tensor | None:
-    """Return the offset of each client's gradients, (R, d); None if all are 0."""
-    if all(task.tilt.offset is None for task in rows):
-        return None
-    return torch.stack([like.new_zeros(like.shape[1]) if t.tilt.offset is None else t.tilt.offset for t in rows])
-
-
-def radii_of(rows: Sequence[Task], like: Tensor) -> Tensor | None:
-    """Return the radius of each client's ascent, (R,); None if all are 0."""
-    radii = [task.tilt.radius for task in rows]
-    return like.new_tensor(radii) if any(radii) else None
+def _runs(short: Sequence[Short | None]) -> Iterator[tuple[int, int]]:
+    """Yield the first step, and the one after the last, of steps in a row that are short alike."""
+    first = 0
+    for step in range(1, len(short) + 1):
+        if step == len(short) or short[step] is not short[first]:
+            yield first, step
+            first = step

@@ -196,7 +196,9 @@ def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, 
     model = FlatModel(done.module, dtype, cpu, recipe.parameters)
     averaged = AveragedBuffers(model)
     size, others = model.vector.numel(), averaged.entries
-    buffer = RoundBuffer(size, dtype, cpu, world, kind=recipe.reduction, others=others)
+    buffer = RoundBuffer(
+        size, dtype, cpu, world, kind=recipe.reduction, others=others, watched=recipe.sentinel != "off"
+    )
     names, scalars = [*method.reported(alike), *others], len(method.local.scalars) + len(averaged.scalars)
     sizes_in_words = buffer.sizes([kind.usual_words(dtype)] * len(names), 1, scalars, names)
     vectors, client, ranks = (words * kind.word.itemsize for words in sizes_in_words)

@@ -19,7 +19,7 @@ import errno
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -32,6 +32,7 @@ from torch import Tensor
 from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, shown
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.types import State
+from hpcfed.version import ARITHMETIC
 
 VERSION, READABLE = 3, (2, 3)
 MAGIC = b"hpcfed-c"
@@ -111,6 +112,7 @@ class ManifestContent(_ManifestSection):
     progress: Progress
     version: int
     sections: list[Annotated[int, Field(ge=0)]] | None = None
+    arithmetic: int = 1
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class Manifest:
         version: of the layout.
         sha256: of the ``.server`` file too, against intent; None where an earlier version wrote it.
         sections: records in each section of ``.clients``; None in layout 2.
+        arithmetic: of the rounds (`hpcfed.version.ARITHMETIC`).
     """
 
     round: int
@@ -136,6 +139,7 @@ class Manifest:
     version: int = VERSION
     sha256: str | None = None
     sections: Sequence[int] | None = None
+    arithmetic: int = field(default_factory=lambda: ARITHMETIC)
 
     def to_json(self) -> str:
         """Return the manifest as JSON text, with its checksum."""
@@ -168,6 +172,7 @@ class Manifest:
                 got=shown(content.get("version")),
                 remedy="go on with that version, or choose another output",
             )
+        refuse_other_arithmetic(content, path)
         try:
             ManifestContent.model_validate(content)
         except ValidationError as error:
@@ -178,6 +183,27 @@ class Manifest:
         if content["version"] > 2 and sum(content.get("sections") or ()) != content["num_clients"]:
             raise Damaged(f"{path.name} does not say where its clients' records are")
         return cls(**content)
+
+
+def refuse_other_arithmetic(facts: Mapping[str, Any], where: Path) -> None:
+    """Refuse to go on with, or compute again, rounds whose bits were made in another way than this version's.
+
+    Args:
+        facts: a manifest, or ``environment.json``, with their ``arithmetic``; without it, it is 1.
+        where: the file or folder.
+
+    Raises:
+        InputError: they were.
+    """
+    found = facts.get("arithmetic", 1)
+    if found != ARITHMETIC:
+        raise InputError(
+            "rounds computed by another arithmetic",
+            where=str(where),
+            expected=f"arithmetic {ARITHMETIC}, this version's",
+            got=f"{shown(found)}, whose last bits differ (docs/bits.md)",
+            remedy="use the version of hpcfed that computed them, or train again with --fresh",
+        )
 
 
 def _digest(content: Mapping[str, Any]) -> str:

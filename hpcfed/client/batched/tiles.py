@@ -1,0 +1,194 @@
+"""Tiles: the slots in which clients are trained together, their size, their widths and their memory.
+
+A kernel may round by the shape and the alignment of its operands. So all tensors of a tile have one shape, which
+follows from the recipe and the kind of device alone, whichever clients fill its R slots, on whichever rank; and every
+matrix of a slot fills whole lines of 64 bytes, so that all slots begin alike:
+
+    widths are rounded up by zeros,  784–200–100–10  →  784–200–104–16
+
+Slots without a client, and steps that a client does not take, are computed and thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.models.flat import FlatModel
+from hpcfed.ranks.accelerators import accelerator
+
+LINE = 64
+"""Bytes that every matrix of a slot fills in whole multiples."""
+LEAST_WIDTH = 4
+"""Widths are multiples of at least so many numbers: the product of two then fills lines of `LINE` bytes in float32."""
+REGISTERS = 128
+"""Bytes that a vector fills in whole multiples: elementwise kernels may round a partial SIMD tail differently."""
+STACK_BYTES = 4 << 20
+"""Parameters that are best trained together on a CPU: what its caches still hold."""
+MOST_SLOTS = 256
+WORK_OF_CALLS, PER_SLOT = 3.1e6, 0.015
+"""Of the modelled cost of a step on a CPU: a slot's samples · parameters that take as long as the calls of a step, and
+what a slot takes besides, as a part of the calls. Measured on an AVX-512 processor at cohorts of 5 to 200."""
+NEAR = 1.03
+"""Cost, relative to the least, up to which more and smaller tiles are preferred: they leave fewer empty slots."""
+
+
+def tile_for(
+    model: FlatModel, device: torch.device, cohort_size: int, batch_size: int, steps: Sequence[int] | np.ndarray
+) -> int:
+    """Return R, by a rule of the recipe and the kind of device.
+
+    At most as many slots as members of a cohort, and as their parameters fit into caches or the device's share; of the
+    ways to cut a cohort into equal tiles the one whose modelled cost is least,
+
+        Σ over tiles of (most steps of a member) · (calls of a step + R · arithmetic of a slot)
+
+    where a cohort has steps as all clients have. On a GPU only calls count.
+
+    Args:
+        model: what is trained.
+        device: where.
+        cohort_size: most members of a cohort.
+        batch_size: of a minibatch.
+        steps: of each client in a round, (N,).
+    """
+    on_cpu = device.type == "cpu"
+    room = STACK_BYTES if on_cpu else accelerator(device).stack_bytes
+    most = max(1, min(MOST_SLOTS, room // model.vector.nbytes, cohort_size))
+    weights = model.vector.numel()
+    ordered = np.sort(np.asarray(steps, np.float64))[::-1]
+    typical = ordered[np.linspace(0, len(ordered) - 1, cohort_size).round().astype(np.int64)]
+    costs = {}
+    for tiles in range(-(-cohort_size // most), cohort_size + 1):
+        size = -(-cohort_size // tiles)
+        if size not in costs:
+            costs[size] = float(typical[::size].sum()) * step_cost(size, weights, batch_size, device)
+    return min(size for size, cost in costs.items() if cost <= NEAR * min(costs.values()))
+
+
+def step_cost(slots: int, weights: int, batch_size: int, device: torch.device) -> float:
+    """Return the modelled cost of a step of a tile in the cost of its calls, from its slots and parameters."""
+    if device.type != "cpu":
+        return 1.0
+    return 1 + slots * (batch_size * weights / WORK_OF_CALLS + PER_SLOT)
+
+
+def cut(places: Sequence[int], tile: int, *, fixed_slots: bool) -> list[list[int]]:
+    """Cut places in a cohort into tiles, in their order.
+
+    Args:
+        places: those that this rank trains.
+        tile: R.
+        fixed_slots: whether the slot of a place is its remainder by R, so that a tile has each remainder once.
+    """
+    if not fixed_slots:
+        return [list(places[first : first + tile]) for first in range(0, len(places), tile)]
+    tiles: list[dict[int, int]] = []
+    for place in places:
+        tile_of_place = next((own for own in tiles if place % tile not in own), None)
+        if tile_of_place is None:
+            tile_of_place = {}
+            tiles.append(tile_of_place)
+        tile_of_place[place % tile] = place
+    return [list(own.values()) for own in tiles]
+
+
+def width_step(batch: int, itemsize: int) -> int:
+    """Return what widths are multiples of, so that matrices (B, width), and of two widths, fill whole lines."""
+    line = LINE // itemsize
+    return max(LEAST_WIDTH, line // math.gcd(line, batch))
+
+
+def rounded(width: int, step: int) -> int:
+    """Return the width rounded up."""
+    return -(-width // step) * step
+
+
+class Stacks:
+    """The parameters of R slots, each parameter's as one stack without gaps, all in one vector.
+
+        [ parameter 1: slot 0 | slot 1 | … | slot R−1 ]  [ parameter 2: … ]  …
+
+    Args:
+        model: whose parameters.
+        slots: R.
+        rooms: the shape that each parameter has here, at least its own; default: its own.
+
+    Attributes:
+        flat: all, (n,); 0 outside of the parameters.
+        each: of each parameter, (R, *room).
+    """
+
+    def __init__(self, model: FlatModel, slots: int, rooms: Sequence[torch.Size] | None = None):
+        self._model, self.slots = model, slots
+        shapes = [view.shape for view in model.views(model.vector).values()]
+        self._rooms = shapes if rooms is None else list(rooms)
+        per_line = LINE // model.vector.element_size()
+        sizes = [slots * room.numel() for room in self._rooms]
+        places = np.cumsum([0, *(rounded(size, per_line) for size in sizes)]).tolist()
+        count = rounded(places[-1], REGISTERS // model.vector.element_size())
+        self.flat = model.vector.new_zeros(count)
+        self.each = [
+            self.flat[start : start + size].view(slots, *room)
+            for start, size, room in zip(places, sizes, self._rooms, strict=False)
+        ]
+        self._cut()
+
+    def _cut(self) -> None:
+        shapes = [view.shape for view in self._model.views(self._model.vector).values()]
+        self._own = [
+            stack[(slice(None), *(slice(size) for size in shape))]
+            for stack, shape in zip(self.each, shapes, strict=True)
+        ]
+        self._rest = [
+            stack.narrow(axis + 1, size, stack.shape[axis + 1] - size)
+            for stack, shape in zip(self.each, shapes, strict=True)
+            for axis, size in enumerate(shape)
+            if size < stack.shape[axis + 1]
+        ]
+
+    @classmethod
+    def in_place(cls, model: FlatModel, vector: Tensor) -> Stacks:
+        """Return a stack of one client that lies in a vector (d,) of the model."""
+        found = cls.__new__(cls)
+        found._model, found.slots, found.flat = model, 1, vector
+        found.each = [view.unsqueeze(0) for view in model.views(vector).values()]
+        found._rooms = [stack.shape[1:] for stack in found.each]
+        found._cut()
+        return found
+
+    def like(self) -> Stacks:
+        """Return zeros of the same layout."""
+        return Stacks(self._model, self.slots, None if self.slots == 1 else self._rooms)
+
+    def fill(self, vector: Tensor) -> None:
+        """Set all slots to a vector (d,), and to 0 what is outside, where a client that diverged has left NaN."""
+        for rest in self._rest:
+            rest.zero_()
+        for own, view in zip(self._own, self._model.views(vector).values(), strict=True):
+            own.copy_(view)
+
+    def put(self, slot: int, vector: Tensor) -> None:
+        """Set a slot to a vector (d,)."""
+        for own, view in zip(self._own, self._model.views(vector).values(), strict=True):
+            own[slot].copy_(view)
+
+    def take(self, first: int, last: int, out: Tensor, scale: float = 1.0) -> Tensor:
+        """Write scale · the slots ``first:last`` into vectors, (last − first, d), and return them."""
+        for own, view in zip(self._own, self._model.views(out).values(), strict=True):
+            if scale == 1:
+                view.copy_(own[first:last])
+            else:
+                torch.mul(own[first:last], scale, out=view)
+        return out
+
+    def pieces(self, slot: int) -> Iterator[tuple[int, int]]:
+        """Yield where the parameters of a slot lie in the vector: the first entry of each, and the one after it."""
+        for stack in self.each:
+            size = stack[0].numel()
+            start = int(stack.storage_offset() - self.flat.storage_offset()) + slot * size
+            yield start, start + size

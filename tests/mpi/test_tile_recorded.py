@@ -1,0 +1,71 @@
+"""The size of a tile is recorded and followed; rounds of another arithmetic are not gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcfed
+from hpcfed.config.load import load_recipe
+from hpcfed.errors import InputError
+from hpcfed.provenance.recorded import placed_recipe, recorded
+from tests.mpi.recipes import small, write_small
+from tests.mpi.test_same_result import left_by
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    world.on_root(lambda: write_small(shared_tmp, 6))
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def recipe(output: str, rounds: int = 4, **local: Any) -> dict[str, Any]:
+    work = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "batched", **local}
+    return small(output, local=work, rounds=rounds, checkpoint={"every": 2}, placement="balanced")
+
+
+def test_auto_is_a_number_of_the_recipe_alone(world, folder):
+    result = hpcfed.run(recipe("run"), world=world, quiet=True)
+    assert load_recipe(result.folder / "recipe.yaml").local.tile == 6
+    assert json.loads((result.folder / "environment.json").read_text())["tile"] == 6
+
+
+def test_a_run_goes_on_with_the_tile_that_it_began_with(world, folder):
+    whole = hpcfed.run(recipe("whole", 6, tile=2), world=world, quiet=True)
+    hpcfed.run(recipe("parts", 4, tile=2), world=world, quiet=True)
+    parts = hpcfed.run(recipe("parts", 6), world=world, quiet=True)
+    assert left_by(parts) == left_by(whole)
+    assert load_recipe(parts.folder / "recipe.yaml").local.tile == 2
+    assert hpcfed.run(recipe("parts", 6), world=world, quiet=True).metrics == parts.metrics  # finished already
+    with pytest.raises(InputError, match=r"another recipe's run.*local.tile 2 there and 3 here"):
+        hpcfed.run(recipe("parts", 8, tile=3), world=world, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"engine": "sequential"}, "local.engine: sequential"),
+        ({"batch_size": "full"}, "local.batch_size: full, and clients of different sizes"),
+    ],
+)
+def test_a_tile_of_several_is_refused_where_clients_are_trained_one_by_one(changes, why, world, folder):
+    with pytest.raises(InputError, match=rf"local.tile: 3 with {why}; leave local.tile out"):
+        hpcfed.run(recipe("run", tile=3, **changes), world=world, quiet=True)
+
+
+def test_rounds_of_another_arithmetic_are_refused_in_one_line(world, folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        for module in ("hpcfed.run_folder.checkpoint.layout", "hpcfed.run_folder.environment"):
+            patch.setattr(f"{module}.ARITHMETIC", 1)
+        hpcfed.run(recipe("old"), world=world, quiet=True)
+    refused = r"rounds computed by another arithmetic.*expected arithmetic 2, this version's, got 1"
+    with pytest.raises(InputError, match=refused) as error:
+        hpcfed.run(recipe("old", 6), world=world, quiet=True)
+    assert "\n" not in str(error.value)
+    if world.is_root:
+        with pytest.raises(InputError, match=refused):
+            recorded(Path("old"), placed_recipe(Path("old"), None, None))
