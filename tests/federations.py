@@ -18,11 +18,12 @@ def write_federation(
     num_classes: int | None = None,
     test: Arrays | None = None,
     content: str | None = None,
+    task: str | None = None,
 ) -> Path:
-    """Write clients, (x, y) pairs; a regression without a number of classes."""
+    """Write clients, (x, y) pairs; without a task a regression where there are no classes, else a classification."""
     with h5py.File(path, "w") as file:
         file.attrs.update({"format": "hpcfed-federation", "version": 1, "name": path.stem})
-        file.attrs["task"] = "regression" if num_classes is None else "classification"
+        file.attrs["task"] = task or ("regression" if num_classes is None else "classification")
         if num_classes is not None:
             file.attrs["num_classes"] = num_classes
         if content is not None:

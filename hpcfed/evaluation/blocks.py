@@ -1,10 +1,7 @@
-"""Evaluation of many small clients at once: neighbours in the federation file, read and computed together.
+"""Reading of many small clients at once, for evaluations; which are read together changes no bit of their scores.
 
-From `MANY` clients on, clients are cut into blocks of `BLOCK` neighbours, whatever the ranks. The samples of a block
-are read in one piece and go through the model together, and the results of single samples are added client by client. A
-matrix product's last bits may depend on its number of rows, so a client's may differ from those of its samples alone;
-on any number of ranks they are the same. Blocks of more than `MAX_BLOCK_BYTES` are left to evaluation client by client,
-as is everything in smaller federations, and where a sample's output depends on others'.
+From `MANY` clients on, each rank takes a share of neighbours in the federation file, read in large pieces. Of fewer
+clients it takes those at home there, whose samples it keeps.
 """
 
 from __future__ import annotations
@@ -13,50 +10,77 @@ from collections.abc import Iterator
 from math import prod
 
 import numpy as np
+import torch
 
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
+from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
 
 FLOAT64_BYTES = 8
 """Bytes of a number."""
 MANY = 4096
-BLOCK = 512
 MAX_BLOCK_BYTES = 1 << 26
-"""Bytes of a block's samples as float64, and of outputs that are kept."""
+"""Bytes of a block's samples as float64, at most; of more than one client."""
 
 
 class ClientBlocks:
-    """The blocks of a federation's clients, for one of its splits, ``train`` or ``test``.
+    """The blocks of some clients of a federation, for one of its splits, ``train`` or ``test``.
 
     Args:
         split: whose samples.
+        covered: which clients, (N,) bool.
         federation, shards: the samples.
-        world: the ranks; each evaluates every P-th block.
-        kept: numbers of an output that are kept for each sample.
-
-    Attributes:
-        covered: (N,) bool, clients that are in a block.
+        placement, world: which of them this rank reads.
     """
 
-    def __init__(self, split: str, federation: Federation, shards: Shards, world: World, kept: int = 0):
-        self._split, self._shards, self._world = split, shards, world
+    def __init__(
+        self,
+        split: str,
+        covered: np.ndarray,
+        federation: Federation,
+        shards: Shards,
+        placement: Placement,
+        world: World,
+    ):
+        self._split, self.covered, self._shards = split, covered, shards
         offsets = federation.offsets if split == "train" else federation.test_offsets
         self._offsets = np.zeros(1, np.int64) if offsets is None else offsets
-        firsts = np.arange(0, len(self._offsets) - 1 if federation.num_clients >= MANY else 0, BLOCK)
-        lasts = np.minimum(firsts + BLOCK, len(self._offsets) - 1)
-        entries = max(prod(federation.feature_shape), kept)
-        small = (self._offsets[lasts] - self._offsets[firsts]) * entries * FLOAT64_BYTES <= MAX_BLOCK_BYTES
-        self._bounds = np.column_stack((firsts, lasts))[small].tolist()
-        self.covered = np.full(federation.num_clients, False)
-        for first, last in self._bounds:
-            self.covered[first:last] = True
+        self._sizes = np.diff(self._offsets)
+        self._rows = max(1, MAX_BLOCK_BYTES // (max(1, prod(federation.feature_shape)) * FLOAT64_BYTES))
+        self._are_neighbours = len(self._sizes) >= MANY
+        if self._are_neighbours:
+            first, last = (len(self._sizes) * rank // world.size for rank in (world.rank, world.rank + 1))
+            self._blocks = list(self._cut(np.arange(first, last)))
+        else:
+            mine = placement.at_home(world.rank)
+            mine = mine[covered[mine]]
+            self._blocks = list(self._cut(mine[np.argsort(self._sizes[mine], kind="stable")]))
 
-    def own(self) -> Iterator[tuple[slice, np.ndarray, Samples]]:
-        """Yield the blocks of this rank: its clients, how many samples each has, and the samples of all."""
-        for first, last in self._bounds[self._world.rank :: self._world.size]:
-            start, stop = int(self._offsets[first]), int(self._offsets[last])
-            if start < stop:
-                sizes = np.diff(self._offsets[first : last + 1])
-                yield slice(first, last), sizes, self._shards.rows(self._split, start, stop)
+    def own(self) -> Iterator[tuple[np.ndarray, np.ndarray, Samples]]:
+        """Yield the blocks of this rank: its clients, (C,), how many samples each has, (C,), and the samples of all.
+
+        Clients that are not covered may be among them.
+        """
+        read = self._shards.client if self._split == "train" else self._shards.client_test
+        for clients in self._blocks:
+            if not self.covered[clients].any():
+                continue
+            if self._are_neighbours:
+                start, stop = self._offsets[[clients[0], clients[-1] + 1]].tolist()
+                samples = self._shards.rows(self._split, start, stop)
+            else:
+                x, y = zip(*(read(client) for client in clients.tolist()), strict=True)
+                samples = torch.cat(x), torch.cat(y)
+            yield clients, self._sizes[clients], samples
+
+    def _cut(self, clients: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the clients in their order, in blocks of at most `MAX_BLOCK_BYTES`."""
+        ends = np.cumsum(self._sizes[clients])
+        first = 0
+        while first < len(clients):
+            before = ends[first - 1] if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, before + self._rows, side="right")))
+            yield clients[first:last]
+            first = last

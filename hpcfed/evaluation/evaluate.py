@@ -26,9 +26,9 @@ from hpcfed.errors import first_of
 from hpcfed.evaluation.blocks import ClientBlocks
 from hpcfed.evaluation.measures import Measures, Value, counts, value_of
 from hpcfed.evaluation.statistics import TrainingStatistics
+from hpcfed.evaluation.tiles import tiles_for
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
-from hpcfed.models.roles import mixes_samples
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
 from hpcfed.types import State
@@ -77,7 +77,7 @@ class Evaluator:
         self._section = section
         self._model, self._private = model, private
         self.measures = measures
-        self._in_blocks = private is None and not mixes_samples(model.module)
+        self._tiles = tiles_for(model, section.batch_size) if private is None else None
         self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards
         self._federation = federation
@@ -133,9 +133,9 @@ class Evaluator:
                     start = int(bounds[chunk]) * prod(self._outputs)
                     outputs[start : start + len(rows)] = rows
             if train:
-                together = self.measure_blocks("train", clients)
+                in_tiles = self.measure_small("train", clients)
                 for client in self._placement.at_home(self._world.rank).tolist():
-                    if self._sizes[client] and not together[client]:
+                    if self._sizes[client] and not in_tiles[client]:
                         self._load_own(w, client)
                         clients[client] = self.measures.cells(self._shards.client(client), client)
         self._world.sum_in_place(slots)
@@ -187,9 +187,9 @@ class Evaluator:
         if self._private is not None:
             self._model.load(w, self._private.of(client))
 
-    def measure_blocks(self, split: str, cells: np.ndarray) -> np.ndarray:
-        """Measure the loaded model on the samples of many small clients at once (`hpcfed.evaluation.blocks`), unless
-        they have private parts, or a sample's output depends on others'.
+    def measure_small(self, split: str, cells: np.ndarray) -> np.ndarray:
+        """Measure the loaded model on the samples of many small clients at once (`hpcfed.evaluation.tiles`), where it
+        is linear or a perceptron, and clients have no private parts.
 
         Args:
             split: ``train`` or ``test``.
@@ -198,15 +198,19 @@ class Evaluator:
         Returns:
             (N,) bool, clients that are measured so, on any rank.
         """
-        if not self._in_blocks:
+        if self._tiles is None:
             return np.full(self._federation.num_clients, False)
         if split not in self._blocks:
-            kept = prod(self._outputs) if self.measures.keep_outputs else 0
-            self._blocks[split] = ClientBlocks(split, self._federation, self._shards, self._world, kept)
+            offsets = self._federation.test_offsets
+            sizes = self._federation.sizes if split == "train" or offsets is None else np.diff(offsets)
+            covered = self._tiles.takes(np.where(self._counted, sizes, 0))
+            where = self._federation, self._shards, self._placement, self._world
+            self._blocks[split] = ClientBlocks(split, covered, *where)
+        covered = self._blocks[split].covered
         for clients, sizes, samples in self._blocks[split].own():
-            cells[clients] = self.measures.cells_of_several(sizes, samples, clients.start)
-            cells[clients][~self._counted[clients]] = 0
-        return self._blocks[split].covered
+            found = self.measures.cells_of_several(self._tiles, clients, sizes, samples)
+            cells[clients[covered[clients]]] = found[covered[clients]]
+        return covered
 
     def loss_of(self, client: int, w: Tensor, samples: Samples, own: State) -> float:
         """Return f_i of the model `w`, (d,), and a client's private part over its samples, as its ``loss.reduction``

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.arithmetic.sums import sum_over_first
 from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.cache import Samples
 from hpcfed.evaluation.metrics import WholeMetric
+from hpcfed.evaluation.tiles import ClientTiles
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import ACCURACY, RIGHT, BatchMetric, Loss
 from hpcfed.rng import Purpose
@@ -85,11 +87,6 @@ class Measures:
         self._client_sums = {name: one for name, one in self.sums.items() if name not in self._by_sample}
         self._model, self._batch_size, self._seed = model, batch_size, seed
 
-    @property
-    def keep_outputs(self) -> bool:
-        """Whether `cells_of_several` keeps all outputs until it is done."""
-        return bool(self._client_sums or self.whole)
-
     def begin(self, unit: int) -> None:
         """Set the global generators for a `unit`, such as a client, and reset what a user's module keeps."""
         self._model.forget()
@@ -105,33 +102,43 @@ class Measures:
         target = samples[1].cpu()
         return np.concatenate([sums, *(metric.cells(output, target) for metric in self.whole.values())])
 
-    def cells_of_several(self, sizes: np.ndarray, samples: Samples, unit: int) -> np.ndarray:
-        """Return `cells` of each of several clients, (C, cells, 2), of so many samples each, zeros for those without.
+    def cells_of_several(
+        self, tiles: ClientTiles, clients: np.ndarray, sizes: np.ndarray, samples: Samples
+    ) -> np.ndarray:
+        """Return `cells` of several clients, (C, cells, 2), each from its own samples alone; zeros where not taken.
 
-        Measures without a value for each sample, and the user's own, are computed client by client, from the same
-        outputs; else no outputs are kept.
+        Values of samples are added by halving (`hpcfed.arithmetic.sums`), after zeros in the place of fillers. Measures
+        without a value for each sample, and the user's own, are computed client by client.
+
+        Args:
+            tiles: compute the outputs.
+            clients: their numbers, (C,).
+            sizes: samples of each, (C,).
+            samples: of all, one client after another.
         """
-        self.begin(unit)
-        outputs, values = list[Tensor](), {name: list[Tensor]() for name in self._by_sample}
-        for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
-            output = self._model.module(x)
+        places, found = self.layout.places, np.zeros((len(sizes), self.layout.size, 2))
+        for own, output, target in tiles(sizes, samples):
+            filled, both = output.shape[:2], (output.flatten(0, 1), target.flatten(0, 1))
+            fillers = np.arange(filled[1]) >= sizes[own, None]
             for name, by_sample in self._by_sample.items():
-                values[name].append(by_sample(output, y).cpu())
-            if self.keep_outputs:
-                outputs.append(output)
-        places, filled = self.layout.places, np.flatnonzero(sizes)
-        found, firsts = np.zeros((len(sizes), self.layout.size, 2)), (np.cumsum(sizes) - sizes)[filled]
-        for name, each in values.items():
-            sums = np.add.reduceat(torch.cat(each).numpy().astype(np.float64), firsts)
-            found[filled, places[name].start] = np.column_stack([sums, sizes[filled]])
-        if outputs:
-            each_own = (rows.split(sizes[filled].tolist()) for rows in (torch.cat(outputs), samples[1]))
-            for client, own, target in zip(filled, *each_own, strict=True):
-                for name, measure in self._client_sums.items():
-                    batches = zip(own.split(self._batch_size), target.split(self._batch_size), strict=True)
-                    found[client, places[name]] = np.sum([measure(*batch) for batch in batches], axis=0)
-                for name, metric in self.whole.items():
-                    found[client, places[name]] = metric.cells(own.cpu(), target.cpu())
+                values = by_sample(*both).cpu().numpy().reshape(filled)[: len(own)].astype(np.float64)
+                values[fillers] = 0
+                found[own, places[name].start, 0] = sum_over_first(np.ascontiguousarray(values.T))
+                found[own, places[name].start, 1] = sizes[own]
+            if self._client_sums or self.whole:
+                for slot, place in enumerate(own.tolist()):
+                    rows = (part[slot, : sizes[place]].clone() for part in (output, target))
+                    found[place] += self._own_cells(int(clients[place]), *rows)
+        return found
+
+    def _own_cells(self, client: int, output: Tensor, target: Tensor) -> np.ndarray:
+        """Return the measures of a client's outputs, (n, C), that are not added sample by sample, (cells, 2)."""
+        self.begin(client)
+        places, found = self.layout.places, np.zeros((self.layout.size, 2))
+        for name, measure in self._client_sums.items():
+            found[places[name]] = measure(output, target)
+        for name, metric in self.whole.items():
+            found[places[name]] = metric.cells(output.cpu(), target.cpu())
         return found
 
     def of_samples(self, samples: Samples, unit: int) -> tuple[np.ndarray, Tensor]:

@@ -157,7 +157,7 @@ class ClientEvaluator:
         return ClientScores(tuple(models), self._sizes, self._directions, layout, cells, self._names)
 
     def _left(self, w: Tensor, cells: np.ndarray) -> np.ndarray:
-        """Measure the global model on clients in blocks; return the cells still to be measured.
+        """Measure the global model on small clients, in tiles; return the cells still to be measured.
 
         Returns:
             (N, models, splits) bool.
@@ -170,7 +170,7 @@ class ClientEvaluator:
         model.load(w)
         with model.evaluation(), torch.no_grad():
             for number, split in enumerate(self._sizes):
-                left[:, place, number] &= ~self._evaluator.measure_blocks(split, cells[:, place, number])
+                left[:, place, number] &= ~self._evaluator.measure_small(split, cells[:, place, number])
         return left
 
     def _note_undefined(self, name: str, counts: np.ndarray) -> None:

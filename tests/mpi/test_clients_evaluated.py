@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import hpcfed
+from hpcfed.assembly import assemble, resolve
+from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
-from hpcfed.evaluation import blocks
+from hpcfed.evaluation import blocks, tiles
+from hpcfed.evaluation.per_client import ClientEvaluator
 from hpcfed.ranks.world import World
-from tests.federations import blobs, write_federation
+from tests.federations import Arrays, blobs, write_federation
 from tests.mpi import nets
 from tests.mpi.recipes import small
 from tests.mpi.test_resume import stopped
@@ -131,22 +134,80 @@ def test_the_numbers_are_those_of_each_client(world, folder):
     assert first.metrics[0]["clients"] is not None
 
 
-def test_clients_in_blocks_have_the_numbers_of_each_alone(world, folder, monkeypatch):
-    """Four neighbours a block, one of the three blocks too large; metrics by sample, and one of all samples."""
-    clients = {"every": 3, "models": ["global", "last"]}
-    evaluate = {**EVALUATE, "train": {"every": 3}, "clients": clients, "metrics": {"gap": "calibration-error"}}
-    changes = {"dtype": "float64", "algorithm": {"name": "scaffold"}, "evaluate": evaluate}
+def scores(world: World, path: Path, clients: Sequence[Arrays], seed: int, **changes: Any) -> tuple[np.ndarray, Any]:
+    """Return all measures of the model that `seed` draws on each client, as training and as test samples, and the
+    scores of an evaluation on all of them.
+    """
+
+    def write() -> None:
+        joined = np.concatenate([x for x, _ in clients]), np.concatenate([y for _, y in clients])
+        write_federation(path, clients, num_classes=4, test=joined)
+        with h5py.File(path, "r+") as file:
+            file["test/offsets"] = file["train/offsets"][:]
+
+    world.on_root(write)
+    evaluate = {"train": {"every": 1}, "clients": {"every": 1}, **changes.pop("evaluate", {})}
+    given = small(None, name="small", data=path, evaluate=evaluate, **changes)
+    recipe = resolve(Recipe.model_validate(given | {"output": path.with_suffix("")}))
+    parts, evaluator = assemble(recipe, world)
+    vector = parts.model.vector
+    w = torch.randn(vector.shape, generator=torch.Generator().manual_seed(seed), dtype=vector.dtype)
+    found = ClientEvaluator(recipe.evaluate, parts, evaluator)(w, 1).cells[:, 0].copy()
+    return found, evaluator(w, test=False, train=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"name": "logistic"}},
+        {"dtype": "float64"},
+        {"evaluate": {"batch_size": 6, "metrics": {"gap": "calibration-error"}}},
+        {"loss": {"factory": "nets:centred"}, "python_path": [Path(nets.__file__).parent]},
+        {"model": {"name": "logistic"}, "bits": "portable"},
+        {"model": {"factory": "nets:Unkept"}, "python_path": [Path(nets.__file__).parent]},
+    ],
+    ids=["logistic", "perceptron", "a metric of all", "the user's loss", "portable", "batch statistics"],
+)
+def test_a_clients_scores_know_nothing_of_other_clients(changes, world, shared_tmp, monkeypatch):
+    """Bit for bit: alone in a federation, and among others, few or many, in other blocks, on any number of ranks."""
+    features = 12 if "python_path" in changes else None
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        width = features or int(rng.integers(1, 40))
+        sizes = [0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 31, 70, *rng.integers(1, 40, size=12).tolist()]
+
+        def client(count: int, rng: np.random.Generator = rng, width: int = width) -> Arrays:
+            return rng.normal(size=(count, width)).astype(np.float32), rng.integers(4, size=count).astype(np.uint8)
+
+        pool = [client(size) for size in sizes]
+        own, mean = scores(world, shared_tmp / f"pool-{seed}.h5", pool, seed, **changes)
+        monkeypatch.setattr(blocks, "MANY", 1)
+        monkeypatch.setattr(blocks, "MAX_BLOCK_BYTES", 50 * width * blocks.FLOAT64_BYTES)
+        order = rng.permutation(len(pool) + 30)
+        others = [*pool, *(client(int(rng.integers(20))) for _ in range(30))]
+        found, _ = scores(world, shared_tmp / f"more-{seed}.h5", [others[k] for k in order], seed, **changes)
+        monkeypatch.undo()
+        np.testing.assert_array_equal(own.view(np.int64), found[np.argsort(order)[: len(pool)]].view(np.int64))
+        again, same = scores(World(), shared_tmp / f"alone-{seed}-{world.rank}.h5", pool, seed, **changes)
+        assert (own.tobytes(), mean) == (again.tobytes(), same)
+        for k in (1, 5, 11):
+            alone, score = scores(World(), shared_tmp / f"one-{seed}-{k}-{world.rank}.h5", [pool[k]], seed, **changes)
+            np.testing.assert_array_equal(alone[0].view(np.int64), own[k].view(np.int64))
+            np.testing.assert_array_equal(alone[0, 0], alone[0, 1])  # of training samples, and the same as test ones
+            assert score["train_loss"] == alone[0, 0, 0, 0] / alone[0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("changes", [{}, {"loss": {"reduction": "sum"}, "model": {"name": "logistic"}}])
+def test_scores_of_small_clients_in_tiles_are_those_of_each_alone(changes, world, folder, monkeypatch):
+    """To rounding: a metric by sample, one of all samples, and the mean over clients."""
+    evaluate = {**EVALUATE, "model": "last", "train": {"every": 3}, "metrics": {"gap": "calibration-error"}}
+    evaluate |= {"batch_size": 64, "clients": {"every": 3}}
+    changes = {"dtype": "float64", "model": {"name": "mlp", "hidden": [7]}, "evaluate": evaluate, **changes}
+    together = hpcfed.run(recipe("in-tiles", **changes), world=world, quiet=True)
+    monkeypatch.setattr(tiles, "WORK_OF_CALLS", 1)
     singly = hpcfed.run(recipe("singly", **changes), world=world, quiet=True)
-    with Federation.open(folder / "small.h5") as federation:
-        samples = np.add.reduceat(federation.sizes, [0, 4, 8])
-        monkeypatch.setattr(
-            blocks, "MAX_BLOCK_BYTES", int(samples.max() - 1) * federation.client(0)[0][0].size * blocks.FLOAT64_BYTES
-        )
-    monkeypatch.setattr(blocks, "MANY", 1)
-    monkeypatch.setattr(blocks, "BLOCK", 4)
-    together = hpcfed.run(recipe("in-blocks", **changes), world=world, quiet=True)
     rows, before = table(together.folder), table(singly.folder)
-    assert len(rows) == len(before) == 2 * (10 + 10)
+    assert len(rows) == len(before) == 10 + 10
     for row, other in zip(rows, before, strict=True):
         for measure in ("loss", "gap"):
             np.testing.assert_allclose(float(row.pop(measure)), float(other.pop(measure)), rtol=1e-12)
@@ -154,10 +215,6 @@ def test_clients_in_blocks_have_the_numbers_of_each_alone(world, folder, monkeyp
     for column in ("train_loss", "train_accuracy", "train_gap"):
         found, expected = (run.metrics[-1][column] for run in (together, singly))
         np.testing.assert_allclose(found, expected, rtol=1e-12)
-    if world.rank == world.size - 1:
-        alone = hpcfed.run(recipe("blocks-alone", **changes), world=World(), quiet=True)
-        assert (folder / "in-blocks/clients.csv").read_bytes() == (folder / "blocks-alone/clients.csv").read_bytes()
-        assert left_by(together) == left_by(alone)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""Outputs of a linear model or perceptron for many small clients at once, in tiles of fixed shapes.
+
+A product's last bits may depend on its number of rows, and on where a row stands in it. So each client's samples fill
+a slot of B rows, and R slots go through a layer as one batched product,
+
+    (R, B, inputs) · (R, inputs, outputs),   B = the least power of two, from `LEAST_ROWS` on, that holds its samples
+
+R and the widths, rounded up by zeros, follow from B and the recipe alone; a slot is filled up with copies of the
+client's last sample, and slots without a client are computed and thrown away. Clients of more samples than
+`most_samples` go through the model alone. Where arithmetic is portable no output depends on other rows: slots have the
+clients' own sizes then, and none is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hpcfed.client.batched.gradients import linear_layers
+from hpcfed.client.batched.matmul import Blas, Layer
+from hpcfed.client.batched.tiles import rounded, width_step
+from hpcfed.data.cache import Samples
+from hpcfed.models.flat import FlatModel
+from hpcfed.models.portable import PortableLinear
+from hpcfed.ranks.accelerators import upload
+
+LEAST_ROWS = 4
+"""Rows of the smallest slot."""
+TILE_NUMBERS = 1 << 18
+"""Inputs of a tile's rows: what a core's cache holds."""
+WORK_OF_CALLS, ON_DEVICE = 1 << 20, 1 << 6
+"""Samples · parameters that take as long as the calls of one client on a CPU, from which it is evaluated alone; and how
+many times as much on another device."""
+
+
+class Tile(NamedTuple):
+    """Outputs of some clients.
+
+    Attributes:
+        clients: places of the clients in `sizes`, those of slot 0, 1, …; slots after them are empty.
+        output, target: (R, B, C) and (R, B, …); of client k the first ``sizes[k]`` rows count.
+    """
+
+    clients: np.ndarray
+    output: Tensor
+    target: Tensor
+
+
+class ClientTiles:
+    """Computes outputs of the loaded model for the samples of many clients.
+
+    Args:
+        model: linear, or a perceptron.
+        layers: its linear layers, with ReLU between them.
+        batch_size: the recipe's ``evaluate.batch_size``: most samples of a client, and rows of a tile.
+    """
+
+    def __init__(self, model: FlatModel, layers: list[nn.Linear], batch_size: int):
+        self._module, self._layers, self._batch_size = model.module, layers, batch_size
+        self._portable = isinstance(model.module, PortableLinear)
+        self._vector, self._blas = model.vector, Blas()
+        self._step = width_step(LEAST_ROWS, model.vector.element_size())
+        self._rows = max(1, TILE_NUMBERS // layers[0].in_features)
+        self._rooms: dict[int, Tensor] = {}
+        work = WORK_OF_CALLS * (1 if model.vector.device.type == "cpu" else ON_DEVICE)
+        fit = max(1, work // model.vector.numel())
+        self.most_samples = min(batch_size, 1 << fit.bit_length() - 1)
+        """Samples of a client up to which it is evaluated in a tile."""
+
+    def takes(self, sizes: np.ndarray) -> np.ndarray:
+        """Return which clients of so many samples, (C,), are evaluated in tiles."""
+        return (sizes > 0) & (sizes <= self.most_samples)
+
+    def __call__(self, sizes: np.ndarray, samples: Samples) -> Iterator[Tile]:
+        """Yield the outputs of those clients that `takes` names.
+
+        Args:
+            sizes: samples of each client, (C,).
+            samples: of all clients, one client after another.
+        """
+        x, y = samples[0].flatten(1), samples[1]
+        firsts, taken = np.cumsum(sizes) - sizes, self.takes(sizes)
+        rooms = (
+            sizes if self._portable else np.maximum(LEAST_ROWS, 1 << np.ceil(np.log2(np.maximum(sizes, 1))).astype(int))
+        )
+        layers = [] if self._portable else self._padded()
+        for rows in np.unique(rooms[taken]).tolist():
+            clients = np.flatnonzero(taken & (rooms == rows))
+            slots = max(1, self._rows // rows)
+            for first in range(0, len(clients), slots):
+                own = clients[first : first + slots]
+                places = firsts[own, None] + np.minimum(np.arange(rows), sizes[own, None] - 1)
+                if not self._portable:
+                    places = np.concatenate([places, places[:1].repeat(slots - len(own), axis=0)])
+                index = upload(torch.from_numpy(places.ravel()), x.device)
+                output, target = self._outputs(x, index, rows, layers), y.index_select(0, index)
+                shape = len(places), rows
+                yield Tile(own, output.view(*shape, -1), target.view(*shape, *target.shape[1:]))
+
+    def _outputs(self, x: Tensor, index: Tensor, rows: int, layers: list[Layer]) -> Tensor:
+        """Return the outputs of some samples, (R · B, C), contiguous."""
+        if self._portable:
+            return self._module(x.index_select(0, index))
+        slots = len(index) // rows
+        padded = layers[0].weight.shape[2]
+        if padded == x.shape[1]:
+            z = x.index_select(0, index).view(slots, rows, padded)
+        else:
+            if rows not in self._rooms:
+                self._rooms[rows] = x.new_zeros(slots, rows, padded)
+            z = self._rooms[rows]
+            z[..., : x.shape[1]] = x.index_select(0, index).view(slots, rows, -1)
+        for number, layer in enumerate(layers):
+            if number:
+                z = z.relu_()
+            z = self._blas.outputs(_of(slots, layer), z)
+        return z[..., : self._layers[-1].out_features].flatten(0, 1).contiguous()
+
+    def _padded(self) -> list[Layer]:
+        """Return copies of the layers, of one client, their widths rounded up by zeros."""
+        found = []
+        for layer in self._layers:
+            outputs, inputs = layer.weight.shape
+            weight = self._vector.new_zeros(1, rounded(outputs, self._step), rounded(inputs, self._step))
+            weight[0, :outputs, :inputs] = layer.weight
+            bias = None
+            if layer.bias is not None:
+                bias = self._vector.new_zeros(1, weight.shape[1])
+                bias[0, :outputs] = layer.bias
+            found.append(Layer(weight, weight.transpose(1, 2), bias, None if bias is None else bias.unsqueeze(1)))
+        return found
+
+
+def tiles_for(model: FlatModel, batch_size: int) -> ClientTiles | None:
+    """Return what evaluates many clients at once; None for other models than linear ones and perceptrons."""
+    if isinstance(model.module, PortableLinear):
+        return ClientTiles(model, [model.module], batch_size)
+    layers = linear_layers(model.module)
+    return None if layers is None else ClientTiles(model, layers, batch_size)
+
+
+def _slot_rows(sizes: np.ndarray) -> np.ndarray:
+    """Return the rows B of the slot of clients with so many samples, (C,)."""
+    exponents = np.frexp(np.maximum(sizes, 1) - 0.5)[1]  # 2^(e − 1) < n ≤ 2^e
+    return np.maximum(LEAST_ROWS, 1 << exponents.astype(np.int64))
+
+
+def _of(slots: int, layer: Layer) -> Layer:
+    """Return a layer of one client as that of R clients, in the same memory."""
+    weight = layer.weight.expand(slots, -1, -1)
+    bias = None if layer.bias is None else layer.bias.expand(slots, -1)
+    return Layer(weight, weight.transpose(1, 2), bias, None if bias is None else bias.unsqueeze(1))
