@@ -16,6 +16,7 @@ from hpcfed.provenance.differences import in_bits, of_environments
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import reports_of
 from hpcfed.provenance.replay.enter import RewoundRun, entered
+from hpcfed.provenance.replay.neighbours import dependences
 from hpcfed.provenance.replay.replay import Replay, replay_in
 from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.files import RECIPE, read_mapping, read_recipe
@@ -135,16 +136,20 @@ def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
     kept = [_recorded_hashes(run, round) for run in runs]
     hashes = [_hashes_here(one, round) if known is None else known for known, one in zip(kept, begun, strict=True)]
     other = [client for client, one, two in zip(cohorts[0], *hashes, strict=True) if one != two]
+    dependent = [
+        f"{run.folder}: {found[0]}"
+        for run, one in zip(runs, begun, strict=True)
+        if (found := dependences(run, one, round, other or None))
+    ]
     if not other:
-        anew = " and ".join(str(run.folder) for run, known in zip(runs, kept, strict=True) if known is None)
-        says = "all updates are the same: their sum or the server's step differs: look at reduction and algorithm"
-        if anew:
-            says = f"{says}; or the machine of {anew}, which recorded no update_hashes: they were computed again here"
-        say(says)
+        for line in dependent or [_of_the_sum(runs, kept)]:
+            say(line)
         return
     names = begun[0].parts.federation.client_names()
     shown = first_of([f"{client} ({names[client]})" for client in other], MAX_LISTED)
     say(f"clients whose updates differ: {len(other)} of {len(cohorts[0])}: {shown}")
+    for line in dependent:
+        say(line)
     replays = [replay_in(run, one, round, other[0]) for run, one in zip(runs, begun, strict=True)]
     unlike = [
         run for run, found in zip(runs, replays, strict=True) if found.recorded_hash not in (None, found.reported.hash)
@@ -155,6 +160,14 @@ def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
     if unlike:
         unexplained = "computed here: look at the processors and libraries of the two runs, and their settings"
     say(f"client {other[0]}: {_first_difference(*replays) or f'all its steps are the same, {unexplained}'}")
+
+
+def _of_the_sum(runs: Sequence[RecordedRun], kept: Sequence[Sequence[int] | None]) -> str:
+    """Return the line on rounds whose updates are all the same."""
+    says = "all updates are the same: their sum or the server's step differs: look at reduction and algorithm"
+    if anew := " and ".join(str(run.folder) for run, known in zip(runs, kept, strict=True) if known is None):
+        says = f"{says}; or the machine of {anew}, which recorded no update_hashes: they were computed again here"
+    return says
 
 
 def _recorded_hashes(run: RecordedRun, round: int) -> list[int] | None:

@@ -11,13 +11,13 @@ from torch import Tensor
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.solver import Engine, StepCallback, Task
 from hpcfed.cohort import members
-from hpcfed.errors import HpcfedError
+from hpcfed.errors import RAISED, HpcfedError
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
-from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
 from hpcfed.reduce.rows import Number
 from hpcfed.reduce.update_hash import hash_of_update
-from hpcfed.types import LocalResult
+from hpcfed.types import DELTA, LocalResult
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ class _ReportKeeper:
         self.kept[place] = copies, {name: float(scalars[name]) for name in self.scalars}, float(loss_sum), steps
         return True
 
+    def add_tile(self, updates: Sequence[TileUpdate]) -> None:
+        """Keep the updates of a tile; see `RoundBuffer.add_tile`."""
+        for place, _, _, loss_sum, steps, scalars, delta in updates:
+            self.add(place, 0.0, {DELTA: delta}, scalars=scalars, loss_sum=loss_sum, steps=steps)
+
     def is_filled(self, place: int) -> bool:
         """Whether a client has reported."""
         return place in self.kept
@@ -96,8 +101,7 @@ class _WatchedEngine:
 
     def __init__(self, engine: Engine, watch: SolveProbe | None):
         self._engine, self._watch = engine, watch
-        self.together, self.group_size = engine.together, engine.group_size
-        self.placement_counts = engine.placement_counts
+        self.tile, self.fixed_slots = engine.tile, engine.fixed_slots
         self.tasks: dict[int, Task] = {}
 
     def solve(
@@ -119,7 +123,7 @@ def reports_of(
     Args:
         parts: of the simulation that the plan is of.
         plan: of the round.
-        places: in the cohort; together with those whose bits depend on each other.
+        places: in the cohort.
         watch: looks at each step.
 
     Raises:
@@ -130,7 +134,7 @@ def reports_of(
     scalars_of = (*parts.method.local.scalars, *averaged.scalars)
     updates, engine = _ReportKeeper(names, scalars_of), _WatchedEngine(parts.engine, watch)
     training = Training(replace(parts, engine=engine, skips_bad=False), cast(RoundBuffer, updates), averaged)
-    own = _whole_groups(places, parts.engine.group_size, len(plan.cohort.clients))
+    own = sorted(places)
     _, failure = training(_part_of(plan, own))
     if failure is not None:
         raise failure
@@ -142,10 +146,29 @@ def reports_of(
     return found
 
 
-def _whole_groups(places: Sequence[int], group_size: int, size: int) -> list[int]:
-    """Return the places with all of their groups, which are cut from the cohort in its order."""
-    firsts = {place - place % group_size for place in places}
-    return sorted(place for first in firsts for place in range(first, min(first + group_size, size)))
+def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Train members of a planned round in these tiles; return the hash of each one's update, by tile.
+
+    Args:
+        parts: of the simulation that the plan is of.
+        plan: of the round.
+        tiles: places in the cohort, one several times for copies of a client. A tile in which training raises has [].
+    """
+    averaged = AveragedBuffers(parts.model)
+    names = (*parts.method.reported(plan.alike), *averaged.entries)
+    scalars_of = (*parts.method.local.scalars, *averaged.scalars)
+    found: list[list[int]] = []
+    for tile in tiles:
+        updates = _ReportKeeper(names, scalars_of)
+        training = Training(replace(parts, skips_bad=False), cast(RoundBuffer, updates), averaged)
+        try:
+            training.train_tile(_part_of(plan, tile), range(len(tile)), {})
+        except RAISED:
+            found.append([])
+            continue
+        kept = (updates.kept[place] for place in range(len(tile)))
+        found.append([hash_of_update(vectors, names, list(scalars.values())) for vectors, scalars, _, _ in kept])
+    return found
 
 
 def _part_of(plan: RoundPlan, places: Sequence[int]) -> RoundPlan:
@@ -156,6 +179,7 @@ def _part_of(plan: RoundPlan, places: Sequence[int]) -> RoundPlan:
         plan,
         cohort=part,
         ranks=[0] * len(places),
+        places=[plan.places[place] for place in places],
         effective_steps=[plan.effective_steps[place] for place in places],
         factors=plan.factors[list(places)],
     )

@@ -28,6 +28,7 @@ from hpcfed.provenance.code_of_rounds import RUN_CODE, Permission
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import ClientReport, reports_of
 from hpcfed.provenance.replay.enter import RewoundRun, entered
+from hpcfed.provenance.replay.neighbours import Dependence, dependences_of
 from hpcfed.rng import Purpose, stream
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 from hpcfed.types import State
@@ -131,6 +132,16 @@ class Replay:
         if self.recorded_hash is not None:
             return self.reported.hash == self.recorded_hash
         return self._entered.simulation.round(self.round).hash == self._run.rows[self.round - 1].get("hash")
+
+    @cached_property
+    def dependence(self) -> Dependence | None:
+        """The first client whose update depends on its neighbours here, in the round that is not as recorded; None if
+        none does.
+        """
+        round = self.round if self.parted is None else self.parted
+        if self.agrees or (self.parted is not None and self.parted == self.start):  # a kept state
+            return None
+        return next(iter(dependences_of(self._run, round)), None)
 
 
 def replay(

@@ -36,7 +36,8 @@ def lines(replay: Replay) -> list[str]:
     """Return what was replayed, what it reported, and whether that is what the run recorded."""
     vectors = ", ".join(f"‖{name}‖ {float(vector.norm()):.6g}" for name, vector in replay.reported.vectors.items())
     scalars = "".join(f", {name} {value:.6g}" for name, value in replay.reported.scalars.items())
-    return [f"reports {vectors}{scalars}; hash {replay.reported.hash:016x}", _verdict(replay)]
+    found = [f"reports {vectors}{scalars}; hash {replay.reported.hash:016x}", _verdict(replay)]
+    return found if replay.dependence is None else [*found, str(replay.dependence)]
 
 
 def _verdict(replay: Replay) -> str:

@@ -24,6 +24,7 @@ from hpcfed.provenance.differences import (
     tolerance_from,
 )
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
+from hpcfed.provenance.replay.neighbours import dependences_of
 from hpcfed.provenance.verify.faults import data_faults, ended, ending_faults, folder_faults
 from hpcfed.provenance.verify.recompute import OTHER_STATES, Again, RoundAgain
 from hpcfed.provenance.verify.spot_check import drawn, oddness, reachable, segments
@@ -172,7 +173,7 @@ class Verifier:
         try:
             self._check(self._in_bits)
         except _Differs as difference:
-            if not (difference.by_rounding and (other := self._other_machine())):
+            if not (difference.by_rounding and (other := self._other_machine() or self._dependences(difference))):
                 return self._say_difference(difference)
             self._say(f"this machine computes other bits: {'; '.join(other)}")
             return self._within(difference)
@@ -390,6 +391,13 @@ class Verifier:
 
     def _other_machine(self) -> list[str]:
         return list(of_environments(self._run.environment, self._environment))
+
+    def _dependences(self, difference: _Differs) -> list[str]:
+        """Return the first client of a round whose update depends on its neighbours here, if any does."""
+        round = difference.round
+        if round is None:
+            return []
+        return self._world.on_root(lambda: [str(found) for found in dependences_of(self._run, round)[:1]])
 
     def _say_difference(self, difference: _Differs) -> int:
         if difference.round is None:

@@ -1,0 +1,121 @@
+"""Whether clients' updates depend on their neighbours here: a round's members are trained in other tiles, and compared.
+
+On a machine whose libraries round by what a tile was made not to show them, an honest run parts from itself on another
+number of ranks. So before a sum, a server or a record is blamed for another result, the members of that round are
+trained as on the recorded number of ranks, on one, in other slots, with other neighbours, and alone in a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed.client.batched.tiles import cut
+from hpcfed.errors import HpcfedError
+from hpcfed.local_round import RoundPlan
+from hpcfed.provenance.recorded import RecordedRun
+from hpcfed.provenance.replay.capture import hashes_in_tiles
+from hpcfed.provenance.replay.enter import RewoundRun, entered
+from hpcfed.ranks.placement import homes
+
+Tiles = Sequence[Sequence[int]]
+"""Places in a cohort, by tile."""
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """A client whose update is another one in another tile.
+
+    Attributes:
+        round, client, name: which.
+        on_slot: whether copies of the client in one tile differ; else the neighbours decide.
+        hashes: of its update, by how it was trained; those that differ.
+    """
+
+    round: int
+    client: int
+    name: str
+    on_slot: bool
+    hashes: Mapping[str, int]
+
+    def __str__(self) -> str:
+        of = "the slot of its tile" if self.on_slot else "its neighbours"
+        how = ", ".join(f"{value:016x} {name}" for name, value in self.hashes.items())
+        return f"round {self.round}: the update of client {self.client} ({self.name}) depends on {of} here: {how}"
+
+
+def dependences_of(run: RecordedRun, round: int) -> list[Dependence]:
+    """Return `dependences` of a round of a recorded run, which is entered for that; [] where it cannot be."""
+    try:
+        return dependences(run, entered(run, round), round)
+    except HpcfedError:
+        return []
+
+
+def dependences(
+    run: RecordedRun, begun: RewoundRun, round: int, clients: Collection[int] | None = None
+) -> list[Dependence]:
+    """Return the members of a round whose updates depend on their slots or neighbours here.
+
+    Args:
+        run: for the number of ranks that it was recorded on.
+        begun: the run, entered before the round.
+        round: counted from 1.
+        clients: that are of interest; default: all members. The others are neighbours all the same.
+    """
+    parts, plan = begun.parts, begun.simulation.plan(round)
+    if parts.engine.tile == 1:
+        return []
+    ranks = len(run.environment.get("per_rank") or [0])
+    found: dict[int, dict[str, int]] = {}
+    for how, tiles in _arrangements(begun, plan, ranks):
+        for place, value in _trained(begun, plan, tiles):
+            found.setdefault(place, {})[how] = value
+    members = plan.cohort.clients.tolist()
+    dependent = [
+        place
+        for place, values in sorted(found.items())
+        if len({*values.values()}) > 1 and (clients is None or members[place] in clients)
+    ]
+    return [_described(begun, plan, place, found[place]) for place in dependent]
+
+
+def _arrangements(begun: RewoundRun, plan: RoundPlan, ranks: int) -> Iterator[tuple[str, Tiles]]:
+    """Yield ways to train a round's members, and what they are called; a member is in one tile of each."""
+    engine = begun.parts.engine
+    order = np.argsort(-plan.cohort.steps, kind="stable")  # as `Training` trains them
+
+    def tiles_of(places: np.ndarray) -> list[list[int]]:
+        drawn = {plan.places[place]: place for place in places.tolist()}
+        own = cut(list(drawn), engine.tile, fixed_slots=engine.fixed_slots)
+        return [[drawn[place] for place in tile] for tile in own]
+
+    as_on_one = tiles_of(order)
+    if ranks > 1:
+        sizes = np.where(begun.parts.cohorts.present, begun.parts.federation.sizes, 0)
+        home = homes(sizes, ranks)[plan.cohort.clients][order]
+        yield f"as on {ranks} ranks", [tile for rank in range(ranks) for tile in tiles_of(order[home == rank])]
+    yield "as on one rank", as_on_one
+    yield "in other slots", [tile[::-1] for tile in as_on_one]
+    parts = max(2, len(as_on_one))
+    yield "with other neighbours", [tile for k in range(parts) for tile in tiles_of(order[k::parts])]
+    yield "alone in a tile", [[place] for place in order.tolist()]
+
+
+def _trained(begun: RewoundRun, plan: RoundPlan, tiles: Tiles) -> Iterator[tuple[int, int]]:
+    """Yield the places of members, and the hashes of their updates, but of tiles in which a client fails."""
+    for tile, values in zip(tiles, hashes_in_tiles(begun.parts, plan, tiles), strict=True):
+        yield from zip(tile, values, strict=False)
+
+
+def _described(begun: RewoundRun, plan: RoundPlan, place: int, values: Mapping[str, int]) -> Dependence:
+    copies = [place] * (1 if begun.parts.engine.fixed_slots else begun.parts.engine.tile)
+    on_slot = len({*hashes_in_tiles(begun.parts, plan, [copies])[0]}) > 1
+    client, federation = int(plan.cohort.clients[place]), begun.parts.federation
+    hashes: dict[str, int] = {}
+    for how, value in values.items():
+        if value not in hashes.values():
+            hashes[how] = value
+    return Dependence(plan.round, client, federation.client_name(client), on_slot, hashes)

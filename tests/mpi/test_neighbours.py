@@ -1,0 +1,94 @@
+"""Products that see a client's slot or neighbours: `compare`, `verify` and `replay` name the client, and no sum."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import hpcfed
+from hpcfed.provenance.compare import PART, compare
+from hpcfed.provenance.replay.replay import replay
+from hpcfed.provenance.replay.show import lines
+from hpcfed.provenance.verify.verify import AGREES, DIFFERS, Verification, verify
+from hpcfed.ranks.world import World
+from tests.mpi.recipes import METHODS, small
+from tests.mpi.test_sentinel import by_fullness, by_neighbour, by_slot, round_by
+from tests.mpi.test_verify import write_true
+
+DEPENDS = r"round \d: the update of client \d \(\d\) depends on {} here: [0-9a-f]{{16}} as on "
+KINDS = [(by_slot, "the slot of its tile"), (by_neighbour, "its neighbours"), (by_fullness, "its neighbours")]
+LOCAL = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "batched", "matmul": "blas", "tile": 4}
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    world.on_root(lambda: write_true(shared_tmp))
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def trained(output: str, world: World, **changes: Any) -> Path:
+    recipe = {"local": LOCAL, "cohort": {"size": 3}, "checkpoint": {"every": 2}, "rounds": 4, "sentinel": "off"}
+    return hpcfed.run(small(output, **{**recipe, **changes}), world=world, quiet=True).folder
+
+
+def larger(what: Any) -> Any:
+    """The same fault, larger, and in the first slot of a tile, too."""
+
+    def rounded(x: Tensor, rank: int) -> Tensor:
+        return 1 + 2 * what(x, rank)
+
+    return rounded
+
+
+@pytest.mark.parametrize("hashes", [True, False])
+@pytest.mark.parametrize(("what", "on"), KINDS)
+def test_compare_blames_no_sum_for_what_neighbours_do(what, on, hashes, world, folder, monkeypatch):
+    changes = {"update_hashes": hashes, "algorithm": {"name": "scaffold", **METHODS["scaffold"]}}
+    trained("honest", world, **changes)
+    round_by(monkeypatch, what, world.rank)
+    trained("rounded", world, **changes)
+    if not world.is_root:
+        return
+    said: list[str] = []
+    assert compare([folder / "honest", folder / "rounded"], None, None, said.append) == PART
+    text = "\n".join(said)
+    assert "reduction and algorithm" not in text
+    for run in ("honest", "rounded"):  # both are computed on this machine
+        assert re.search(f"{re.escape(str(folder / run))}: {DEPENDS.format(on)}", text)
+
+
+@pytest.mark.parametrize(("what", "on"), KINDS)
+def test_verify_of_an_honest_run_does_not_fail_where_neighbours_decide(what, on, world, folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        round_by(patch, what, world.rank)
+        run = trained("run", world)
+    round_by(monkeypatch, larger(what), world.rank)
+    said: list[str] = []
+    assert verify(Verification(run, rounds=None, seed=0), world, said.append) == AGREES
+    assert re.search(f"this machine computes other bits: {DEPENDS.format(on)}", "\n".join(said))
+    assert "not to the bit" in said[-1]
+    found = replay(run, 1, json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["cohort"][0])
+    assert not found.agrees
+    assert re.search(DEPENDS.format(on), lines(found)[-1])
+
+
+def test_where_nothing_depends_on_neighbours_the_fault_is_the_records(world, folder):
+    run = trained("run", world)
+
+    def tamper() -> None:
+        path = run / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows[2]["hash"] = f"{int(rows[2]['hash'], 16) ^ 1:016x}"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (run / "certificate.json").unlink()
+
+    world.on_root(tamper)
+    said: list[str] = []
+    assert verify(Verification(run, rounds=None, seed=0), world, said.append) == DIFFERS
+    assert "depends on" not in "\n".join(said)
