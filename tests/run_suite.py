@@ -64,7 +64,7 @@ LEFT_OUT = {
     4: (
         *("tests/contract", "tests/device", "tests/numerics"),
         *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "resume", "sweep"),
-        *_files("mpi", "metrics", "parameters", "replay", "signs_of_life", "trail", "verify"),
+        *_files("mpi", "metrics", "parameters", "replay", "shipped_recipes", "signs_of_life", "trail", "verify"),
         *_files("mpi", "rebinding", "tensor_kinds", "own_shapes"),
     ),
 }

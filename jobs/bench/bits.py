@@ -1,6 +1,8 @@
-"""Which operations of hpcfed's models give other bits under other instruction sets and libraries, on this machine.
+"""Bits under other instruction sets and libraries, on this machine: which operations differ, and do tiles hold.
 
-    python jobs/bench/bits.py                       # a minute: a process for each setting
+    python jobs/bench/bits.py                       # ten minutes: two processes for each setting
+    python jobs/bench/bits.py --examples 0          # a minute: operations alone
+    python jobs/bench/bits.py --only ENABLE --examples 2000
     python jobs/bench/bits.py --only ATEN,MKL       # settings whose names contain one of these words
     python jobs/bench/bits.py --json bits.json      # the table as numbers, too
     python jobs/bench/bits.py --cost                # in place of it, the cost of ``bits: portable``, as ratios
@@ -8,6 +10,10 @@
 Every operation runs forward and backward on the same seeded inputs in a child process for each setting, on one thread,
 and its outputs are hashed. A cell is ``=`` where all bits are those of the first column, else the largest difference,
 in ulp of the output's largest entry. Sizes are awkward on purpose: odd, of one sample, shorter than a vector register.
+
+Then a client's bits are compared in random arrangements of a cohort (`tests/contract/test_tiles.py`), under each
+setting: no setting may let them depend on neighbours, whatever it does to operations. The oldest ones show what others
+hide.
 """
 
 from __future__ import annotations
@@ -67,12 +73,14 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     "MKL AVX2": {"MKL_CBWR": "AVX2"},
     "MKL AVX512": {"MKL_CBWR": "AVX512"},
     "MKL AUTO": {"MKL_CBWR": "AUTO"},
+    **{f"MKL ENABLE {name}": {"MKL_ENABLE_INSTRUCTIONS": name} for name in ("SSE4_2", "AVX", "AVX2", "AVX512")},
     "oneDNN AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     "oneDNN AVX512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "all oldest": {key: value for setting in OLDEST.values() for key, value in setting.items()},
 }
 """Column → the environment of its process, added to this one's."""
 BATCHES = 1, 7, 50
+ROOT = Path(__file__).resolve().parents[2]
 Outputs = dict[str, Tensor]
 Operation = Callable[[torch.Generator], Outputs]
 
@@ -191,16 +199,16 @@ def solve(
         ]
         tasks = [Task(k, own, Tilt(), 4, 0.0) for k, own in enumerate(samples)]
         solver: SequentialSolver | StackedSolver
-        like = (samples[0][0][:1], samples[0][1][:1])
+        about = {"tile": len(tasks), "width": 50, "most_steps": 4}
         if portable:
             network = PortableNetwork(portable_loss("cross-entropy", cross_entropy))
-            solver = StackedSolver(model, network, section, 0, like, movable=True, arithmetic=PORTABLE)
+            solver = StackedSolver(model, network, section, 0, **about, arithmetic=PORTABLE)
         elif engine == "sequential":
             solver = SequentialSolver(model, cross_entropy, section, 0, draws=False)
         else:
             perceptron = perceptron_of(model.module, cross_entropy, matmul_for(matmul, model.vector))
             assert perceptron is not None
-            solver = StackedSolver(model, perceptron, section, 0, like, movable=True)
+            solver = StackedSolver(model, perceptron, section, 0, **about)
         return {f"client {k}": local.delta.clone() for k, local in enumerate(solver.solve(w, tasks, 1))}
 
     return operation
@@ -411,6 +419,14 @@ def row(name: str, found: Mapping[str, dict[str, Tensor] | None]) -> Iterator[fl
             yield max(ulps(first[key], other[key]) for key in first if key.partition("|")[0] == name) or 1e-9
 
 
+def tiles_under(environment: Mapping[str, str], examples: int) -> str:
+    """Return how the property of tiles ends under a setting: "holds", or pytest's account of a counterexample."""
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "HPCFED_EXAMPLES": str(examples), **environment}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/contract/test_tiles.py"]
+    done = subprocess.run(command, env=own, cwd=ROOT, check=False, capture_output=True, text=True)
+    return "holds" if done.returncode == 0 else f"FAILS\n{done.stdout}{done.stderr}"
+
+
 WORK = {  # features, classes, clients, samples of each, batch size, dtype
     "61 → 5, 20 clients, batch 5": (61, 5, 20, 100, 5, torch.float32),
     "61 → 5, 20 clients, batch 5, float64": (61, 5, 20, 100, 5, torch.float64),
@@ -431,13 +447,13 @@ def cost() -> None:
         section = Local(epochs=1, batch_size=batch, lr=0.01)
         own = [(drawn(rng, count, features, dtype=dtype), torch.randint(0, classes, (count,), generator=rng))] * clients
         tasks = [Task(k, samples, Tilt(), -(-count // batch), 0.0) for k, samples in enumerate(own)]
-        like, w = (own[0][0][:1], own[0][1][:1]), model.vector.clone()
+        w, about = model.vector.clone(), {"tile": clients, "width": batch, "most_steps": -(-count // batch)}
         perceptron = perceptron_of(model.module, loss, matmul_for("blas", w))
         portable = portable_loss("cross-entropy", loss)
         assert perceptron is not None
         solvers = (
-            StackedSolver(model, perceptron, section, 0, like, movable=True),
-            StackedSolver(model, PortableNetwork(portable), section, 0, like, movable=True, arithmetic=PORTABLE),
+            StackedSolver(model, perceptron, section, 0, **about),
+            StackedSolver(model, PortableNetwork(portable), section, 0, **about, arithmetic=PORTABLE),
         )
         seconds: list[list[float]] = [[], []]
         for _ in range(TIMES + 1):
@@ -450,26 +466,27 @@ def cost() -> None:
         print(f"{name:42} native {native * 1e3:7.2f} ms   portable {slow * 1e3:7.2f} ms   ratio {slow / native:5.1f}")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--into", type=Path, help="compute all operations in this process, into a safetensors file")
     parser.add_argument("--only", default="", help="settings whose names contain one of these words, with commas")
     parser.add_argument("--json", type=Path, help="write the table as numbers")
     parser.add_argument("--cost", action="store_true", help="time local steps of linear models in place of the table")
+    parser.add_argument("--examples", type=int, default=40, help="of each kind of model, for the property of tiles")
     asked = parser.parse_args()
     if asked.cost:
         cost()
-        return
+        return 0
     if asked.into is not None:
         compute(asked.into)
-        return
+        return 0
     words = [word for word in asked.only.split(",") if word]
     settings = {k: v for k, v in SETTINGS.items() if not v or not words or any(word in k for word in words)}
-    with tempfile.TemporaryDirectory() as folder:
-        found = {name: outputs_under(environment, Path(folder)) for name, environment in settings.items()}
     print(
         f"{cpu_model()}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, numpy {np.__version__}\n"
     )
+    with tempfile.TemporaryDirectory() as folder:
+        found = {name: outputs_under(environment, Path(folder)) for name, environment in settings.items()}
     names = list(found)[1:]
     print("| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
     table = {name: list(row(name, found)) for name in OPERATIONS}
@@ -478,7 +495,16 @@ def main() -> None:
         print(f"| {name} | " + " | ".join(shown) + " |")
     if asked.json is not None:
         asked.json.write_text(json.dumps({"columns": names, "rows": table}, indent=1), encoding="utf-8")
+    if not asked.examples:
+        return 0
+    print(f"\nA client's bits in any arrangement of a cohort, {asked.examples} random cases of each kind of model:\n")
+    held = True
+    for name, environment in settings.items():
+        ending = tiles_under(environment, asked.examples)
+        held = held and ending == "holds"
+        print(f"{name:20} {ending}", flush=True)
+    return 0 if held else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
