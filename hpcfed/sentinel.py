@@ -94,7 +94,7 @@ class Sentinel:
 
     def __init__(self, parts: Parts, averaged: AveragedBuffers, *, is_on: bool):
         self._parts, self._averaged, self._is_on = parts, averaged, is_on
-        self._tiles, self._checks, self._turn = 0.0, 0, 0
+        self._tiles, self._checks, self._turn = 0.0, 0, 0  # trained and made after the first round, and variants so far
         self._seen: set[tuple[Any, ...]] = set()
         self._begun = False
         engine = parts.engine
@@ -103,8 +103,7 @@ class Sentinel:
 
     def draw(self, plan: RoundPlan) -> list[Check]:
         """Return the checks of a planned round."""
-        clients = np.flatnonzero(plan.cohort.steps > 0).tolist()
-        if not (self._is_on and clients):
+        if not self._is_on:
             return []
         if not self._begun:
             self._begun, count = True, len(self._variants)
@@ -113,7 +112,10 @@ class Sentinel:
             self._tiles += float(np.ceil(counts / self._parts.engine.tile).sum())
             count = int(BUDGET * self._tiles) - self._checks
             self._checks += count
-        left = stream(self._parts.seed, Purpose.SENTINEL, plan.round).permutation(clients).tolist()
+        if not count:
+            return []
+        work = np.flatnonzero(plan.cohort.steps > 0)
+        left = stream(self._parts.seed, Purpose.SENTINEL, plan.round).permutation(work).tolist()
         checks: list[Check] = []
         while len(checks) < count and left:  # each client once, since its slot has room for one hash
             checks.append(self._one(plan, left))
