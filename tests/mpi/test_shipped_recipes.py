@@ -59,7 +59,8 @@ def cut_down(recipe: Mapping[str, Any]) -> dict[str, Any]:
     local = {key: local[key] for key in local if key != "lr_schedule"} | {"lr": 0.01}
     if local.get("steps"):
         local["steps"] = 4 if has_budget else 2  # which may be a formula of the data
-    if local.get("epochs"):
+        local["epochs"] = None
+    elif local.get("epochs"):
         local["epochs"] = 1
     if isinstance(size := local.get("batch_size", 50), int):
         local["batch_size"] = min(5, size)
