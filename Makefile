@@ -68,7 +68,7 @@ test-docs: $(mpich) ## Run what the README, the pages and the notebook show, as 
 	@OMP_NUM_THREADS=1 $(python) -m pytest -p no:cacheprovider tests/docs
 
 .PHONY: soak
-soak: $(mpich) $(openmpi) ## Run everything REPEAT=1 times at every rank count, the long tests included
+soak: $(mpich) $(openmpi) ## Run everything REPEAT=1 times at every rank count, the long tests and 10,000 drawn cases included
 	@$(suite) --soak $(REPEAT)
 
 .PHONY: fuzz

@@ -86,6 +86,13 @@ def pytest_configure_reporter(config: pytest.Config) -> None:
         config.pluginmanager.register(pytest.TerminalReporter(config, silence), "terminalreporter")
 
 
+def pytest_report_header() -> str:
+    """Name the machine: equal bits on it say nothing of other processors."""
+    from tests.harness.machine import machine
+
+    return machine()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
     # A rank that leaves with a code other than 0 ends the job: nobody leaves before rank 0 has printed its report.

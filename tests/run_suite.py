@@ -3,7 +3,8 @@
     python -m tests.run_suite                       on the MPI of this environment
     python -m tests.run_suite --openmpi PYTHON      and what depends on the MPI on that of another environment as well
 
-A launch counts only if it ended in time, with exit code 0, and left a report. The last line adds up all of them.
+A launch counts only if it ended in time, with exit code 0, and left a report. The first line names the processor and
+torch's kernels, since bits on another say nothing; the last line adds up all launches.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from xml.etree import ElementTree
 
 import psutil
 
+from tests.harness.machine import machine
 from tests.launch import ROOT, Overtime, launch, launcher
 
 LONG = 4 * 3600.0
@@ -102,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _end_all)
+    print(machine(), flush=True)
     total: Counter[str] = Counter()
     for side_by_side in plan(options):
         with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:

@@ -12,8 +12,7 @@ and its outputs are hashed. A cell is ``=`` where all bits are those of the firs
 in ulp of the output's largest entry. Sizes are awkward on purpose: odd, of one sample, shorter than a vector register.
 
 Then a client's bits are compared in random arrangements of a cohort (`tests/contract/test_tiles.py`), under each
-setting: no setting may let them depend on neighbours, whatever it does to operations. The oldest ones show what others
-hide.
+setting: no setting may let them depend on neighbours, whatever it does to operations. The oldest show what others hide.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from tests.harness.machine import machine
 from tests.launch import ROOT
 from tests.run_suite import main
 
@@ -26,7 +27,9 @@ def suite(tmp_path, capsys):
         shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
         (tmp_path / "test_it.py").write_text(f"import os, time, pytest\n{body}\n")
         code = main(["--ranks", "1", "2", *options, "--", str(tmp_path)])
-        return code, capsys.readouterr().out.splitlines()
+        first, *lines = capsys.readouterr().out.splitlines()
+        assert first == machine()
+        return code, lines
 
     return run
 

@@ -83,12 +83,12 @@ def check_same_as_alone(world: World, folder: Path, recipe: Mapping[str, Any]) -
     return together[1]
 
 
-OFTEN = ("fedexp", "feddyn", "scaffold")
-"""A method without state, one with a server state and one that reduces two vectors: run with every variant."""
+OFTEN = "scaffold"
+"""A method with client states that reduces two vectors, run with every variant; test_drawn.py mixes the rest."""
 
 
 def marks(variant: str, method: str) -> list[pytest.MarkDecorator]:
-    usual = variant == "plain" or method in OFTEN
+    usual = variant == "plain" or method == OFTEN
     return ([] if usual else [pytest.mark.soak]) + ([] if variant in OF_EVERY_MPI else [pytest.mark.one_mpi])
 
 

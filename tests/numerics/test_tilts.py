@@ -115,17 +115,6 @@ def test_weights_without_a_slope_stay_at_the_anchor(engine, optimizer):
         assert first[:, 4:].any()
 
 
-def test_a_clients_ascent_does_not_depend_on_its_group():
-    solver, model = built(MODELS["images"], {**LOCAL, "engine": "batched"}, torch.float32, elsewhere=True)
-    assert isinstance(solver, StackedSolver)
-    w, tasks = model.vector.clone(), tilted(model, {"offset": 0.5, "radius": 0.4})
-    together = solved(solver, w, tasks)
-    for place, task in enumerate(tasks):
-        ((delta, loss),) = solved(solver, w, [task])
-        assert torch.equal(delta, together[place][0])
-        assert loss == together[place][1]
-
-
 def test_running_statistics_are_of_the_ascended_point():
     """A minibatch enters them once, in the second pass of a step with a radius."""
     torch.manual_seed(1)
