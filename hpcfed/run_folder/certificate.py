@@ -244,6 +244,7 @@ def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fa
         "stopped": (read_mapping(folder / RESULT).get("stopped"), RESULT),
         "name": (recipe.get("name"), RECIPE),
         "bits": (recipe.get("bits", "native"), RECIPE),
+        "arithmetic": (environment.get("arithmetic", 1), "environment.json"),
         "code": (code["code"], CODE_FILE),
         "code_before": (code.get("code_before"), CODE_FILE),
         "why_not": (why_not or None, "the environment, the record and the code"),

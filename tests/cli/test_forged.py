@@ -248,7 +248,8 @@ def test_a_certificate_names_no_other_file(forged, command):
 
 
 def test_a_certificate_that_is_not_of_its_files_is_found(forged, command):
-    for entry, value in (("repeatable", False), ("bits", "portable"), ("stopped", "stop.patience"), ("name", "other")):
+    wrong = {"repeatable": False, "bits": "portable", "stopped": "stop.patience", "name": "other", "arithmetic": 99}
+    for entry, value in wrong.items():
         certificate = json.loads((forged / "certificate.json").read_text())
         (forged / "certificate.json").write_text(json.dumps(certificate | {entry: value}))
         done = command(["verify", forged, "--all"], forged.parent)
