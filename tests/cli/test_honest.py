@@ -79,6 +79,30 @@ def test_that_went_on_on_other_ranks_after_a_stop(folder, command):
     check(folder / "run", command)
 
 
+KILLER = """
+import os
+import signal
+from pathlib import Path
+
+
+class Once:
+    def round(self, row):
+        if row["round"] == 4 and not Path("killed").exists():
+            Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_that_went_on_on_other_ranks_after_a_kill(folder, command):
+    (folder / "killer.py").write_text(KILLER)
+    about = {"algorithm": {"name": "scaffold"}, "checkpoint": {"every": 1}, "observers": [{"factory": "killer:Once"}]}
+    write_recipe(folder, rounds=6, **about)
+    assert launch(3, ["run", "recipe.yaml", "-q"], cwd=folder).returncode != 0
+    assert (folder / "killed").exists()
+    assert launch(2, ["run", "recipe.yaml", "-q"], cwd=folder).returncode == 0
+    check(folder / "run", command)
+
+
 def test_that_was_given_more_rounds_twice(folder, command):
     for rounds in (2, 5, 9):
         trained(rounds=rounds)
