@@ -18,7 +18,7 @@ PYTHON       ?= $(firstword $(shell command -v python3.11 python3 python))
 VENV         ?= .venv
 VENV_OPENMPI ?= $(if $(VENV),$(VENV)-openmpi)
 TORCH        ?= -r .ci/lock/torch.txt
-HIGHEST      ?= $(firstword $(shell command -v python3.13) $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python))
+HIGHEST      ?= $(lastword $(shell command -v python3.13) $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python))
 REPEAT       ?= 1
 FUZZ         ?=
 
