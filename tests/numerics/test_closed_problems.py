@@ -102,7 +102,7 @@ def test_linear_regression_follows_the_reference(name, rounds, reference, world,
         "weights": "uniform",
         "local": {"steps": 20, "batch_size": "full", "lr": 0.1},
         "algorithm": LINEAR_REGRESSION[name],
-        "evaluate": {"train": {"every": 1}},
+        "evaluate": {"train": {"every": 1}, "model": "last"},
         "output": shared_tmp / "run",
     }
     result = hpcfed.run(recipe, world=world, quiet=True)
