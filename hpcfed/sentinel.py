@@ -29,6 +29,7 @@ from hpcfed.client.state_store import ClientStates
 from hpcfed.errors import RAISED
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
+from hpcfed.ranks.accelerators import upload
 from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
 from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.rng import Purpose, stream
@@ -156,10 +157,11 @@ class Sentinel:
         for check in checks:
             state = self._state_of(plan, check)
             if check.rank == own and trains:
+                client = int(plan.cohort.clients[check.place])
+                self._parts.watchdog.stage(f"round {plan.round}, client {client}: training it once more (sentinel)")
                 try:
                     buffer.check(check.place, self._trained_again(plan, check, state))
                 except RAISED as error:  # the round stands without it
-                    client = int(plan.cohort.clients[check.place])
                     log.warning("round %d, client %d: not trained once more", plan.round, client, exc_info=error)
         return time.perf_counter() - started if checks else 0.0
 
@@ -176,9 +178,9 @@ class Sentinel:
             state = parts.clients.get(client) or example
             parts.world.exchange([(state[name].cpu().contiguous(), check.rank) for name in sorted(example)], [])()
         elif own == check.rank:
-            state = {name: torch.empty_like(example[name], device="cpu") for name in sorted(example)}
+            state = {name: torch.empty(example[name].shape, dtype=example[name].dtype) for name in sorted(example)}
             parts.world.exchange([], [(tensor, trained) for tensor in state.values()])()
-            return {name: tensor.to(example[name].device) for name, tensor in state.items()}
+            return {name: upload(tensor, example[name].device) for name, tensor in state.items()}
         return None
 
     def _trained_again(self, plan: RoundPlan, check: Check, state: State | None) -> list[int]:

@@ -28,7 +28,7 @@ LOCAL, REDUCTION, EVALUATION, WRITING, RENAMED, ELSEWHERE = (
     "local work", "reduction", "evaluation", "checkpoint writing", "between rename and manifest", "elsewhere",
 )  # fmt: skip
 STAGES = {
-    "_train_group": LOCAL,
+    "train_tile": LOCAL,
     "sum_in_place": REDUCTION,
     "_evaluate": EVALUATION,
     "settle": RENAMED,

@@ -84,6 +84,7 @@ class Place:
                 "local": {"steps": 1, "batch_size": "full", "lr": 0.01},
                 "evaluate": {"every": 0, "batch_size": CHUNK},
                 "placement": "static",
+                "sentinel": "off",  # the model counts how often it sees a client
                 **changes,
             },
         )

@@ -23,7 +23,7 @@ AFTER_AN_ECHO = 1.5
 
 
 def test_a_client_that_hangs_ends_the_job(place):
-    changes = {"args": {"deed": "hang", "whose": 1, "visit": 3}, "watchdog": "2s"}
+    changes = {"args": {"deed": "hang", "whose": 1, "visit": 3}, "watchdog": "2s", "checkpoint": {"keep": 2}}
     assert place.start(2, rounds=2, **changes).returncode == 0
     done = place.start(2, rounds=6, **changes)  # goes on; a process sees the client for the third time in round 5
     assert done.returncode == 4, done.stderr
