@@ -182,7 +182,7 @@ def test_a_run_goes_on_after_its_time_limit_with_the_same_bits(
 
 def test_a_job_of_killed_ranks_goes_on_on_the_same_node(cluster: Cluster, place: Path) -> None:
     """Killed ranks leave MPICH's shared memory, whose name SLURM's job and step decide."""
-    write_recipe(place, **{**LONG, "rounds": 40}, checkpoint={"every": 1})
+    write_recipe(place, **{**LONG, "rounds": 40}, checkpoint={"every": 1, "keep": 2})
     (place / "slow.py").write_text(SLOW)
     size = ("--nodes", "1", "--ranks-per-node", "2", "--time", "5", "-o", "nodelist=n1")
     said = cluster.call(*HPCFED, "submit", "recipe.yaml", *size, cwd=place).stdout
