@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import Arithmetic
@@ -54,6 +55,8 @@ class Parts:
     """``on``, ``off`` or ``strict``."""
     sum_on_device: Callable[[Tensor], None] | None
     """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
+    server_home: torch.device
+    """Where the server's vectors lie, and the sums of a round: the host, or every rank's GPU."""
     seed: int
     """The recipe's ``seed.batches``, of the methods' random streams too."""
     loss_of: Callable[[int, Tensor, Samples, State], float]

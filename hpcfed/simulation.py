@@ -7,14 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from operator import is_
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
-from hpcfed.algorithms._blocks import server_step
-from hpcfed.algorithms._evaluated import LAST_ROUND, evaluated_model
+from hpcfed.arithmetic.elementary import quotient
 from hpcfed.arithmetic.sums import squared_norm
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.work import are_ones, common_to_all, effective_steps_and_factors, skip_correction
@@ -22,15 +23,15 @@ from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged, EnvironmentFailure
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
-from hpcfed.ranks.accelerators import upload
 from hpcfed.ranks.platform.malloc import return_freed_memory
 from hpcfed.ranks.world import PATIENCE
 from hpcfed.reduce.buffer import RoundBuffer
-from hpcfed.reduce.checks import LOWER, check_range, check_repeated, check_same, check_step, check_sums
+from hpcfed.reduce.checks import check_range, check_repeated, check_same, check_sums
 from hpcfed.reduce.slots import DONE, SKIPPED, Sums
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
 from hpcfed.rng import Purpose
 from hpcfed.sentinel import Check, Sentinel, Suspicion
+from hpcfed.server import Server
 from hpcfed.types import DELTA, Means, Request, RoundContext, ServerUpdate, State
 
 
@@ -76,9 +77,6 @@ class Simulation:
     """The replicated server, and the clients that this rank trains.
 
     Attributes:
-        w: the server's model, (d,) in the run's dtype on the host; the same on every rank.
-        server: the server method's state; the same on every rank.
-        shared: the method's shared state; the same on every rank.
         touched: (N,) bool, clients that have a state of their own; the same on every rank.
         buffers: the module's averaged buffers; the same on every rank.
         magnitudes: how large the reported vectors were, from which a round's units follow; the same on every rank.
@@ -101,29 +99,41 @@ class Simulation:
             watched=parts.sentinel != "off",
             others=self.buffers.entries,
             arithmetic=parts.arithmetic,
+            home=parts.server_home,
         )
         self._initial_buffers = self.buffers.state
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
         self._training = Training(parts, self._buffer, self.buffers)
         self._sentinel = Sentinel(parts, self.buffers, is_on=parts.sentinel != "off")
+        self._server = Server(parts.method, parts.initial_w, parts.server_home, parts.evaluate_model)
         self._begin()
 
     def _begin(self) -> None:
-        """Set all states but those of clients to the ones before the first round."""
-        parts = self._parts
-        self.w: Tensor = parts.initial_w.to("cpu")
-        start = self.w.double()
-        self.server: State = _compact(parts.method.server.begin(start))
-        self.shared: State = _compact(parts.method.local.begin_shared(start))
-        del start  # which is twice as large as a model in float32
-        self._last = {
-            name: self.w if name == "previous" else torch.zeros_like(self.w, dtype=torch.float64)
-            for name in LAST_ROUND.get(parts.evaluate_model, ())
-        }
-        self.magnitudes = Magnitudes(self.w.numel(), self._dtype, self.buffers.entries)
+        self.magnitudes = Magnitudes(self._parts.model.vector.numel(), self._dtype, self.buffers.entries)
+        self._hashed: _Hashed | None = None
+
+    @property
+    def w(self) -> Tensor:
+        """The server's model, (d,) in the run's dtype on the host; the same on every rank."""
+        return self._server.w
+
+    @w.setter
+    def w(self, w: Tensor) -> None:
+        self._server.w = w
+
+    @property
+    def server(self) -> State:
+        """The server method's state, on the host; the same on every rank."""
+        return self._server.state
+
+    @property
+    def shared(self) -> State:
+        """The method's shared state, on the host; the same on every rank."""
+        return self._server.shared
 
     def begin_again(self) -> None:
         """Go back to before the first round."""
+        self._server.begin()
         self._begin()
         self.touched[:] = False
         self._parts.clients.forget([*self._parts.clients])
@@ -204,9 +214,7 @@ class Simulation:
         started = time.perf_counter()
         ranks = self._buffer.exchange(self._state_hash(), requests=requests, written=written)
         check_same(ranks["hash"], plan.round, self._world)
-        if self._last:
-            unchanged = {"previous": self.w, "mean_delta": torch.zeros_like(self.w, dtype=torch.float64)}
-            self._last = {name: unchanged[name] for name in self._last}
+        self._server.stay()
         nothing = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None)
         return RoundResult(
             cohort=plan.cohort,
@@ -311,6 +319,7 @@ class Simulation:
         cohort = self._parts.cohorts.round(round)
         effective_steps, factors = effective_steps_and_factors(self._parts.method, self._parts.stepping, cohort, round)
         common = common_to_all(effective_steps)
+        w, shared = self._server.for_clients(self._device)
         return RoundPlan(
             round=round,
             lr=self._parts.stepping.lr(round),
@@ -321,8 +330,8 @@ class Simulation:
             common_effective_steps=common,
             factors=factors,
             alike=common is not None and are_ones(factors),
-            w=upload(self.w, self._device),
-            shared={name: upload(tensor.to(self._dtype), self._device) for name, tensor in self.shared.items()},
+            w=w,
+            shared=shared,
             touched=self.touched,
         )
 
@@ -332,7 +341,6 @@ class Simulation:
         Raises:
             Diverged: the model is not finite afterwards.
         """
-        method = self._parts.method
         context = RoundContext(
             plan.round,
             plan.lr,
@@ -342,30 +350,17 @@ class Simulation:
             purpose=Purpose.SERVER_STEP,
             num_parameters=self._parts.model.num_parameters,
         )
-        update = server_step(method.server, self.w, self.server, means, context)
-        check_step(method.name, update, self.w)
-        self.shared = _compact(method.local.share(self.shared, means))
-        last = {"previous": self.w, **({"mean_delta": means.delta} if DELTA in means.vectors else {})}
-        self._last = {name: last.get(name, kept) for name, kept in self._last.items()}
-        self.w, self.server = update.w.to(self._dtype).contiguous(), _compact(update.state)
-        if not math.isfinite(float(self.w.sum())):
-            raise Diverged(f"round {means.round}: the server's model is not finite", remedy=LOWER)
-        return update
+        return self._server.step(means, context)
 
     def replicated(self) -> dict[str, Tensor]:
         """Return all that every rank holds alike after a round: what a checkpoint needs besides the clients' states."""
-        own = {"w": self.w, **self._last}
         touched = {"touched": torch.from_numpy(np.flatnonzero(self.touched))}
-        server = {f"server.{name}": tensor for name, tensor in self.server.items()}
         buffers = {f"averaged.{name}": tensor for name, tensor in self.buffers.state.items()}
-        return own | touched | server | buffers | {f"shared.{name}": tensor for name, tensor in self.shared.items()}
+        return {**self._server.replicated(), **touched, **buffers}
 
     def restore(self, replicated: Mapping[str, Tensor], clients: Mapping[int, State]) -> None:
         """Go back to where `replicated` was taken; `clients` are the states of those at home here."""
-        self.w = replicated["w"]
-        self._last = {name: replicated.get(name, none) for name, none in self._last.items()}
-        self.server = {name: replicated[f"server.{name}"] for name in self.server}
-        self.shared = {name: replicated[f"shared.{name}"] for name in self.shared}
+        self._server.restore(replicated)
         self.buffers.restore({name: replicated[f"averaged.{name}"] for name in self.buffers.state})
         self.touched[:] = False
         self.touched[replicated["touched"].numpy()] = True
@@ -373,14 +368,16 @@ class Simulation:
             self._parts.clients.commit({client: {name: tensor.to(self._device) for name, tensor in state.items()}})
 
     def evaluated(self) -> Tensor:
-        """Return the model that ``evaluate.model`` names, after the last round, (d,) in the run's dtype."""
-        which = self._parts.evaluate_model
-        return evaluated_model(which, self.w, self._last, self.shared, self.server).to(self._dtype)
+        """Return the model that ``evaluate.model`` names, after the last round, (d,) in the run's dtype.
+
+        It lies where the server does.
+        """
+        return self._server.evaluated()
 
     def _means(self, plan: RoundPlan, sums: Sums) -> Means:
         cohort, done, kept = plan.cohort, sums.status != SKIPPED, _kept(plan.cohort, sums)
         reported = {name: total for name, total in sums.vectors.items() if name not in self.buffers.entries}
-        vectors = reported if kept == 1.0 else {name: total / kept for name, total in reported.items()}
+        vectors = reported if kept == 1.0 else {name: quotient(total, kept) for name, total in reported.items()}
         factor = self._skip_correction(plan, done)
         if factor != 1.0 and DELTA in vectors:
             vectors = {**vectors, DELTA: vectors[DELTA] * factor}
@@ -425,19 +422,31 @@ class Simulation:
         """Return the hash of what must be the same on every rank, as a signed 64-bit integer.
 
         Taken twice a round: after the step for the record, and anew before the next Allreduce, so that damage to a
-        rank's memory in between ends the round that it hit.
+        rank's memory in between ends the round that it hit. Of a server on a GPU it is taken once, of its host copies:
+        damage to the GPU's memory is in the next one.
         """
+        states = self._server.on_host(), self.buffers.state
+        magnitudes = repr(self.magnitudes.state())
+        known = self._hashed
+        if known is not None and known.magnitudes == magnitudes and all(map(is_, known.states, states)):
+            return known.hash
         digest = xxhash.xxh3_64(self.w.numpy().data)
-        digest.update(repr(self.magnitudes.state()).encode())
+        digest.update(magnitudes.encode())
         for state in (self.server, self.shared, self.buffers.state):
             for name in sorted(state):
                 digest.update(state[name].numpy().tobytes() if state[name].dim() == 0 else state[name].numpy().data)
-        return int(np.uint64(digest.intdigest()).view(np.int64))
+        found = int(np.uint64(digest.intdigest()).view(np.int64))
+        if self._parts.server_home.type != "cpu":
+            self._hashed = _Hashed(states, magnitudes, found)
+        return found
 
 
-def _compact(state: State) -> State:
-    """Return a state whose tensors lie without gaps and follow no gradients, as hashes and checkpoints take them."""
-    return {name: tensor.detach().resolve_conj().resolve_neg().contiguous() for name, tensor in state.items()}
+class _Hashed(NamedTuple):
+    """A hash of the state, and what it was taken of."""
+
+    states: tuple[State, ...]
+    magnitudes: str
+    hash: int
 
 
 def _kept(cohort: Cohort, sums: Sums) -> float:

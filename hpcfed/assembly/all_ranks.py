@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hpcfed.config.recipe import Recipe
@@ -9,7 +10,7 @@ from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.data.federation import Federation
 from hpcfed.data.staging import open_federation
 from hpcfed.errors import InputError, shown
-from hpcfed.ranks.devices import DeviceSlot, device_faults, take_device_slot
+from hpcfed.ranks.devices import DeviceSlot, device_faults, device_model, take_device_slot
 from hpcfed.ranks.platform.malloc import keep_freed_memory
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
@@ -38,7 +39,9 @@ def assemble(
     federation = open_federation(recipe.data, recipe.data_access, world)
     try:
         checked = own_code_named()(device_faults(world)(_assemble))
-        assembled = world.together(lambda: checked(recipe, federation, world, own, watchdog or Watchdog(world)))
+        alike = len(set(world.gather(device_model(own)))) == 1
+        build = partial(checked, recipe, federation, world, own, watchdog or Watchdog(world), devices_alike=alike)
+        assembled = world.together(build)
         check_hosts(recipe, world)
         _check_reports(assembled[0].method, world)
         if recipe.algorithm.factory is not None and assembled[0].method.normalize is not None:
@@ -51,11 +54,17 @@ def assemble(
 
 
 def _assemble(
-    recipe: Recipe, federation: Federation, world: World, device_slot: DeviceSlot, watchdog: Watchdog
+    recipe: Recipe,
+    federation: Federation,
+    world: World,
+    device_slot: DeviceSlot,
+    watchdog: Watchdog,
+    *,
+    devices_alike: bool,
 ) -> tuple[Parts, Evaluator]:
     from hpcfed.assembly.parts import parts_of
 
-    return parts_of(recipe, federation, world, device_slot, watchdog)
+    return parts_of(recipe, federation, world, device_slot, watchdog, devices_alike=devices_alike)
 
 
 def _check_reports(method: Method, world: World) -> None:

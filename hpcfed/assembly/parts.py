@@ -39,6 +39,7 @@ from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.reduce.device import device_sum
+from hpcfed.server import LARGEST_ON_HOST
 from hpcfed.types import Method
 
 ONE_SAMPLE = "Expected more than 1 value per channel"
@@ -46,9 +47,15 @@ ONE_SAMPLE = "Expected more than 1 value per channel"
 
 
 def parts_of(
-    recipe: Recipe, federation: Federation, world: World, slot: DeviceSlot, watchdog: Watchdog
+    recipe: Recipe,
+    federation: Federation,
+    world: World,
+    slot: DeviceSlot,
+    watchdog: Watchdog,
+    *,
+    devices_alike: bool = True,
 ) -> tuple[Parts, Evaluator]:
-    """Build the parts of this rank, on the device of its `slot`.
+    """Build the parts of this rank, on the device of its `slot`; `devices_alike` says that all ranks' are of one model.
 
     Raises:
         InputError: as `hpcfed.assembly.assemble` says.
@@ -109,6 +116,7 @@ def parts_of(
         hashes_updates=recipe.update_hashes,
         sentinel=recipe.sentinel,
         sum_on_device=device_sum(recipe.gpu_reduce, slot, world),
+        server_home=_server_home(recipe, model) if devices_alike else torch.device("cpu"),
         world=world,
         seed=seed,
         loss_of=evaluator.loss_of,
@@ -127,6 +135,12 @@ def _method(recipe: Recipe, model: FlatModel) -> Method:
     if recipe.evaluate.model == "client-average":
         return with_client_average(method)
     return with_step_average(method) if recipe.evaluate.model == "step-average" else method
+
+
+def _server_home(recipe: Recipe, model: FlatModel) -> torch.device:
+    """Return where the server's vectors lie: on the device for large models, but where a user's rules take its step."""
+    is_small = model.vector.numel() <= LARGEST_ON_HOST
+    return torch.device("cpu") if is_small or recipe.algorithm.factory is not None else model.vector.device
 
 
 def _check_statistics(recipe: Recipe, federation: Federation, model: FlatModel) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -221,6 +222,23 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor
     return accelerator(device).locked_copy(tensor).to(device, non_blocking=True)
+
+
+def download(tensors: Mapping[str, Tensor]) -> Callable[[], Mapping[str, Tensor]]:
+    """Begin to copy tensors of a device to the host; return a function that waits for the copies and returns them."""
+    device = next(iter(tensors.values())).device
+    copies = {}
+    for name, tensor in tensors.items():
+        copies[name] = accelerator(device).page_locked(tensor.numel(), tensor.dtype).view(tensor.shape)
+        copies[name].copy_(tensor, non_blocking=True)
+    arrive = accelerator(device).mark(device)
+
+    @cache
+    def arrived() -> Mapping[str, Tensor]:
+        arrive()
+        return copies
+
+    return arrived
 
 
 def generator(device: torch.device) -> torch.Generator:

@@ -119,6 +119,12 @@ def take_device_slot(wanted: str, world: World) -> DeviceSlot:
     return device_slot
 
 
+def device_model(device_slot: DeviceSlot) -> tuple[str, str]:
+    """Return the kind and model of a rank's device; of the CPU its kind alone."""
+    device = device_slot.device
+    return device.type, "" if device.type == "cpu" else ACCELERATORS[device.type].name(device)
+
+
 def takes_gpu_memory(wanted: str, device: torch.device, world: World) -> bool:
     """Tell whether sums go from the GPU directly to MPI; else they pass through host memory.
 

@@ -217,7 +217,7 @@ def to_float64(integers: Words, units: Units, number: int = 1, out: Tensor | Non
             piece.copy_(rows[-1]).mul_(units[-1])
             for word in range(len(units) - 2, -1, -1):  # the finest first: one rounding that counts
                 piece.add_(rows[word].to(torch.float64), alpha=units[word])
-            piece.div_(number)
+            _divide(piece, number, 1.0)
         if in_place:
             whole.copy_(piece)
     return total
@@ -225,10 +225,12 @@ def to_float64(integers: Words, units: Units, number: int = 1, out: Tensor | Non
 
 def _divide(numbers: Tensor, number: int, unit: float) -> None:
     """Divide by number / unit, a whole number over a power of two, with one rounding."""
-    if number & (number - 1):
-        numbers.div_(number / unit)
-    else:  # the inverse of a power of two is exact, and a product takes half as long
+    if not number & (number - 1):  # the inverse of a power of two is exact, and a product takes half as long
         numbers.mul_(unit / number)
+    elif numbers.device.type == "cpu":
+        numbers.div_(number / unit)
+    else:  # by a number of Python's, a GPU would multiply by the rounded inverse
+        numbers.div_(numbers.new_full((), number / unit))
 
 
 def _sum(integers: Tensor, other: Tensor | int, out: Tensor) -> Tensor:
