@@ -267,7 +267,7 @@ def _finish(session: Session, round: int, reason: str | None) -> None:
         )
     for remark in session.parts.model.news():
         session.reporter.say(f"{name}: {remark}")
-    evaluated = simulation.evaluated()
+    evaluated = simulation.evaluated().cpu()
     models = session.parts.model, simulation.w, evaluated, session.evaluator.averaged_for(evaluated)
     session.parts.world.on_root(lambda: session.recorder.keep_models(*models))
     session.parts.world.together(lambda: session.recorder.keep_private(session.parts))

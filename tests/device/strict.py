@@ -35,6 +35,8 @@ POISON = 0xA5
 """Every byte of page-locked memory that a copy has not reached."""
 UNLIMITED = 1 << 40
 aten = torch.ops.aten
+PRODUCTS = {aten.div.Tensor: aten.mul.Tensor, aten.div_.Tensor: aten.mul_.Tensor}
+"""What CUDA's kernels compute with the inverse of a divisor that is the host's."""
 ALLOCATES = {aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
 READS = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
 """Operators whose result the host waits for."""
@@ -149,6 +151,7 @@ class Stub(Accelerator):
         devices: those in use, `visible` of them.
         mpi_reads_it: whether MPI knows their memory.
         says_free: what every device says is free; None: what is.
+        inverts: whether a division by a number of the host's is a product with its inverse, as on CUDA.
     """
 
     kind, summed_by = KIND, "gloo"
@@ -162,7 +165,7 @@ class Stub(Accelerator):
         self.visible, self.mpi_reads_it, self.stack_bytes = visible, False, 1 << 16
         self.devices = {index: StubDevice(index) for index in range(8)}
         self.locked: dict[int, Tensor] = {}
-        self.says_free = None
+        self.says_free, self.inverts = None, False
 
     def __getitem__(self, device: torch.device | int | None) -> StubDevice:
         return self.devices[device if isinstance(device, int) else (device and device.index) or 0]
@@ -302,6 +305,8 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if device.type != KIND or device.index not in (None, index):
             raise RuntimeError(f"{func}: a tensor on {KIND}:{index} asks for one on {device}")
         bare_kwargs["device"] = torch.device("cpu")
+    if STUB.inverts and func in PRODUCTS and not isinstance(args[1], StubTensor):
+        func, bare_args[1] = PRODUCTS[func], 1 / args[1]
     with _seeded(func, own, bare_kwargs):
         result = FUSED.get(func, func)(*bare_args, **bare_kwargs)
     _count(func, own, result, outer, bare_args)
@@ -420,7 +425,7 @@ def _down(to: Tensor, source: StubTensor, non_blocking: bool) -> None:
         to.copy_(source._inner)
         return
     now = source._inner.clone()
-    to.view(torch.uint8).fill_(POISON) if to.is_contiguous() else None
+    to.view(-1).view(torch.uint8).fill_(POISON) if to.is_contiguous() else None
     own.busy = True
     own.pending.append(lambda: to.copy_(now))
 

@@ -187,7 +187,7 @@ class Again:
             OSError: as the system reports it.
         """
         folder, model, simulation = self._run.folder, self._parts.model, self._simulation
-        w = simulation.evaluated()
+        w = simulation.evaluated().cpu()
         expected = dict(models_of(model, simulation.w, w, self._evaluator.averaged_for(w)))
         private = dict(private_files_of(self._parts))
         wrong = [name for name, content in private.items() if _bytes(folder / name) != content]
