@@ -161,9 +161,16 @@ def _stopping(recipe: Recipe, folder: RunFolder, world: World, done: int, saved:
 def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]:
     """Return the contents of ``environment.json``, except ``data``. Called on every rank."""
     return {
-        **environment(parts.world, parts.model.vector.device, recipe.reduction, recipe.bits),
+        **environment(
+            parts.world,
+            parts.model.vector.device,
+            recipe.reduction,
+            recipe.bits,
+            deterministic=recipe.deterministic,
+        ),
         "method": parts.method.name,
         "tile": parts.engine.tile,
+        **({} if parts.step_work is None else {"device_by_step_work": parts.step_work}),
         "evaluated_samples": evaluator.num_samples,
         **without_facts(recipe, parts.federation),
     }

@@ -53,10 +53,14 @@ class Parts:
     """Whether the hash of each client's update travels with it."""
     sentinel: str
     """``on``, ``off`` or ``strict``."""
+    repeats_bits: bool
+    """Whether a client that is trained twice has the same bits; false with a GPU's kernels of any order."""
     sum_on_device: Callable[[Tensor], None] | None
     """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
     server_home: torch.device
     """Where the server's vectors lie, and the sums of a round: the host, or every rank's GPU."""
+    step_work: int | None
+    """Multiply-adds by which ``device: auto`` was decided; None where it was not asked for, or no rank sees a GPU."""
     seed: int
     """The recipe's ``seed.batches``, of the methods' random streams too."""
     loss_of: Callable[[int, Tensor, Samples, State], float]

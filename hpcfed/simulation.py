@@ -171,7 +171,11 @@ class Simulation:
             first, first_spent, units = replace(sums, vectors={}), spent, better
             del sums  # whose vectors are large
             sums, states, spent = self._attempt(plan, units, requests, written, [])
-            check_repeated(first, sums, round, cohort, ranks, self._parts.federation, self._world)
+            if self._parts.repeats_bits:
+                check_repeated(first, sums, round, cohort, ranks, self._parts.federation, self._world)
+            elif self._better_units(units, counts, sums, round) is not None:
+                what = f"round {round}: trained twice, clients reported updates of too different sizes"
+                raise EnvironmentFailure(what, remedy="set deterministic: true")
             spent = {name: seconds + spent.get(name, 0.0) for name, seconds in first_spent.items()}
             self.magnitudes.repeats += 1
         reduced = time.perf_counter()

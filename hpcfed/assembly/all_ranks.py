@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hpcfed.assembly.auto_device import chosen
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.data.federation import Federation
@@ -35,12 +37,16 @@ def assemble(
             method reports other vectors or scalars, or has other factors, on another rank.
         EnvironmentFailure: a GPU cannot be used, or memory is short.
     """
-    own = device_slot or take_device_slot(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
     try:
+        device, work = chosen(recipe, federation, world)
+        own = device_slot or take_device_slot(device, world)
+        if device == "cpu":
+            own = replace(own, index=None, sharing=own.neighbours)
         checked = own_code_named()(device_faults(world)(_assemble))
         alike = len(set(world.gather(device_model(own)))) == 1
-        build = partial(checked, recipe, federation, world, own, watchdog or Watchdog(world), devices_alike=alike)
+        facts = {"devices_alike": alike, "step_work": work}
+        build = partial(checked, recipe, federation, world, own, watchdog or Watchdog(world), **facts)
         assembled = world.together(build)
         check_hosts(recipe, world)
         _check_reports(assembled[0].method, world)
@@ -59,12 +65,11 @@ def _assemble(
     world: World,
     device_slot: DeviceSlot,
     watchdog: Watchdog,
-    *,
-    devices_alike: bool,
+    **facts: Any,
 ) -> tuple[Parts, Evaluator]:
     from hpcfed.assembly.parts import parts_of
 
-    return parts_of(recipe, federation, world, device_slot, watchdog, devices_alike=devices_alike)
+    return parts_of(recipe, federation, world, device_slot, watchdog, **facts)
 
 
 def _check_reports(method: Method, world: World) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     from hpcfed.models.portable import portable_linear
 
     make_first_calls()
-    outputs = 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
+    outputs = _outputs_of(federation)
     spec = models.spec(recipe.model)
     if spec is not None:
         check_memory(spec, federation.feature_shape, outputs, dtype)
@@ -54,6 +54,34 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     _check_outputs(model, federation, outputs, dtype, device, is_own_loss=is_own_loss, by_gradients=by_gradients)
     model.forget()
     return model
+
+
+def _outputs_of(federation: Federation) -> int:
+    """Return the outputs that a named model has for a sample."""
+    return 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
+
+
+def multiply_adds(recipe: Recipe, federation: Federation) -> int | None:
+    """Return the recipe's parameters, or the multiply-adds of its forward pass for a sample where those are more.
+
+    As torch counts them: of products and convolutions. None where the user's module cannot be built or called, which
+    `build_model` explains.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    spec, device = models.spec(recipe.model), torch.device("cpu" if recipe.model.factory else "meta")
+    try:
+        with torch.no_grad(), device, nullcontext() if spec is None else _uninitialised():
+            module = (
+                _from_factory(recipe) if spec is None else spec.build(federation.feature_shape, _outputs_of(federation))
+            )
+            x, _ = zeros(1, federation, torch.float32, device)
+            with FlopCounterMode(display=False) as counter:
+                module.eval()(x)
+    except RAISED:
+        return None
+    return max(sum(each.numel() for each in module.parameters()), counter.get_total_flops() // 2)
 
 
 def _from_spec(spec: models.Spec, features: tuple[int, ...], outputs: int) -> Any:

@@ -54,8 +54,12 @@ def parts_of(
     watchdog: Watchdog,
     *,
     devices_alike: bool = True,
+    step_work: int | None = None,
 ) -> tuple[Parts, Evaluator]:
-    """Build the parts of this rank, on the device of its `slot`; `devices_alike` says that all ranks' are of one model.
+    """Build the parts of this rank, on the device of its `slot`.
+
+    `devices_alike` says that all ranks' are of one model, `step_work` is what ``device: auto`` was decided by, if by
+    anything (`hpcfed.assembly.auto_device`).
 
     Raises:
         InputError: as `hpcfed.assembly.assemble` says.
@@ -64,6 +68,9 @@ def parts_of(
         raise InputError("no client has a training sample", where=str(federation.path), remedy="prepare it again")
     torch.set_num_threads(recipe.threads)
     dtype, device = getattr(torch, recipe.dtype), slot.device
+    if device.type != "cpu":
+        accelerator(device).be_deterministic(recipe.deterministic)
+    repeats_bits = recipe.deterministic or device.type == "cpu"
     loss = build_loss(recipe, federation, dtype, device)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
@@ -88,7 +95,9 @@ def parts_of(
     private = PrivateParts(model, clients)
     seed_of_draws = recipe.seed.batches if _draws_in_evaluation(recipe) else None
     measured_loss = build_measured_loss(recipe, federation, dtype, device, loss)
-    measures = Measures(model, measured_loss, federation.task, sums, whole, recipe.evaluate.batch_size, seed_of_draws)
+    measured_in = recipe.precision if recipe.evaluate.precision == "run" else "float32"
+    batches = recipe.evaluate.batch_size, seed_of_draws, measured_in
+    measures = Measures(model, measured_loss, federation.task, sums, whole, *batches)
     measured = loss, measures, shards, federation, placement, world, outputs
     own_parts = private if model.own else None
     evaluator = Evaluator(
@@ -114,9 +123,11 @@ def parts_of(
         watchdog=watchdog,
         reduction=recipe.reduction,
         hashes_updates=recipe.update_hashes,
-        sentinel=recipe.sentinel,
+        sentinel=recipe.sentinel if repeats_bits else "off",
+        repeats_bits=repeats_bits,
         sum_on_device=device_sum(recipe.gpu_reduce, slot, world),
         server_home=_server_home(recipe, model) if devices_alike else torch.device("cpu"),
+        step_work=step_work,
         world=world,
         seed=seed,
         loss_of=evaluator.loss_of,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcfed import models
+from hpcfed.assembly import auto_device
 from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
 from hpcfed.client.batched.tiles import step_cost
 from hpcfed.config.limits import Checkpoint
@@ -21,6 +22,10 @@ MUCH = 1.5
 
 def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     """Yield a line for each setting of a resolved recipe that may be unintended."""
+    if line := auto_device.remark(parts.step_work, parts.model.vector.device.type):
+        yield line
+    if not recipe.deterministic and parts.repeats_bits:
+        yield "deterministic: false has no effect on a CPU, whose kernels add in one order"
     yield from _on_clients(recipe, parts)
     yield from _on_defaults(recipe, parts)
     yield from _on_local_work(recipe, parts)

@@ -39,8 +39,12 @@ MEANINGS = {
         "`reduction: sum`"
     ),
     "dtype": ("`float64` for verification"),
-    "device": ("`cpu`, `cuda`"),
+    "device": ("`cpu`, `cuda`; `auto`: a GPU, but for models too small for one (docs/gpu.md)"),
     "precision": ("of the local solve's products alone: `tf32` on GPUs, `bf16-mixed`"),
+    "deterministic": (
+        "`false`: a GPU's kernels may add in any order, which is faster (docs/gpu.md); the record then says `bitwise: "
+        "false`"
+    ),
     "bits": (
         "`portable`: linear models with the same bits on every processor, with one version of torch and NumPy, by "
         "operations that IEEE 754 rounds in one way and sums in a stated order; slower (docs/bits.md)"

@@ -303,10 +303,11 @@ class Evaluate(Section):
     `metrics` names built-in metrics (`hpcfed.config.metrics.BUILT_IN`) and user functions; the record has them as
     ``test_<name>`` (and ``train_<name>``), ``clients.csv`` as columns. `statistics` are the averaged running statistics
     of that model: the round's, or estimated anew on all ``training`` samples (`hpcfed.evaluation.statistics`).
+    `precision` is that of the products, ``run``: the recipe's own.
     `model` is ``auto`` until the recipe is resolved, which takes the method's own (`hpcfed.types.Method.final_model`).
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"statistics"})
+    later: ClassVar[frozenset[str]] = frozenset({"statistics", "precision"})
 
     every: Period = 1
     model: Literal["auto", "last", "last-two", "cohort-average", "client-average", "step-average"] = "auto"
@@ -314,6 +315,7 @@ class Evaluate(Section):
     train: Periodic = Periodic()
     clients: EvaluateClients = EvaluateClients()
     batch_size: Count = 1000
+    precision: Literal["float32", "run"] = "float32"
     metrics: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], Annotated[Metric, PlainValidator(a_metric), PlainSerializer(plain)]],
         BeforeValidator(listed),
@@ -356,7 +358,7 @@ class Evaluate(Section):
 class Recipe(Section):
     """The recipe of a run; docs/recipe.md explains its fields, the docstrings of sections theirs."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits", "sentinel"})
+    later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits", "deterministic", "sentinel"})
 
     name: str = Field(min_length=1, pattern=rf"^[{LETTERS}][{LETTERS}._ -]*$")
     seed: Annotated[Seeds, BeforeValidator(seed_for_all)] = Seeds()
@@ -370,6 +372,7 @@ class Recipe(Section):
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32", "bf16-mixed"] = "float32"
     bits: Literal["native", "portable"] = "native"
+    deterministic: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(1, ge=1, le=1024)
     rounds: Count
@@ -431,6 +434,8 @@ class Recipe(Section):
             )
         if self.reduction == "fast" and self.dtype == "float64":
             raise ValueError("'reduction: exact' beside 'dtype: float64': fast sums are float32")
+        if not self.deterministic and self.sentinel == "strict":
+            raise ValueError("'sentinel: off' beside 'deterministic: false': a client trained again has other bits")
         if self.precision != "float32" and self.dtype != "float32":
             raise ValueError("'dtype: float32' beside 'precision'")
         if self.evaluate.every == 0 and self.stop.by_scores:

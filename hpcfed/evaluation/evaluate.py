@@ -125,7 +125,7 @@ class Evaluator:
         # summed as bit patterns, which other ranks' zeros leave unchanged
         chunks, clients, outputs = (piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True))
         self._model.load(w)
-        with self._model.evaluation(), torch.no_grad():
+        with self.measures.measuring():
             for chunk in self._own_chunks(bounds):
                 chunks[chunk], output = self.measures.of_samples(self._test_chunk(w, chunk), chunk)
                 if kept:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.sums import sum_over_first
+from hpcfed.client.precision import computing
 from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.cache import Samples
 from hpcfed.evaluation.metrics import WholeMetric
@@ -56,6 +58,7 @@ class Measures:
         task: of the federation.
         sums, whole: the recipe's metrics, as sums and as functions of all outputs.
         batch_size: samples that go through the model together.
+        precision: of the model's products.
         seed: of what the user's model, loss and metrics draw from global generators; None where nothing draws.
 
     Attributes:
@@ -73,6 +76,7 @@ class Measures:
         whole: Mapping[str, WholeMetric],
         batch_size: int,
         seed: int | None = None,
+        precision: str = "float32",
     ):
         accuracy = ACCURACY.get(task) if model.has_known_outputs else None
         self.sums: dict[str, BatchMetric] = {
@@ -86,6 +90,13 @@ class Measures:
         self._by_sample = {name: one for name, one in each.items() if one and name in self.sums.keys() - sums.keys()}
         self._client_sums = {name: one for name, one in self.sums.items() if name not in self._by_sample}
         self._model, self._batch_size, self._seed = model, batch_size, seed
+        self._computing = computing(precision, model.vector.device)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Set the model to evaluation, in its precision, without gradients."""
+        with self._model.evaluation(), torch.no_grad(), self._computing():
+            yield
 
     def begin(self, unit: int) -> None:
         """Set the global generators for a `unit`, such as a client, and reset what a user's module keeps."""
@@ -118,6 +129,7 @@ class Measures:
         """
         places, found = self.layout.places, np.zeros((len(sizes), self.layout.size, 2))
         for own, output, target in tiles(sizes, samples):
+            output = _in_full(output)
             filled, both = output.shape[:2], (output.flatten(0, 1), target.flatten(0, 1))
             fillers = np.arange(filled[1]) >= sizes[own, None]
             for name, by_sample in self._by_sample.items():
@@ -148,11 +160,16 @@ class Measures:
         self.begin(unit)
         sums, outputs = np.zeros((len(self.sums), 2)), []
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
-            output = self._model.module(x)
+            output = _in_full(self._model.module(x))
             sums += np.reshape([measure(output, y) for measure in self.sums.values()], sums.shape)  # or of none
             if self.whole:
                 outputs.append(output.cpu())
         return sums, torch.cat(outputs) if outputs else torch.empty(0)
+
+
+def _in_full(output: Tensor) -> Tensor:
+    """Return outputs of products in bfloat16 as float32, in which losses add up."""
+    return output.float() if output.dtype is torch.bfloat16 else output
 
 
 def value_of(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:

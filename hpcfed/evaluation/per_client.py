@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hpcfed.algorithms._evaluated import LAST
@@ -168,7 +167,7 @@ class ClientEvaluator:
             return left
         place = models.index("global")
         model.load(w)
-        with model.evaluation(), torch.no_grad():
+        with self._measures.measuring():
             for number, split in enumerate(self._sizes):
                 left[:, place, number] &= ~self._evaluator.measure_small(split, cells[:, place, number])
         return left
@@ -197,8 +196,8 @@ class ClientEvaluator:
 
     def _measure(self, client: int, *, is_test: bool) -> np.ndarray:
         """Return the pairs of all measures of the loaded model on a client's samples, (cells, 2)."""
-        shards, model = self._parts.shards, self._parts.model
-        with model.evaluation(), torch.no_grad():
+        shards = self._parts.shards
+        with self._measures.measuring():
             return self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client)
 
 

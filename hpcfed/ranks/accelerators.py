@@ -54,6 +54,10 @@ class Accelerator(ABC):
         """
 
     @abstractmethod
+    def be_deterministic(self, wanted: bool) -> None:
+        """Choose deterministic kernels, or any."""
+
+    @abstractmethod
     def name(self, device: torch.device) -> str:
         """Return the name of its model."""
 
@@ -127,12 +131,17 @@ class Cuda(Accelerator):
         import torch
 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        self.be_deterministic(True)
         # else every new tensor, the host's too, is filled with NaN
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self._allow_tf32(False)
         torch.cuda.set_device(index)
         torch.cuda.mem_get_info()
+
+    def be_deterministic(self, wanted: bool) -> None:
+        import torch
+
+        torch.use_deterministic_algorithms(wanted, warn_only=True)
 
     def name(self, device: torch.device) -> str:
         import torch

@@ -104,6 +104,14 @@ def visible_devices(kind: str = DEFAULT_ACCELERATOR) -> tuple[str, ...]:
     return names(os.environ.get(VISIBLE), ACCELERATORS[kind].uuids())
 
 
+def sees_a_device() -> bool:
+    """Whether this rank sees a device beside the CPU, though it may not be able to use it."""
+    try:
+        return any(visible_devices(kind) for kind in ACCELERATORS)
+    except RuntimeError:  # which a run that takes it explains
+        return True
+
+
 def take_device_slot(wanted: str, world: World) -> DeviceSlot:
     """Return this rank's device slot, with the device set up for deterministic work; a collective call.
 

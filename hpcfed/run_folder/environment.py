@@ -32,7 +32,9 @@ LIBRARY_SETTINGS = (
 """Variables of the environment that make libraries compute other bits (docs/bits.md)."""
 
 
-def environment(world: World, device: torch.device, reduction: str, bits: str = "native") -> dict[str, Any]:
+def environment(
+    world: World, device: torch.device, reduction: str, bits: str = "native", *, deterministic: bool = True
+) -> dict[str, Any]:
     """Return ``environment.json``: where the run ran, and what its bits depend on. Called on every rank."""
     described = world.describe()
     here = {
@@ -43,10 +45,12 @@ def environment(world: World, device: torch.device, reduction: str, bits: str = 
         "versions": _versions(described["mpi"]),
         "cores": len(cores()),
     }
+    any_order = not deterministic and device.type != "cpu"
     everywhere = world.gather(here)
     kinds = {(entry["device"], entry["instructions"], entry["library_settings"]) for entry in everywhere}
     hosts = {str(entry["versions"]): str(entry["host"]) for entry in reversed(everywhere)}
     doubts = {
+        "deterministic: false, kernels of GPUs add in any order": any(world.gather(any_order)),
         "reduction: fast adds in an order of its own": reduction != "exact",
         "the ranks differ in device, instruction set or library settings": bits != "portable" and len(kinds) > 1,
         f"the ranks differ in versions: {_on_hosts(hosts)}": len(hosts) > 1,

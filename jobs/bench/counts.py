@@ -21,7 +21,7 @@ from pathlib import Path
 import h5py
 import torch
 
-from hpcfed.assembly import assemble, resolve
+from hpcfed.assembly import assemble, auto_device, resolve
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
 from hpcfed.lab.bench.workloads import WORKLOADS, write_files
@@ -93,6 +93,7 @@ def main(names: list[str]) -> None:
     register()
     ACCELERATORS.clear()
     ACCELERATORS[KIND] = STUB
+    auto_device.LEAST_ON_GPU = 0
     for name in names or COUNTED:
         with tempfile.TemporaryDirectory() as scratch:
             for line in table(name, Path(scratch)):

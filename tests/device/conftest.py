@@ -20,6 +20,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     for kind in [*ACCELERATORS]:
         monkeypatch.delitem(ACCELERATORS, kind)
     monkeypatch.setitem(ACCELERATORS, KIND, found)
+    monkeypatch.setattr("hpcfed.assembly.auto_device.LEAST_ON_GPU", 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield found
     found.reset()

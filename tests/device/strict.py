@@ -165,7 +165,7 @@ class Stub(Accelerator):
         self.visible, self.mpi_reads_it, self.stack_bytes = visible, False, 1 << 16
         self.devices = {index: StubDevice(index) for index in range(8)}
         self.locked: dict[int, Tensor] = {}
-        self.says_free, self.inverts = None, False
+        self.says_free, self.inverts, self.is_deterministic = None, False, True
 
     def __getitem__(self, device: torch.device | int | None) -> StubDevice:
         return self.devices[device if isinstance(device, int) else (device and device.index) or 0]
@@ -175,6 +175,9 @@ class Stub(Accelerator):
 
     def take(self, index: int) -> None:
         self[index].taken = True
+
+    def be_deterministic(self, wanted: bool) -> None:
+        self.is_deterministic = wanted
 
     def name(self, device: torch.device) -> str:
         return "a stub"

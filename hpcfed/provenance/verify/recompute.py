@@ -74,7 +74,9 @@ class Again:
             self._simulation = Simulation(self._parts)
             self._rows = Rows(self._parts, {})
             device, recipe = self._parts.model.vector.device, self._code.recipe
-            self.environment = environment(self._world, device, recipe.reduction, recipe.bits)
+            self.environment = environment(
+                self._world, device, recipe.reduction, recipe.bits, deterministic=recipe.deterministic
+            )
             self._stack = stack.pop_all()
         return self
 

@@ -1,0 +1,49 @@
+"""`device: auto`: the GPU, unless a step is so small that its launches would take longer than a CPU's arithmetic.
+
+    S · B · max(d, m)  ≥  LEAST_ON_GPU
+
+S clients of a cohort with minibatches of B samples; d parameters, m multiply-adds of a sample's forward pass, as
+torch counts them (convolutions use a parameter often). A rule of the recipe and the data's shape, never of a timing or
+the number of ranks: the device decides the last bits of a run.
+"""
+
+from __future__ import annotations
+
+from hpcfed.assembly.model import multiply_adds
+from hpcfed.cohort import Cohorts
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
+from hpcfed.ranks.devices import sees_a_device
+from hpcfed.ranks.world import World
+
+LEAST_ON_GPU = 1 << 22
+"""Multiply-adds of a cohort's step, forward, from which ``device: auto`` takes a GPU: a CPU's core takes a millisecond
+for them and their gradients, as long as the launches of a step."""
+
+
+def chosen(recipe: Recipe, federation: Federation, world: World) -> tuple[str, int | None]:
+    """Return the device that a recipe's ``device`` stands for, ``auto`` where it is a GPU for the ranks that see one.
+
+    And the multiply-adds of a step where the rule above was asked: the recipe says ``auto``, and a rank sees a GPU.
+    Called on every rank.
+    """
+    if recipe.device != "auto" or not any(world.gather(sees_a_device())):
+        return recipe.device, None
+    work = world.on_root(lambda: step_work(recipe, federation))
+    return ("cpu" if work is not None and work < LEAST_ON_GPU else "auto"), work
+
+
+def step_work(recipe: Recipe, federation: Federation) -> int | None:
+    """Return S · B · max(d, m); None where the user's module does not say."""
+    sizes, batch = federation.sizes, recipe.local.batch_size
+    samples = int(sizes.max()) if batch == "full" else min(int(batch), int(sizes.max()))
+    each = multiply_adds(recipe, federation)
+    return None if each is None else Cohorts(recipe, sizes, recipe.weights or "uniform").most_members * samples * each
+
+
+def remark(work: int | None, device: str) -> str | None:
+    """Return the line that is said where the rule takes the CPU though a rank sees a GPU."""
+    if work is None or device != "cpu":
+        return None
+    rule = f"a step of the cohort has {work:,} multiply-adds, and a GPU pays from {LEAST_ON_GPU:,} on"
+    return f"device: auto takes the CPU: {rule}; device=cuda takes the GPU"
