@@ -168,7 +168,9 @@ def _of_the_sum(runs: Sequence[RecordedRun], kept: Sequence[Sequence[int] | None
     """Return the line on rounds whose updates are all the same."""
     if found := [run for run in runs if any(one["round"] <= round for one in run.environment.get("sentinel", ()))]:
         where = " and ".join(str(run.folder) for run in found)
-        return f"all updates are the same, computed here; the sentinel of {where} saw them differ where they were trained"
+        return (
+            f"all updates are the same, computed here; the sentinel of {where} saw them differ where they were trained"
+        )
     says = "all updates are the same: their sum or the server's step differs: look at reduction and algorithm"
     if anew := " and ".join(str(run.folder) for run, known in zip(runs, kept, strict=True) if known is None):
         says = f"{says}; or the machine of {anew}, which recorded no update_hashes: they were computed again here"
