@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from hpcfed.assembly import assemble
+from hpcfed.assembly.auto_device import refuse_another_device
 from hpcfed.assembly.left_out import without_facts
 from hpcfed.assembly.remarks import remarks
 from hpcfed.config.limits import seconds_of
@@ -71,8 +72,10 @@ def train(
         device_faults(world),
     ):
         watchdog.stage("start: devices, data and model")
+        began_on = world.on_root(partial(folder.began_on, recipe))
+        refuse_another_device(began_on, world)
         recipe = world.on_root(partial(folder.with_recorded_tile, recipe))
-        parts, evaluator = assemble(recipe, world, device_slot, watchdog)
+        parts, evaluator = assemble(recipe, world, device_slot, watchdog, began_on=began_on)
         watchdog.stage("start: checkpoint, record and observers")
         if recipe.local.engine == "batched":
             recipe = with_tile(recipe, parts.engine.tile)

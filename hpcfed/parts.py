@@ -17,6 +17,7 @@ from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.models.flat import FlatModel
+from hpcfed.ranks.devices import WorldDevices
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
@@ -59,6 +60,8 @@ class Parts:
     """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
     server_home: torch.device
     """Where the server's vectors lie, and the sums of a round: the host, or every rank's GPU."""
+    devices: WorldDevices
+    """Of all ranks."""
     step_work: int | None
     """Multiply-adds by which ``device: auto`` was decided; None where it was not asked for, or no rank sees a GPU."""
     seed: int

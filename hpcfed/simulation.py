@@ -100,6 +100,7 @@ class Simulation:
             others=self.buffers.entries,
             arithmetic=parts.arithmetic,
             home=parts.server_home,
+            mixed=parts.devices.are_mixed,
         )
         self._initial_buffers = self.buffers.state
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)

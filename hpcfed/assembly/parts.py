@@ -33,7 +33,7 @@ from hpcfed.models.losses import BatchMetric, Loss, metrics_for
 from hpcfed.models.trial import try_own
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import accelerator
-from hpcfed.ranks.devices import DeviceSlot
+from hpcfed.ranks.devices import DeviceSlot, WorldDevices
 from hpcfed.ranks.host_memory import free_memory
 from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
@@ -51,15 +51,14 @@ def parts_of(
     federation: Federation,
     world: World,
     slot: DeviceSlot,
+    devices: WorldDevices,
     watchdog: Watchdog,
-    *,
-    devices_alike: bool = True,
-    step_work: int | None = None,
+    step_work: int | None,
 ) -> tuple[Parts, Evaluator]:
     """Build the parts of this rank, on the device of its `slot`.
 
-    `devices_alike` says that all ranks' are of one model, `step_work` is what ``device: auto`` was decided by, if by
-    anything (`hpcfed.assembly.auto_device`).
+    `devices` are those of all ranks, `step_work` is what ``device: auto`` was decided by, if by anything
+    (`hpcfed.assembly.auto_device`).
 
     Raises:
         InputError: as `hpcfed.assembly.assemble` says.
@@ -70,7 +69,8 @@ def parts_of(
     dtype, device = getattr(torch, recipe.dtype), slot.device
     if device.type != "cpu":
         accelerator(device).be_deterministic(recipe.deterministic)
-    repeats_bits = recipe.deterministic or device.type == "cpu"
+    repeats_bits = recipe.deterministic or not devices.any_gpu
+    sized_for = torch.device("cpu") if devices.are_mixed else device
     loss = build_loss(recipe, federation, dtype, device)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
@@ -87,7 +87,7 @@ def parts_of(
     again = _reads_again(recipe, cohorts)
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
     work = ClientWork(cohorts.most_members, federation.sizes, cohorts.typical_steps)
-    engine = _engine(recipe, federation, method, model, loss, work)
+    engine = _engine(recipe, federation, method, model, loss, work, sized_for)
     placement = _placement(recipe, method, engine, cohorts, federation, world)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
     if method.local.stateful:
@@ -101,7 +101,13 @@ def parts_of(
     measured = loss, measures, shards, federation, placement, world, outputs
     own_parts = private if model.own else None
     evaluator = Evaluator(
-        recipe.evaluate, model, *measured, own_parts, counted=cohorts.measured, present=cohorts.present
+        recipe.evaluate,
+        model,
+        *measured,
+        own_parts,
+        counted=cohorts.measured,
+        present=cohorts.present,
+        sized_for=sized_for,
     )
     fine_tune, seed = recipe.evaluate.clients.fine_tune, recipe.seed.batches
     arithmetic = arithmetic_of(recipe.bits)
@@ -125,8 +131,9 @@ def parts_of(
         hashes_updates=recipe.update_hashes,
         sentinel=recipe.sentinel if repeats_bits else "off",
         repeats_bits=repeats_bits,
-        sum_on_device=device_sum(recipe.gpu_reduce, slot, world),
-        server_home=_server_home(recipe, model) if devices_alike else torch.device("cpu"),
+        sum_on_device=device_sum(recipe.gpu_reduce, slot, world, mixed=devices.are_mixed),
+        server_home=_server_home(recipe, model) if devices.are_alike else torch.device("cpu"),
+        devices=devices,
         step_work=step_work,
         world=world,
         seed=seed,
@@ -205,7 +212,13 @@ def _reads_again(recipe: Recipe, cohorts: Cohorts) -> bool:
 
 
 def _engine(
-    recipe: Recipe, federation: Federation, method: Method, model: FlatModel, loss: Loss, work: ClientWork
+    recipe: Recipe,
+    federation: Federation,
+    method: Method,
+    model: FlatModel,
+    loss: Loss,
+    work: ClientWork,
+    sized_for: torch.device,
 ) -> Engine:
     return engine_for(
         recipe.local,
@@ -219,6 +232,7 @@ def _engine(
         elsewhere=method.local.evaluates_elsewhere,
         own_step=own_step(recipe.local, recipe.python_path),
         arithmetic=arithmetic_of(recipe.bits),
+        sized_for=sized_for,
     )
 
 

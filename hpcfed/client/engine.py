@@ -61,6 +61,7 @@ def engine_for(
     elsewhere: bool = False,
     own_step: Callable[..., Any] | None = None,
     arithmetic: Arithmetic = LIBRARIES,
+    sized_for: torch.device | None = None,
 ) -> Engine:
     """Return the engine that a resolved recipe names.
 
@@ -74,6 +75,7 @@ def engine_for(
         elsewhere: whether tilts may have an offset or a radius.
         own_step: the function that the recipe's ``local.step`` names.
         arithmetic: of the recipe's ``bits``.
+        sized_for: the device whose rule gives the tile's size, which is one on all ranks; default: the model's.
 
     Raises:
         InputError: the batched engine or its products cannot take the model, it cannot be compiled, the device knows no
@@ -93,7 +95,7 @@ def engine_for(
         _check_tile(section.tile, 1, alone)
     tile = section.tile
     if tile == "auto":
-        tile = 1 if alone else tile_for(model, model.vector.device, work.cohort_size, width, work.steps)
+        tile = 1 if alone else tile_for(model, sized_for or model.vector.device, work.cohort_size, width, work.steps)
     try:
         return StackedSolver(
             model,

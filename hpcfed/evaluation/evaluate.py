@@ -57,6 +57,7 @@ class Evaluator:
         private: the clients' private parts, if they have any.
         counted: (N,) bool, clients whose data count in scores; all by default.
         present: (N,) bool, clients whose data are in the model, for ``statistics: training``; all by default.
+        sized_for: the device whose rule says which clients are measured in tiles; default: the model's.
     """
 
     def __init__(
@@ -73,11 +74,12 @@ class Evaluator:
         private: PrivateParts | None = None,
         counted: np.ndarray | None = None,
         present: np.ndarray | None = None,
+        sized_for: torch.device | None = None,
     ):
         self._section = section
         self._model, self._private = model, private
         self.measures = measures
-        self._tiles = tiles_for(model, section.batch_size) if private is None else None
+        self._tiles = tiles_for(model, section.batch_size, sized_for) if private is None else None
         self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards
         self._federation = federation

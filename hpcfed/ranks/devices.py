@@ -127,10 +127,36 @@ def take_device_slot(wanted: str, world: World) -> DeviceSlot:
     return device_slot
 
 
-def device_model(device_slot: DeviceSlot) -> tuple[str, str]:
-    """Return the kind and model of a rank's device; of the CPU its kind alone."""
-    device = device_slot.device
-    return device.type, "" if device.type == "cpu" else ACCELERATORS[device.type].name(device)
+@dataclass(frozen=True)
+class WorldDevices:
+    """The devices of all ranks, which some choices follow that have to be the same on every rank.
+
+    Attributes:
+        models: kind and model of each rank's, (P,); of a CPU the kind alone.
+    """
+
+    models: Sequence[tuple[str, str]]
+
+    @classmethod
+    def of(cls, world: World, device_slot: DeviceSlot) -> WorldDevices:
+        """Gather them; called on every rank."""
+        device = device_slot.device
+        return cls(world.gather((device.type, "" if device.type == "cpu" else ACCELERATORS[device.type].name(device))))
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all are of one model."""
+        return len(set(self.models)) == 1
+
+    @property
+    def any_gpu(self) -> bool:
+        """Whether a rank has another device than the CPU."""
+        return any(kind != "cpu" for kind, _ in self.models)
+
+    @property
+    def are_mixed(self) -> bool:
+        """Whether some ranks have a GPU, and others none."""
+        return self.any_gpu and any(kind == "cpu" for kind, _ in self.models)
 
 
 def takes_gpu_memory(wanted: str, device: torch.device, world: World) -> bool:

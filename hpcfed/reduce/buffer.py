@@ -81,6 +81,7 @@ class RoundBuffer:
         watched: whether slots have room for the hashes that the sentinel compares.
         arithmetic: of norms, in exact sums.
         home: where the sums over ranks are wanted: the host, or the device, on all ranks alike.
+        mixed: whether some ranks have a GPU, and others none; then `home` is the host, and nothing `sum_on_device`.
 
     Attributes:
         is_torn: whether an update was added in part: the round cannot go on.
@@ -102,6 +103,7 @@ class RoundBuffer:
         others: Mapping[str, int] | None = None,
         arithmetic: Arithmetic = LIBRARIES,
         home: torch.device = HOST,
+        mixed: bool = False,
     ):
         self._hashes_updates, self._watched = hashes_updates, watched
         self._to_check: frozenset[int] = frozenset()
@@ -109,7 +111,8 @@ class RoundBuffer:
         self._dtype, self._device, self._world = dtype, device, world
         self._kind = KINDS[kind]
         self._new_sum = partial(ExactSum, arithmetic=arithmetic) if kind == "exact" else FastSum
-        self._memory, self._most_words = SumMemory(self._kind.word, device, world, sum_on_device, home), 0
+        self._memory = SumMemory(self._kind.word, device, world, sum_on_device, home, mixed=mixed)
+        self._most_words = 0
         self._sums: Totals = {}
         self._units: Mapping[str, Units] = {}
         self._scalars: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ One Allreduce sums all of it, with three exceptions:
   ranks' words, in rank order, and turns it into float64, which all then copy. Only the slots take an Allreduce; the
   ranks meet twice besides, before and after the slices are summed.
 - Large sums on a GPU that are reduced on the host go in pieces, one Allreduce each, so that the next pieces are copied
-  meanwhile; on a CPU pieces gain no time. Where the server's vectors lie on the GPU, the pieces go back to it, and the
+  meanwhile; on a CPU pieces gain no time, but ranks without a GPU send the same pieces beside ranks that have one. Where the server's vectors lie on the GPU, the pieces go back to it, and the
   sums of a single rank never leave it.
 - Sums of more than `LARGE_BYTES` on a CPU go in pieces to save memory: an MPI library may take as much again as it
   reduces. Each word of an entry is allocated by itself: exact sums overwrite the first with the float64 result, and the
@@ -59,6 +59,7 @@ class SumMemory:
         world: the ranks.
         sum_on_device: sums the device's memory over ranks; None: MPI sums a copy on the host, in page-locked memory.
         home: where results are wanted: the host, or the device, on all ranks alike.
+        mixed: whether some ranks have a GPU, and others none.
 
     Attributes:
         parts: memory of each vector's sum.
@@ -75,11 +76,14 @@ class SumMemory:
         world: World,
         sum_on_device: Callable[[Tensor], None] | None,
         home: torch.device = HOST,
+        *,
+        mixed: bool = False,
     ):
         self._device, self._world, self._sum_on_device = device, world, sum_on_device
         self._home, self._stays = home, home.type != "cpu"
         self._moves = not self._stays or world.size > 1
-        self._piece_bytes = PIECE_BYTES if device.type != "cpu" and sum_on_device is None and self._moves else 0
+        self._mixed, leaves_gpus = mixed, device.type != "cpu" and sum_on_device is None and self._moves
+        self._piece_bytes = PIECE_BYTES if leaves_gpus or mixed else 0
         self._memory = self._device_memory = torch.empty(0, dtype=word)
         self._host, self._num_words = self._memory, 0
         self._shapes = list[tuple[int, int]]()
@@ -99,7 +103,7 @@ class SumMemory:
         """Make room for vectors of (words, entries), and for so many words of slots."""
         self._shapes, vectors = list(shapes), sum(words * entries for words, entries in shapes)
         alone = self._device.type == "cpu" and self._sum_on_device is None
-        self.is_large = alone and vectors * self._memory.element_size() > LARGE_BYTES
+        self.is_large = alone and not self._mixed and vectors * self._memory.element_size() > LARGE_BYTES
         if self.is_large:
             self._memory, self._shared = self._memory.new_empty(0), []
             self._device_memory = self._memory
@@ -118,11 +122,8 @@ class SumMemory:
             self.parts = list(_split(self._device_memory, shapes))
 
     def _share(self, sum_bytes: int, words: int, *, willing: bool) -> bool:
-        """Map the sums of all ranks of the host, `words` long each, if they are large enough; return whether they are.
-
-        The same on all ranks: where some have a GPU, those without do not share either.
-        """
-        if not self._can_share or not SHARED_BYTES <= sum_bytes <= LARGE_BYTES:
+        """Map the sums of all ranks of the host, `words` long each, if they are large enough; return whether they are."""
+        if not self._can_share or self._mixed or not SHARED_BYTES <= sum_bytes <= LARGE_BYTES:
             return False
         if not self._shared or len(self._shared[0]) < words:
             found = shared_memory(self._world, words * self._memory.element_size(), willing=willing)

@@ -39,6 +39,7 @@ def environment(
     described = world.describe()
     here = {
         "host": platform.node(),
+        "kind": device.type,
         "device": (platform.processor() or "cpu") if device.type == "cpu" else accelerator(device).name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "library_settings": " ".join(f"{name}={os.environ[name]}" for name in LIBRARY_SETTINGS if name in os.environ),

@@ -201,10 +201,19 @@ class RunFolder:
 
     def with_recorded_tile(self, recipe: Recipe) -> Recipe:
         """Return the recipe with the ``local.tile`` of the run here that it goes on with, where it is ``auto``."""
-        if recipe.local.tile != "auto" or self.fresh or not (self.path / files.RECIPE).is_file() or not self._goes_on():
+        if recipe.local.tile != "auto" or not self._is_gone_on_with():
             return recipe
         tile = (files.read_recipe(self.path).get("local") or {}).get("tile", "auto")
         return with_tile(recipe, tile)
+
+    def began_on(self, recipe: Recipe) -> str | None:
+        """Return the kind of device of the run here that a recipe with ``device: auto`` goes on with, if it is known."""
+        if recipe.device != "auto" or not self._is_gone_on_with():
+            return None
+        return kind_of_device(files.read_mapping(self.path / "environment.json"))
+
+    def _is_gone_on_with(self) -> bool:
+        return not self.fresh and (self.path / files.RECIPE).is_file() and self._goes_on()
 
     def claim(
         self,
@@ -314,6 +323,12 @@ class RunFolder:
         """Whether any file of the record has content: ``metrics.jsonl`` alone may have been removed."""
         record = (self.metrics, self.clients, self.update_hashes)
         return any(path.exists() and path.stat().st_size > 0 for path in record)
+
+
+def kind_of_device(facts: Mapping[str, Any]) -> str | None:
+    """Return ``cpu``, or the kind of the GPUs, by the facts of ``environment.json``; None of an earlier version's."""
+    kinds = {str(rank["kind"]) for rank in facts.get("per_rank") or () if "kind" in rank}
+    return min(kinds - {"cpu"}, default="cpu") if kinds else None
 
 
 def with_tile(recipe: Recipe, tile: int | str) -> Recipe:

@@ -29,6 +29,7 @@ from hpcfed.run_folder.contents import CHECKPOINTS, PRIVATE
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.environment import environment
 from hpcfed.run_folder.files import INITIAL, PRIVATE_FILES, private_file
+from hpcfed.run_folder.folder import kind_of_device
 from hpcfed.run_folder.outcome import own_code_named
 from hpcfed.run_folder.recorder import Rows, models_of, private_files_of
 from hpcfed.run_folder.stopping import Due, due_after
@@ -67,7 +68,10 @@ class Again:
             stack.enter_context(self._code.imported())
             stack.enter_context(own_code_named())
             stack.enter_context(device_faults(self._world))
-            self._parts, self._evaluator = assemble(self._code.recipe, self._world, None, self._watchdog)
+            began_on = kind_of_device(self._run.environment)
+            self._parts, self._evaluator = assemble(
+                self._code.recipe, self._world, None, self._watchdog, began_on=began_on
+            )
             stack.enter_context(self._parts.federation)
             stack.enter_context(self._parts.clients)
             self._client_evaluator = ClientEvaluator(self._code.recipe.evaluate, self._parts, self._evaluator)
