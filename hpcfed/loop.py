@@ -212,7 +212,7 @@ def _rounds(session: Session, stopping: Stopping) -> str | None:
             # 1. Train a cohort: local work, one Allreduce, the server's step.
             result = _train(session, round)
             # 2. Evaluate the model, where the recipe asks for it.
-            scores, client_scores = _evaluate(session, round)
+            scores, client_scores = _evaluate(session, round, result)
             # 3. Record the round; notify progress and observers.
             _record(session, round, result, scores, client_scores)
             # 4. End early by scores, a signal or the clock; save where it is due.
@@ -294,13 +294,15 @@ def _startup_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientScores | None]:
-    """Return the scores of the round's model by column."""
+def _evaluate(session: Session, round: int, result: RoundResult) -> tuple[Mapping[str, Any], ClientScores | None]:
+    """Return the scores of the round's model by column; its hash is taken while a device works."""
     session.parts.watchdog.stage(f"round {round}: evaluation", waits=True)
     world = session.parts.world
     try:
         due = due_after(session.recipe, round)
-        found = scores_of(session.simulation, session.parts, session.evaluator, session.client_evaluator, round, due)
+        evaluators = session.evaluator, session.client_evaluator
+        take_hash = partial(str, result.state_hash)
+        found = scores_of(session.simulation, session.parts, *evaluators, round, due, take_hash)
         for remark in (*session.evaluator.news(), *session.parts.model.news()):
             session.reporter.say(f"{session.recipe.name}: {remark}")
         return found
@@ -320,6 +322,7 @@ def scores_of(
     client_evaluator: ClientEvaluator,
     round: int,
     due: Due,
+    meanwhile: Callable[[], object] = bool,
 ) -> tuple[Mapping[str, Any], ClientScores | None]:
     """Return the scores by column of the model after a round, as far as they are `due`."""
     test, train, clients = due
@@ -327,4 +330,5 @@ def scores_of(
         return evaluator.nothing, None
     w = simulation.evaluated()
     with parts.model.with_averaged(evaluator.averaged_for(w)):
-        return evaluator(w, test=test, train=train), client_evaluator(w, round) if clients else None
+        scores = evaluator(w, test=test, train=train, meanwhile=meanwhile)
+        return scores, client_evaluator(w, round) if clients else None

@@ -15,13 +15,16 @@ from torch import Tensor
 
 from hpcfed.algorithms._blocks import BLOCK, server_step
 from hpcfed.algorithms._evaluated import LAST_ROUND, evaluated_model
+from hpcfed.arithmetic.sums import norm_from, sums_of_squares
 from hpcfed.errors import Diverged
 from hpcfed.ranks.accelerators import download, upload
 from hpcfed.reduce.checks import check_step
 from hpcfed.reduce.finite import LOWER
 from hpcfed.types import DELTA, Means, Method, RoundContext, ServerUpdate, State
 
-HOST, SUM = torch.device("cpu"), "sum of w"
+HOST = torch.device("cpu")
+SUM, SQUARES = "sum of w", "squares of the mean delta"
+"""Names of numbers that come down with the model."""
 LARGEST_ON_HOST = BLOCK
 """Entries of the largest model whose server stays on the host: a step's launches take longer than its arithmetic."""
 
@@ -34,6 +37,9 @@ class Server:
         initial_w: the model before round 1, (d,) on the rank's device.
         home: where the vectors lie: the host, or the rank's device.
         evaluate_model: the recipe's ``evaluate.model``.
+
+    Attributes:
+        delta_sq: ‖Δ̄‖² of the last step; NaN where no Δ_i was reported.
     """
 
     def __init__(self, method: Method, initial_w: Tensor, home: torch.device, evaluate_model: str):
@@ -48,6 +54,7 @@ class Server:
         state, shared = self._method.server.begin(start), self._method.local.begin_shared(start)
         del start  # which is twice as large as a model in float32
         self._keep(w, state, shared)
+        self.delta_sq = math.nan
         names = LAST_ROUND.get(self._evaluate_model, ())
         self._last = {name: self._unmoved()[name] for name in names}
 
@@ -55,14 +62,16 @@ class Server:
         """Return what the evaluated model may need of a round that leaves the model as it is."""
         return {"previous": self._w, "mean_delta": torch.zeros_like(self._w, dtype=torch.float64)}
 
-    def _keep(self, w: Tensor, state: State, shared: State) -> None:
-        """Take a model and states; those of a GPU are on their way to the host when this returns."""
+    def _keep(self, w: Tensor, state: State, shared: State, delta: Tensor | None = None) -> None:
+        """Take a model and states; those of a GPU, and ‖Δ̄‖², are on their way to the host when this returns."""
         self._w = w.to(self._home, self._dtype).contiguous()
         self._state, self._shared = self._compact(state), self._compact(shared)
         named = self._named()
         there = {name: tensor for name, tensor in named.items() if tensor.device.type != "cpu"}
         self._host: Mapping[str, Tensor] | None = None if there else named
-        self._arrived = download({**there, SUM: self._w.sum()}) if there else dict
+        if there:
+            there |= {SUM: self._w.sum(), **({} if delta is None else {SQUARES: sums_of_squares(delta)})}
+        self._arrived = download(there) if there else dict
 
     def _compact(self, state: State) -> State:
         """Return a state whose vectors lie at home, without gaps and gradients, as hashes and checkpoints take them."""
@@ -82,10 +91,13 @@ class Server:
 
     def _is_finite(self) -> bool:
         """Whether the model is; on a GPU by a sum that comes with its copy, so that nothing else is waited for."""
-        if self._home.type == "cpu":
-            return math.isfinite(float(self._w.sum()))
-        self.on_host()
-        return math.isfinite(float(self._arrived()[SUM]))
+        total = self._w.sum() if self._home.type == "cpu" else self._arrived()[SUM]
+        return math.isfinite(float(total))
+
+    @property
+    def needs_delta_sq(self) -> bool:
+        """Whether ‖Δ̄‖² has to be known before the step: the rule reads it, or there is no wait to be saved."""
+        return self._home.type == "cpu" or getattr(self._method.server, "reads_delta_sq", True)
 
     @property
     def w(self) -> Tensor:
@@ -114,7 +126,7 @@ class Server:
         return upload(self._w, device), shared
 
     def step(self, means: Means, context: RoundContext) -> ServerUpdate:
-        """Take the server's step, and return it.
+        """Take the server's step, and return it; without ``means.delta_sq`` where `needs_delta_sq` says so.
 
         Raises:
             InputError: the next model has another shape.
@@ -125,7 +137,10 @@ class Server:
         shared = self._method.local.share(self._shared, means)
         last = {"previous": self._w, **({"mean_delta": means.delta} if DELTA in means.vectors else {})}
         self._last = {name: last.get(name, kept) for name, kept in self._last.items()}
-        self._keep(update.w, update.state, shared)
+        self._keep(update.w, update.state, shared, None if self.needs_delta_sq else means.vectors.get(DELTA))
+        self.delta_sq = means.delta_sq
+        if SQUARES in self._arrived():
+            self.delta_sq = norm_from(self._arrived()[SQUARES], len(means.delta))
         if not self._is_finite():
             raise Diverged(f"round {means.round}: the server's model is not finite", remedy=LOWER)
         return update

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from hpcfed.arithmetic.elementary import quotient
@@ -28,6 +27,7 @@ from hpcfed.ranks.world import PATIENCE
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.checks import check_range, check_repeated, check_same, check_sums
 from hpcfed.reduce.slots import DONE, SKIPPED, Sums
+from hpcfed.reduce.state_hash import StateHash
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
 from hpcfed.rng import Purpose
 from hpcfed.sentinel import Check, Sentinel, Suspicion
@@ -47,8 +47,8 @@ class RoundResult:
     written: int
     """Round of the last checkpoint of which every rank's part is on disk."""
     seconds: dict[str, float]
-    hash: str
-    """Of the model and the server's state after the round: 64 bits, hexadecimal."""
+    state_hash: StateHash
+    """Of the model and the server's state after the round."""
     units: Mapping[str, float] | None
     """The finest unit of each vector's sum; None where sums have none."""
     never_drawn: int | None
@@ -71,6 +71,11 @@ class RoundResult:
     """Clients that the sentinel had trained once more."""
     suspicions: Sequence[Suspicion] = ()
     """Those whose updates differ."""
+
+    @property
+    def hash(self) -> str:
+        """The hash as recorded: 64 bits, hexadecimal."""
+        return str(self.state_hash)
 
 
 class Simulation:
@@ -190,7 +195,7 @@ class Simulation:
         steps, local = int(sums.steps.sum()), sums.local_seconds
         return RoundResult(
             cohort=cohort,
-            means=replace(means, vectors={}),
+            means=replace(means, vectors={}, delta_sq=self._server.delta_sq),
             vectors=tuple(means.vectors),
             server_lr=update.server_lr,
             metrics=update.metrics,
@@ -202,7 +207,7 @@ class Simulation:
             seconds={**spent, "server": time.perf_counter() - reduced},
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
             units={name: own[-1] for name, own in units.items()} if self._is_exact else None,
-            hash=self.hash,
+            state_hash=self._state_hash(),
             attempts=1 if better is None else 2,
             update_hashes=sums.update_hashes,
             checks=len(checks),
@@ -217,7 +222,7 @@ class Simulation:
             EnvironmentFailure: the ranks' states differ.
         """
         started = time.perf_counter()
-        ranks = self._buffer.exchange(self._state_hash(), requests=requests, written=written)
+        ranks = self._buffer.exchange(self._state_hash().value, requests=requests, written=written)
         check_same(ranks["hash"], plan.round, self._world)
         self._server.stay()
         nothing = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None)
@@ -227,7 +232,7 @@ class Simulation:
             requests=Request(int(np.bitwise_or.reduce(ranks["requests"]))),
             written=int(ranks["written"].min()),
             seconds={"local": 0.0, "convert": 0.0, "wait": 0.0, "reduce": time.perf_counter() - started, "server": 0.0},
-            hash=self.hash,
+            state_hash=self._state_hash(),
             units={} if self._is_exact else None,
             never_drawn=self._never_drawn(),
         )
@@ -286,7 +291,7 @@ class Simulation:
         self._parts.watchdog.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, failure) if failure else nullcontext():
             sums = self._buffer.reduce(
-                self._state_hash(),
+                self._state_hash().value,
                 trained - started,
                 idle_seconds=idle,
                 requests=requests,
@@ -394,7 +399,7 @@ class Simulation:
             mean_delta_sq=math.nan
             if delta is None
             else float((cohort.shares * sums.delta_sq).sum()) / kept * factor * factor,
-            delta_sq=math.nan if delta is None else squared_norm(delta),
+            delta_sq=squared_norm(delta) if delta is not None and self._server.needs_delta_sq else math.nan,
             fraction=cohort.fraction * kept,
             cohort_size=int(done.sum()),
             round=plan.round,
@@ -421,37 +426,33 @@ class Simulation:
     @property
     def hash(self) -> str:
         """Hash of w, server and shared state, averaged buffers and magnitudes: 64 bits, hexadecimal, as recorded."""
-        return f"{np.int64(self._state_hash()).view(np.uint64):016x}"
+        return str(self._state_hash())
 
-    def _state_hash(self) -> int:
-        """Return the hash of what must be the same on every rank, as a signed 64-bit integer.
+    def _state_hash(self) -> StateHash:
+        """Return the hash of what must be the same on every rank.
 
         Taken twice a round: after the step for the record, and anew before the next Allreduce, so that damage to a
-        rank's memory in between ends the round that it hit. Of a server on a GPU it is taken once, of its host copies:
-        damage to the GPU's memory is in the next one.
+        rank's memory in between ends the round that it hit. Of a server on a GPU it is taken once, of its host copies,
+        when it is asked for: damage to the GPU's memory is in the next one.
         """
-        states = self._server.on_host(), self.buffers.state
-        magnitudes = repr(self.magnitudes.state())
+        magnitudes, copies = repr(self.magnitudes.state()), (self._server.on_host(), self.buffers.state)
         known = self._hashed
-        if known is not None and known.magnitudes == magnitudes and all(map(is_, known.states, states)):
+        if known is not None and known.magnitudes == magnitudes and all(map(is_, known.copies, copies)):
             return known.hash
-        digest = xxhash.xxh3_64(self.w.numpy().data)
-        digest.update(magnitudes.encode())
-        for state in (self.server, self.shared, self.buffers.state):
-            for name in sorted(state):
-                digest.update(state[name].numpy().tobytes() if state[name].dim() == 0 else state[name].numpy().data)
-        found = int(np.uint64(digest.intdigest()).view(np.int64))
-        if self._parts.server_home.type != "cpu":
-            self._hashed = _Hashed(states, magnitudes, found)
+        found = StateHash(self.w, [self.server, self.shared, self.buffers.state], magnitudes)
+        if self._parts.server_home.type == "cpu":
+            _ = found.value
+        else:
+            self._hashed = _Hashed(copies, magnitudes, found)
         return found
 
 
 class _Hashed(NamedTuple):
-    """A hash of the state, and what it was taken of."""
+    """A hash of the state, and what it is of."""
 
-    states: tuple[State, ...]
+    copies: tuple[State, ...]
     magnitudes: str
-    hash: int
+    hash: StateHash
 
 
 def _kept(cohort: Cohort, sums: Sums) -> float:

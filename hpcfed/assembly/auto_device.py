@@ -22,9 +22,7 @@ LEAST_ON_GPU = 1 << 22
 for them and their gradients, as long as the launches of a step."""
 
 
-def chosen(
-    recipe: Recipe, federation: Federation, world: World, began_on: str | None = None
-) -> tuple[str, int | None]:
+def chosen(recipe: Recipe, federation: Federation, world: World, began_on: str | None = None) -> tuple[str, int | None]:
     """Return the device that a recipe's ``device`` stands for, ``auto`` where it is a GPU for the ranks that see one.
 
     And the multiply-adds of a step where the rule above was asked: the recipe says ``auto``, a rank sees a GPU, and it
@@ -45,16 +43,20 @@ def refuse_another_device(began_on: str | None, world: World) -> None:
         InputError: so it is.
     """
     if began_on not in (None, "cpu") and not any(world.gather(sees_a_device())):
-        what, remedy = "device: auto: the run here began on a GPU", "go on where there is one, or start anew with --fresh"
-        raise InputError(what, expected="a GPU", got="none that torch sees, and a CPU's other bits", remedy=remedy)
+        what, got = "device: auto: the run here began on a GPU", "none that torch sees, and a CPU's other bits"
+        raise InputError(what, expected="a GPU", got=got, remedy="go on where there is one, or start anew with --fresh")
 
 
 def step_work(recipe: Recipe, federation: Federation) -> int | None:
-    """Return S · B · max(d, m), S and B the most of any round; None where the user's module does not say."""
+    """Return S · B · max(d, m), S and B the most of any round; None where the user's module does not say.
+
+    S · B · d, where that is enough.
+    """
     sizes, batch = federation.sizes, recipe.local.batch_size
     samples = int(sizes.max()) if batch == "full" else min(int(batch), int(sizes.max()))
-    each = multiply_adds(recipe, federation)
-    return None if each is None else Cohorts(recipe, sizes, recipe.weights or "uniform").most_members * samples * each
+    together = Cohorts(recipe, sizes, recipe.weights or "uniform").most_members * samples
+    each = multiply_adds(recipe, federation, enough=-(-LEAST_ON_GPU // max(1, together)))
+    return None if each is None else together * each
 
 
 def remark(work: int | None, device: str) -> str | None:

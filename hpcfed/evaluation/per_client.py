@@ -147,7 +147,7 @@ class ClientEvaluator:
                 if left[client, place].any():
                     self._load(model, w, round, client)
                 for number in np.flatnonzero(left[client, place]).tolist():
-                    cells[client, place, number] = self._measure(client, is_test=number > 0)
+                    self._measure(client, cells[client, place, number], is_test=number > 0)
         world.sum_in_place(slots)
         if not self._names:
             self._names = [" ".join(name.splitlines()) for name in federation.client_names()]
@@ -194,11 +194,11 @@ class ClientEvaluator:
         else:
             self._parts.model.load(w, self._parts.private.of(client))
 
-    def _measure(self, client: int, *, is_test: bool) -> np.ndarray:
-        """Return the pairs of all measures of the loaded model on a client's samples, (cells, 2)."""
+    def _measure(self, client: int, out: np.ndarray, *, is_test: bool) -> None:
+        """Write the pairs of all measures of the loaded model on a client's samples into `out`, (cells, 2)."""
         shards = self._parts.shards
         with self._measures.measuring():
-            return self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client)
+            self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client, out)
 
 
 def _cell(value: Value) -> str:

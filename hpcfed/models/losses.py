@@ -84,7 +84,11 @@ class Loss:
 
     def summed(self, output: Tensor, target: Tensor) -> tuple[float, float]:
         """Return the loss as a metric: its sum over the samples, in float64, and their number."""
-        return float(self.each(self._apart(output), target).sum(dtype=torch.float64)), len(target)
+        return float(self.total(output, target)), len(target)
+
+    def total(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return that sum, (), where the output lies."""
+        return self.each(self._apart(output), target).sum(dtype=torch.float64)
 
     def by_sample(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each sample, summed over its axes, (B,), in float64."""

@@ -6,8 +6,8 @@ One Allreduce sums all of it, with three exceptions:
   ranks' words, in rank order, and turns it into float64, which all then copy. Only the slots take an Allreduce; the
   ranks meet twice besides, before and after the slices are summed.
 - Large sums on a GPU that are reduced on the host go in pieces, one Allreduce each, so that the next pieces are copied
-  meanwhile; on a CPU pieces gain no time, but ranks without a GPU send the same pieces beside ranks that have one. Where the server's vectors lie on the GPU, the pieces go back to it, and the
-  sums of a single rank never leave it.
+  meanwhile; on a CPU pieces gain no time, but beside ranks with a GPU those without one send the same pieces. Where the
+  server's vectors lie on the GPU, the pieces go back to it, and the sums of a single rank never leave it.
 - Sums of more than `LARGE_BYTES` on a CPU go in pieces to save memory: an MPI library may take as much again as it
   reduces. Each word of an entry is allocated by itself: exact sums overwrite the first with the float64 result, and the
   next round allocates them again.
@@ -122,7 +122,7 @@ class SumMemory:
             self.parts = list(_split(self._device_memory, shapes))
 
     def _share(self, sum_bytes: int, words: int, *, willing: bool) -> bool:
-        """Map the sums of all ranks of the host, `words` long each, if they are large enough; return whether they are."""
+        """Map the sums of all ranks of the host, `words` long each, if they are large enough; return whether so."""
         if not self._can_share or self._mixed or not SHARED_BYTES <= sum_bytes <= LARGE_BYTES:
             return False
         if not self._shared or len(self._shared[0]) < words:

@@ -207,7 +207,7 @@ class RunFolder:
         return with_tile(recipe, tile)
 
     def began_on(self, recipe: Recipe) -> str | None:
-        """Return the kind of device of the run here that a recipe with ``device: auto`` goes on with, if it is known."""
+        """Return on which kind of device a run began here that goes on with ``device: auto``, if it is known."""
         if recipe.device != "auto" or not self._is_gone_on_with():
             return None
         return kind_of_device(files.read_mapping(self.path / "environment.json"))

@@ -112,4 +112,4 @@ def test_verify_of_a_gpus_run_on_a_cpu_says_that_its_bits_are_others(stub, world
     assert verify(request, world, said.append) == IN_PART
     if world.is_root:
         (line,) = [line for line in said if "this machine computes other bits" in line]
-        assert "device" in line and "a stub" in line
+        assert "a stub" in line

@@ -94,17 +94,13 @@ def test_batched_clients_launch_an_eighth_of_the_kernels(counted) -> None:
     assert 0 < together <= one_by_one / 8
 
 
-@pytest.mark.parametrize(
-    ("name", "of_the_bare_loop", "waits", "up"), [("mlp", 4228, 3, 10), ("logistic", 5706, 2, 5)]
-)
-def test_a_round_of_the_benchmark_launches_an_eighth_of_the_bare_loops(
-    name, of_the_bare_loop, waits, up, stub, tmp_path
-):
+@pytest.mark.parametrize(("name", "of_the_bare_loop", "up"), [("mlp", 4228, 10), ("logistic", 5706, 5)])
+def test_a_round_of_the_benchmark_launches_an_eighth_of_the_bare_loops(name, of_the_bare_loop, up, stub, tmp_path):
     """A and C, batched, as `python -m jobs.bench.counts` prints them for docs/gpu.md; A's server is on the device."""
     bench.write_files(name, bench.COUNTED[name], tmp_path)
     found, d = bench.of_hpcfed(tmp_path / "recipe.yaml", "local.engine=batched")
     assert 0 < found.kernels <= of_the_bare_loop / 8
-    assert found.waits == waits
+    assert found.waits == 2
     assert [sum(size >= d for size in sizes) for sizes in (found.up, found.down)] == [up, 1]
 
 
@@ -137,8 +133,8 @@ def of_a_bare_step(module: torch.nn.Module, stub: Stub, shape: tuple[int, ...], 
     ],
 )
 def test_a_round_of_a_large_model(case, shape, stub, world, tmp_path, monkeypatch) -> None:
-    """A step launches no more kernels than the bare loop's. The waits are for the clients' scalars, ‖Δ̄‖² and the next
-    w, which comes down, and nothing else is as large.
+    """A step launches no more kernels than the bare loop's. The waits are for the clients' scalars, and for the next
+    w, which comes down with ‖Δ̄‖², and nothing else is as large.
     """
     write_all(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -152,7 +148,7 @@ def test_a_round_of_a_large_model(case, shape, stub, world, tmp_path, monkeypatc
     (one, model), (more, _), (both, _) = of([1], 1), of([1], 3), of([0, 1], 3)
     d = model.vector.nbytes
     for found in (one, more, both):
-        assert found.waits == 3
+        assert found.waits == 2
         assert not [size for size in found.up if size >= d]
         assert [size for size in found.down if size >= d] == [d]
     bare = of_a_bare_step(model.module, stub, shape, case == "lstm")
