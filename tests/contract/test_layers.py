@@ -141,6 +141,14 @@ def test_one_module_imports_mpi4py():
     assert users == [ROOT / "hpcfed" / "ranks" / "world.py"]
 
 
+def test_the_laboratory_alone_imports_pandas():
+    users = [
+        path for path in files("hpcfed") + files("data_prep") if any(n.split(".")[0] == "pandas" for n in imports(path))
+    ]
+    assert users
+    assert all(path.is_relative_to(ROOT / "hpcfed" / "lab") for path in users)
+
+
 def test_data_prep_uses_little_of_hpcfed_and_no_torch():
     for path in files("data_prep"):
         used = {name.removeprefix("hpcfed.") for name in imports(path) if name.startswith("hpcfed.")}
