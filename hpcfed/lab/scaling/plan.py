@@ -82,7 +82,7 @@ def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> L
         recipe = recipe.model_copy(update={"cohort": of_size(recipe, cohort)})
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     balanced = recipe.balances(method.local.stateful)
-    drawn = Cohorts(recipe, sizes, recipe.weights or method.local.weights)
+    drawn = Cohorts(recipe, sizes)
     home, slowest, average = homes(sizes, ranks), [], []
     for round in range(1, min(DRAWN_ROUNDS, recipe.rounds) + 1):
         members = drawn.round(round)
