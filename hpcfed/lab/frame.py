@@ -26,7 +26,7 @@ MAX_TABLE_BYTES = 1 << 34
 
 
 def record(path: Path, evaluate: Mapping[str, Any] | None, skipped: Counter[int] | None = None) -> pd.DataFrame:
-    """Return a record's numbers: a row a round, by its number, a column a dotted name, nan for null.
+    """Return a record's numbers: a row a round, by its number, a column a dotted name, nan for null; counts are whole.
 
     Scores of a former last round, which the schedule of the recipe's `evaluate` does not have, are nan. Rounds that
     left out a client's update are added to `skipped`.
@@ -42,9 +42,9 @@ def record(path: Path, evaluate: Mapping[str, Any] | None, skipped: Counter[int]
     rounds = np.arange(1, columns.rounds + 1)
     found = {}
     for name in list(columns):
-        column = np.array(columns.pop(name), dtype=np.float64)
         due = (rounds % interval_of(name, evaluate or {}) == 0) | (rounds == len(rounds))
-        found[name] = np.where(due, column, np.nan)
+        column = np.array(columns.pop(name))
+        found[name] = column if due.all() else np.where(due, column, np.nan)
     return pandas.DataFrame(found, index=pandas.Index(rounds, name="round"))
 
 

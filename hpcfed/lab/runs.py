@@ -34,7 +34,7 @@ def runs(paths: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     found, _ = find_runs([Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
     tables = []
     for run in map(read_run, found):
-        wide = run.record.reset_index().melt("round", var_name="column", ignore_index=True).dropna()
+        wide = run.record.astype("float64").reset_index().melt("round", var_name="column").dropna()
         tables.append(wide.assign(run=str(run.folder), method=method_of(run), seed=run.seed))
     if not tables:
         raise InputError("no run named", remedy="name the output folder of a run")

@@ -71,7 +71,7 @@ class Run:
             return np.cumsum(self.column("seconds.total"))
         if name == "round":
             return self.record.index.to_numpy(np.float64)
-        return self.record[name].to_numpy() if name in self.record else np.full(self.num_rounds, np.nan)
+        return self.record[name].to_numpy(np.float64) if name in self.record else np.full(self.num_rounds, np.nan)
 
     def left_out(self, column: str) -> tuple[str, ...]:
         """Return the clients, by number, whose data do not count in a score: those of ``cohort.without``, but on a
