@@ -131,8 +131,7 @@ def estimate(
     """
     parts, evaluator = assemble(recipe, World())
     whole = parts.cohorts
-    weights = recipe.weights or parts.method.local.weights
-    few = replace(parts, cohorts=_FirstClients(recipe, parts.federation.sizes, weights))
+    few = replace(parts, cohorts=_FirstClients(recipe, parts.federation.sizes))
     simulation = Simulation(few)
     with parts.clients:
         measured, num_vectors = _measure(recipe, few, simulation, evaluator)
