@@ -44,9 +44,9 @@ def of_recipe() -> Schema:
     for key, short in SHORT.items():
         properties[key] = {"anyOf": [short, {name: properties[key].pop(name) for name in [*properties[key]]}]}
     sections["CohortSection"]["properties"]["without"]["anyOf"] += SHORT_WITHOUT
-    for key in keys():
-        place = properties if key.section is Recipe else sections[key.section.__name__]["properties"]
-        place[key.name]["description"] = key.meaning
+    for described in keys():
+        place = properties if described.section is Recipe else sections[described.section.__name__]["properties"]
+        place[described.name]["description"] = described.meaning
     properties["seeds"] = {"description": properties["seed"]["description"], **SEEDS}
     schema["required"] = [key for key in schema["required"] if key not in FILLED_IN]
     sections["Model"] |= _by_name(sections["Model"], Model, {name: [spec] for name, spec in models.named().items()})

@@ -203,7 +203,7 @@ def _own_score(coalitions: Coalitions, subset: Subset, seed: str, client: int, f
     measure = coalitions.rule.column.removeprefix("test_")
     scores = clients_table(path)
     own = scores[(scores["client"] == str(client)) & (scores["model"] == "global") & (scores["split"] == "test")]
-    last = max(own.to_dict("records"), key=lambda row: int(row["round"]), default={})
+    last: dict[str, str] = max(own.to_dict("records"), key=lambda row: int(row["round"]), default={})
     return float(last.get(measure) or math.nan)
 
 
