@@ -555,7 +555,7 @@ def test_a_script_of_pbs_asks_for_what_was_asked_and_trains(folder: Path, site_f
     assert {"-l select=2:ncpus=16:mpiprocs=8:ompthreads=2:ngpus=4", "-l walltime=4:00:00", "-j oe", "-r n"} <= set(told)
     assert {"-A p7", "-q small", "-l place=scatter", "-l filesystems=home", f"-o {folder}/run.log"} <= set(told)
     script = shown()
-    assert "\n{ sleep 14280; kill -USR1" in script
+    assert "sleep 14280 & wait $!; kill -USR1" in script
     assert "qsub" in script
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=folder)
     assert (done.returncode, (folder / "run" / "model.safetensors").exists()) == (0, True), done.stderr
