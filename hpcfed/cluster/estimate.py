@@ -226,7 +226,7 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
 
 
 def _evaluation_seconds(recipe: Recipe, parts: Parts, measured: StepTimes) -> float:
-    """Return the seconds of all evaluations on one rank: of the test set, of the training set, and of each client."""
+    """Return the seconds that one rank would take for all evaluations: test set, training set and each client."""
     section, federation = recipe.evaluate, parts.federation
     tested, trained = federation.num_test, int(federation.sizes.sum())
     a_sample = measured.evaluate_seconds / tested if measured.evaluate_seconds else measured.sample_seconds / FORWARD

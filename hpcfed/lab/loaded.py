@@ -61,7 +61,7 @@ class LoadedRun:
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """``environment.json``: where the run ran, and what its bits depend on."""
+        """``environment.json``: the machine and libraries of the run, and whatever else its bits depend on."""
         return read_json(self.folder / "environment.json")
 
     @cached_property

@@ -37,7 +37,7 @@ class Scheduler(Protocol):
         ...
 
     def doubt_of(self, site: Site) -> str:
-        """Return a line for the user on what the script leaves open, "" if nothing."""
+        """Return a line on anything that the script leaves open, "" for nothing."""
         ...
 
     def jobs_named(self, label: str) -> list[QueuedJob]:

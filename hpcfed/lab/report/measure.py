@@ -25,7 +25,7 @@ LOSSES = ("test_loss", "train_loss", "local_loss")
 
 
 def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
-    """Return the unit of a column of the runs' records; of a metric that has other units in other runs, a number."""
+    """Return the unit of a column: ``number`` where a metric has different units in different runs."""
     if column in LOSSES:
         return "loss"
     name = column.partition("_")[2]

@@ -74,8 +74,9 @@ class Run:
         return self.record[name].to_numpy(np.float64) if name in self.record else np.full(self.num_rounds, np.nan)
 
     def left_out(self, column: str) -> tuple[str, ...]:
-        """Return the clients, by number, whose data do not count in a score: those of ``cohort.without``, but on a
-        common test set, whose samples are nobody's.
+        """Return the numbers of the clients whose data a score leaves out: those of ``cohort.without``.
+
+        A common test set belongs to no client, so its scores leave out nobody.
         """
         if column.startswith("test_"):
             numbers = {name.split(".")[1] for name in self.record if name.startswith("apart.")}

@@ -114,7 +114,8 @@ class ReproduceSession:
         return ready
 
     def run(self, experiment: Experiment) -> bool:
-        """Run what is left of an experiment with prepared data, on all ranks; return whether it was stopped early.
+        """Run the unfinished runs of an experiment with prepared data, on all ranks; return whether it was stopped
+        early.
 
         Raises:
             InputError: a recipe cannot be run, or runs were refused.

@@ -66,7 +66,7 @@ def overrides(recipe: Recipe, setting: StudySetting, rounds: int, output: Path) 
 
 
 def of_size(recipe: Recipe, size: int) -> CohortSection:
-    """Return the recipe's section ``cohort`` for cohorts of another size: drawn as before, of the same clients."""
+    """Return the recipe's section ``cohort`` with another cohort size."""
     return recipe.cohort.model_copy(update={"size": size, "fraction": None, "schedule": None})
 
 

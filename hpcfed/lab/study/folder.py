@@ -34,7 +34,7 @@ OF_A_STUDY = {SETTINGS, PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING, SAMPLES}
 def prepare(study: Study, *, fresh: bool) -> list[str]:
     """Make the study's folder and the splits' files; return remarks on them. On rank 0 only.
 
-    Files of the same splits are kept. Those of others are refused, or set aside as ``previous-1`` if `fresh`.
+    A folder with other splits is refused, or set aside as ``previous-1`` if `fresh`.
 
     Raises:
         InputError: the folder holds other files, or a study of other splits; or it may not be written.

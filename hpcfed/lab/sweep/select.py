@@ -150,9 +150,9 @@ def _own_columns(recipe: Recipe) -> Iterator[str]:
 
 
 def usual_rule(plan: Plan, records: Iterable[pd.DataFrame]) -> Rule:
-    """Return the default rule, of the first of `DEFAULT_COLUMNS` that any run recorded: the mean over the last rounds.
+    """Return the default rule: the mean over the last rounds of the first of `DEFAULT_COLUMNS` that any run recorded.
 
-    Of runs that end by their scores it is the last round alone, since a fast one has few rounds, and so poor ones.
+    Where runs end by their scores it is the last round alone: a fast run has few rounds, and early ones are poor.
     """
     recorded = {column for one in records for column in one.columns[one.tail(1).notna().any()]}
     column = next((column for column in DEFAULT_COLUMNS if column in recorded), DEFAULT_COLUMNS[-1])

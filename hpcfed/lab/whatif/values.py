@@ -125,7 +125,7 @@ def _over(coalitions: Coalitions) -> str:
 
 
 def _drawn(coalitions: Coalitions) -> str:
-    """Return what the values in the figure are means over, in words."""
+    """Say over what the figure's values are means: seeds or random orders."""
     if coalitions.orders:
         return counted(len(coalitions.orders), "random order")
     return counted(len(coalitions.seeds), "seed")
@@ -150,7 +150,7 @@ def contributed(coalitions: Coalitions) -> CoalitionValues:
 
 
 def _of_initial_model(coalitions: Coalitions, seed: str) -> float:
-    """Return v(none), of w⁰."""
+    """Return v(∅), the initial model's score."""
     every = frozenset(range(len(coalitions.names)))
     recipe = coalitions.unit_of[every, seed].recipe
     parts, evaluator = assemble(recipe, World())

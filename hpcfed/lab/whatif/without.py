@@ -244,7 +244,7 @@ def _other_scores(base: RecordedRun, here: Recipe, federation: Federation) -> It
 
 
 def described(branch: BranchPoint, base: RecordedRun, recipe: Recipe) -> Iterator[str]:
-    """Yield lines on the rounds that are computed, and on those that would have to be."""
+    """Yield lines on the first round that differs, and on the rounds to be computed."""
     total, who = recipe.rounds, ", ".join(_names(recipe))
     if branch.joined <= len(base.rows):
         yield f"the first round that is another without {who}: {branch.joined}"
