@@ -176,10 +176,10 @@ FAST = (
 
 
 @pytest.mark.serial
-def test_what_must_start_fast_loads_neither_torch_nor_mpi():
+def test_what_must_start_fast_loads_no_torch_mpi_or_pandas():
     data_prep = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files("data_prep")]
     modules = [*FAST, *(name.removesuffix(".__init__") for name in data_prep)]
-    program = f"import sys; sys.modules.update(torch=None, mpi4py=None)\nimport {', '.join(modules)}"
+    program = f"import sys; sys.modules.update(torch=None, mpi4py=None, pandas=None)\nimport {', '.join(modules)}"
     done = launch(0, [], program=("-c", program))
     assert (done.returncode, done.stderr) == (0, "")
 

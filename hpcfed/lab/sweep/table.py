@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
 from hpcfed.lab.frame import as_csv
 from hpcfed.lab.frame import record as read_record
@@ -130,18 +130,6 @@ def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record
     except OSError as error:
         got = error.strerror or str(error)
         raise EnvironmentFailure("the tables cannot be written", where=str(plan.folder), got=got) from None
-
-
-def check_parquet() -> None:
-    """Check that Parquet files can be written.
-
-    Raises:
-        InputError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise InputError("--parquet", expected="pyarrow", got="none", remedy="pip install pyarrow") from None
 
 
 def _settings(plan: Plan, point: int) -> Record:
