@@ -195,7 +195,7 @@ class ClientEvaluator:
             self._parts.model.load(w, self._parts.private.of(client))
 
     def _measure(self, client: int, out: np.ndarray, *, is_test: bool) -> None:
-        """Write the pairs of all measures of the loaded model on a client's samples into `out`, (cells, 2)."""
+        """Measure the loaded model on a client's samples; write pairs into `out`, (cells, 2)."""
         shards = self._parts.shards
         with self._measures.measuring():
             self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client, out)
