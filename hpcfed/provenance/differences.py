@@ -126,6 +126,11 @@ def tolerance_from(changed: float, dtype: str) -> float:
     return min(TOLERANCE[dtype], MARGIN * max(changed, EPSILON[dtype]))
 
 
+def of_drawn_model(tolerance: float, dtype: str) -> float:
+    """Return the tolerance of a round that begins with an initial model of other last bits: torch draws it in float32."""
+    return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
+
+
 def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
     """Yield what differs between two ``environment.json`` that may change last bits, as words.
 
