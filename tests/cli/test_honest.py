@@ -115,8 +115,9 @@ def test_that_went_on_with_other_measures(folder, command):
     trained(rounds=6, evaluate={"every": 1})
     done = command(["verify", "run", "--all"], folder)
     assert done.returncode == 5, done.stdout
-    *_, note, last = done.stdout.splitlines()
+    *_, note, lack, last = done.stdout.splitlines()
     assert note == "columns of the record that the recipe does not measure are not checked: test_auroc"
+    assert lack == "the record lacks scores of 2 computed rounds that the recipe asks for"
     assert last == "verified in part: all 6 rounds, bit for bit, on 1 rank"
 
 
@@ -182,7 +183,7 @@ def test_of_another_processor_that_computes_the_same_bits(folder, command):
 
 
 ELSEWHERE = {"ATEN_CPU_CAPABILITY": "default"}
-"""Kernels without vector instructions, as on a processor that has none: other last bits, which ``environment.json`` says."""
+"""Kernels without vector instructions, as on a processor that has none: other last bits, by ``environment.json``."""
 CLIENTS = {"every": 2, "models": ["global", "fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}}
 
 
@@ -210,8 +211,9 @@ def test_of_another_processor_that_computes_other_bits(elsewhere, folder, comman
         done = command(["verify", elsewhere, *options], folder)
         assert (done.returncode, done.stderr) == (5, ""), done.stdout
         assert "this machine computes other bits: instruction set: DEFAULT there" in done.stdout
-        assert re.search(r"^agrees within \S+, not to the bit: 8 rounds .*the last models as recorded$", done.stdout, re.M)
-        assert ("update-hashes.bin has the bits of the other" in done.stdout) == (elsewhere / "update-hashes.bin").exists()
+        last, has_hashes = done.stdout.splitlines()[-1], (elsewhere / "update-hashes.bin").exists()
+        assert re.fullmatch(r"agrees within \S+, not to the bit: 8 rounds .*the last models as recorded", last)
+        assert ("update-hashes.bin has the bits of the other" in done.stdout) == has_hashes
         assert "clients.csv" not in done.stdout
 
 

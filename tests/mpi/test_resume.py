@@ -551,10 +551,10 @@ def test_a_run_without_a_round_makes_room_for_another_recipe(world, folder, capf
 
 
 def test_a_folder_that_another_job_has_leaves_no_open_file(tmp_path):
-    lock = str(tmp_path / LOCK)
+    lock = tmp_path / LOCK
 
     def open_locks() -> int:
-        return sum(os.path.realpath(f"/proc/self/fd/{name}") == lock for name in os.listdir("/proc/self/fd"))
+        return sum(path.resolve() == lock for path in Path("/proc/self/fd").iterdir())
 
     held, other = FolderLock(tmp_path), FolderLock(tmp_path)
     held.take()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -10,6 +11,7 @@ import h5py
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.content import KIND, content_hash
 from hpcfed.errors import EnvironmentFailure, InputError, first_of
+from hpcfed.io.text import doubled_key, lines_of, open_file
 from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.provenance.signature import checked
 from hpcfed.provenance.verify.tables import RecordedTables
@@ -46,6 +48,7 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
         return
     except OSError as error:
         raise EnvironmentFailure("cannot be read", where=str(run), got=str(error)) from error
+    found += _doubled_entries(run)
     yield from found
     if others := contents_of(run).others:
         yield f"not a run's, and not looked at: {first_of(others, MAX_LISTED)}"
@@ -57,6 +60,19 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
     for manifest in manifests(run / "checkpoints"):
         if damage := damage_of(manifest):
             yield Fault(f"checkpoints/{manifest.name}", damage)
+
+
+def _doubled_entries(run: Path) -> Iterator[Fault]:
+    """Yield the files that have an entry twice: a program, or an eye, may take the other one than verification does."""
+    for name in (CERTIFICATE, *contents_of(run).results):
+        path = run / name
+        if path.suffix not in (".json", ".jsonl") or not path.is_file():
+            continue
+        with suppress(OSError, ValueError), open_file(path) as file:  # which is told elsewhere
+            for number, line in enumerate(lines_of(file) if path.suffix == ".jsonl" else [file.read()], start=1):
+                if (key := doubled_key(line.decode())) is not None:
+                    yield Fault(name, f"has {key!r} twice{f', in line {number}' if path.suffix == '.jsonl' else ''}")
+                    break
 
 
 def ended(run: RecordedRun) -> bool:

@@ -205,6 +205,11 @@ class Again:
         wrong += [name for name in MODELS if _bytes(folder / name) != expected.get(name)]
         return sorted({*wrong, *others})
 
+    def left_files(self) -> list[str]:
+        """Return the models and private parts that are in the folder."""
+        models = [name for name in MODELS if (self._run.folder / name).is_file()]
+        return [*models, *_private_files(self._run.folder)]
+
     def measured_files(self, due: Due) -> RoundAgain:
         """Measure the models and private parts in the folder as those of the last round, whose state is not kept.
 

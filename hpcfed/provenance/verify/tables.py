@@ -21,7 +21,6 @@ from hpcfed.run_folder.files import CLIENTS
 from hpcfed.run_folder.rounds import RESTORE
 from hpcfed.run_folder.update_hashes import KIND, UPDATE_HASHES
 
-
 BOUNDARY = 2
 """Samples of a client that other last bits may put on the other side of a boundary."""
 
@@ -123,6 +122,9 @@ def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
         with open_file(path) as file:
             lines = lines_of(file)
             header = next(lines, b"")
+            columns = next(csv.reader([header.decode(errors="replace")]), [])
+            if len(columns) > len({*columns}):  # of which readers take one or the other
+                raise Malformed("a column twice")
             position, last = len(header), 0
             for line in lines:
                 digits = line.partition(b",")[0]
@@ -134,4 +136,4 @@ def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
                 position += len(line)
     except (OSError, Malformed) as error:
         raise InputError("not a run's table", where=str(path), got=str(error), remedy=RESTORE) from None
-    return next(csv.reader([header.decode(errors="replace")]), []), places
+    return columns, places

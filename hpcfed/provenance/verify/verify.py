@@ -18,6 +18,7 @@ from hpcfed.provenance.differences import (
     beyond,
     from_record,
     is_score,
+    lacking,
     largest,
     not_computed,
     of_drawn_model,
@@ -35,6 +36,7 @@ from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import Fault
 from hpcfed.run_folder.checkpoint.restore import RestoredState
+from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RESULT, SIGNATURE
 from hpcfed.run_folder.progress import QUIET_SECONDS
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
@@ -163,7 +165,7 @@ class Verifier:
         self._computed, self._measured = set[int](), set[int]()
         self._drawn, self._out_of_reach = list[int](), set[int]()
         self._notes = list[str]()
-        self._unknown, self._remeasured = set[str](), dict[str, int]()
+        self._unknown, self._remeasured, self._unscored = set[str](), dict[str, int](), set[int]()
         self._tolerance: float | None = None
         self._other_bits: _Differs | None = None
         self._of = ""
@@ -304,6 +306,8 @@ class Verifier:
                 raise _Differs(faults, round, here, by_rounding=by_rounding, place=place)
         if trained:
             self._unknown |= not_computed(row, here.row)
+        if lacking(row, here.row):
+            self._unscored.add(round)
 
     def _check_facts(self, again: Again) -> None:
         for name, value in again.facts.items():
@@ -311,24 +315,29 @@ class Verifier:
                 raise _Differs([Fault("environment.json", f"{name}: {self._run.environment[name]}, here {value}")])
 
     def _check_end(self, again: Again) -> None:
-        """Check the models that a finished run left: by its last state, or else by the last row that they give.
+        """Check the models that are left: by the last state, or else by the last row that they give.
+
+        A run that has not ended need not have left any.
 
         Raises:
             _Differs: they are others.
         """
-        last = len(self._run.rows)
-        if not ended(self._run):
+        last, left, has_ended = len(self._run.rows), again.left_files(), ended(self._run)
+        if MODELS[0] not in left and not has_ended:
             return
         trained_here = again.round == last and self._tolerance is None  # else its bits are this machine's
         if not trained_here and last in self._run.checkpoints and self._enter(again, last):
             self._compare(last, again.measured(self._due(last)), trained=False)
         if again.round == last and (self._tolerance is None or last in self._run.checkpoints):
             rounded = self._tolerance is not None and self._run.recipe.evaluate.statistics == "training"
-            found = again.wrong_files(self._tolerance_of(1))
-            if wrong := [name for name in found if not (rounded and "evaluated" in name)]:
+            found = [name for name in again.wrong_files(self._tolerance_of(1)) if has_ended or name in left]
+            if wrong := [name for name in found if not (rounded and name == MODELS[1])]:
                 raise _Differs([Fault(name, f"is not the model after round {last}") for name in wrong])
-        else:
-            self._compare(last, again.measured_files(self._due(last)), trained=False)
+            if not (rounded and MODELS[1] in found):
+                return
+        elif MODELS[1] in left:
+            self._notes.append(f"{MODELS[0]} is not measured: the state after round {last} is not kept")
+        self._compare(last, again.measured_files(self._due(last)), trained=False)
 
     def _within(self, difference: _Differs) -> int:
         """Compare single rounds and all kept states within the tolerance; return the exit code.
@@ -434,6 +443,9 @@ class Verifier:
         if unknown := self._unknown | in_table:
             columns = ", ".join(sorted(unknown))
             self._notes.append(f"columns of the record that the recipe does not measure are not checked: {columns}")
+        if self._unscored:
+            count = counted(len(self._unscored), "computed round")
+            self._notes.append(f"the record lacks scores of {count} that the recipe asks for")
         self._notes += [
             f"scores of {counted(count, 'round')} are of another model, with {other}: they are not checked"
             for other, count in self._remeasured.items()
