@@ -59,7 +59,7 @@ class RecordedTables:
         """Return what is wrong with the rows of a round that was computed: in their bits or, with a tolerance, beyond
         it. A hash tells nothing of how far two updates are apart: then none is compared.
         """
-        found = []
+        found = list[Fault]()
         if here.clients is not None and self._columns:
             found += self._of_clients(round, here.clients, tolerance)
         hashes = self._run.folder / UPDATE_HASHES
