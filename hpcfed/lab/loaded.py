@@ -45,7 +45,7 @@ def load(run: str | Path, *, data: str | Path | None = None, accept_code: bool =
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The content of a run folder. Tables need pandas, modules torch; each is read at first use."""
+    """The content of a run folder; each part is read at first use."""
 
     recipe: Recipe
     accept_code: bool = False
@@ -69,7 +69,7 @@ class LoadedRun:
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """``environment.json``: where the run ran, and what its bits depend on."""
+        """``environment.json``: the machine and libraries of the run, and whatever else its bits depend on."""
         return read_json(self.folder / "environment.json")
 
     @cached_property
@@ -78,9 +78,10 @@ class LoadedRun:
         columns, ``seconds.local``, ``clients.global.test.loss.mean``.
 
         Raises:
-            InputError: pandas is not installed, or the record is damaged.
+            InputError: the record is damaged.
         """
-        pandas = _pandas()
+        import pandas
+
         path = self.folder / RECORD
         rows = read_rounds(path) if path.exists() else []
         if not rows:
@@ -101,9 +102,11 @@ class LoadedRun:
         """The scores of each client, ``clients.csv``; None if the recipe did not ask for them.
 
         Raises:
-            InputError: pandas is not installed, or the file is damaged.
+            InputError: the file is damaged.
         """
-        path, pandas = self.folder / CLIENTS, _pandas()
+        import pandas
+
+        path = self.folder / CLIENTS
         if not path.exists():
             return None
         try:
@@ -153,12 +156,3 @@ class LoadedRun:
             what = f"{self.folder}: the model is code, {self.recipe.model.factory}, which runs from {places}"
             warnings.warn(what, stacklevel=4)
         return trained_module(self.recipe, self.folder / name, client, accept_code=self.accept_code)
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError:
-        remedy = "pip install pandas"
-        raise InputError("tables of a loaded run need pandas, which is not installed", remedy=remedy) from None
-    return pandas

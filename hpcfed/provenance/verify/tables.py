@@ -26,7 +26,7 @@ BOUNDARY = 2
 
 
 class RecordedTables:
-    """Rows of the tables of a run, compared with those that are computed.
+    """The run's tables, to be compared with computed rows.
 
     Args:
         run: as it is recorded.
@@ -45,7 +45,7 @@ class RecordedTables:
         return round in self._places
 
     def faults_of_sizes(self) -> Iterator[Fault]:
-        """Yield what the tables have too much of, or lack."""
+        """Yield tables that have too many or too few rows."""
         beyond = [round for round in self._places if not 1 <= round <= len(self._run.rows)]
         if beyond:
             yield Fault(CLIENTS, f"has round {beyond[0]}, which is not recorded")
@@ -56,8 +56,9 @@ class RecordedTables:
                 yield Fault(UPDATE_HASHES, f"has {path.stat().st_size} bytes, {expected} by the recipe and the record")
 
     def faults(self, round: int, here: RoundAgain, tolerance: float | None = None) -> list[Fault]:
-        """Return what is wrong with the rows of a round that was computed: in their bits or, with a tolerance, beyond
-        it. A hash tells nothing of how far two updates are apart: then none is compared.
+        """Return the faults of a computed round's rows, in bits or beyond a tolerance.
+
+        With a tolerance update hashes are not compared: they do not show how far two updates are apart.
         """
         found = list[Fault]()
         if here.clients is not None and self._columns:
@@ -96,9 +97,7 @@ class RecordedTables:
 
 
 def _is_near(name: str, recorded: str, here: Mapping[str, str], tolerance: float) -> bool:
-    """Whether a cell is the one computed here but for rounding: a loss within the tolerance, a metric as if it were of
-    `BOUNDARY` other samples.
-    """
+    """Whether a cell differs by rounding alone: a loss by the tolerance, a metric by `BOUNDARY` samples."""
     if name in UNMEASURED_COLUMNS:
         return False
     try:
@@ -110,7 +109,7 @@ def _is_near(name: str, recorded: str, here: Mapping[str, str], tolerance: float
 
 
 def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
-    """Return the columns of ``clients.csv``, and of each round the byte at which its rows begin, and their number.
+    """Index ``clients.csv``: its columns, and for each round the offset and number of its rows.
 
     Raises:
         InputError: it is not a run's table.
