@@ -157,11 +157,11 @@ class Server:
         """Go back to where `replicated` was taken."""
         last = {name: replicated.get(name, none) for name, none in self._last.items()}
         self._last = {name: tensor.to(self._home) for name, tensor in last.items()}
-        states = [
+        state, shared = (
             {name: replicated[f"{part}.{name}"] for name in own}
             for part, own in (("server", self._state), ("shared", self._shared))
-        ]
-        self._keep(replicated["w"], *states)
+        )
+        self._keep(replicated["w"], state, shared)
 
     def evaluated(self) -> Tensor:
         """Return the model that ``evaluate.model`` names, after the last round, (d,) in the run's dtype, at home."""
