@@ -199,12 +199,17 @@ class RunFolder:
         found = files.read_mapping(self.path / "environment.json").get("sentinel")
         return found if isinstance(found, list) else []
 
-    def with_recorded_tile(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the ``local.tile`` of the run here that it goes on with, where it is ``auto``."""
-        if recipe.local.tile != "auto" or self.fresh or not (self.path / files.RECIPE).is_file() or not self._goes_on():
+    def with_recorded_engine(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with the engine and the tile of the run here that it goes on with, where it says ``auto``."""
+        if self.fresh or not (self.path / files.RECIPE).is_file() or not self._goes_on():
             return recipe
-        tile = (files.read_recipe(self.path).get("local") or {}).get("tile", "auto")
-        return with_tile(recipe, tile)
+        recorded, local = files.read_recipe(self.path).get("local") or {}, recipe.local
+        if local.engine == "auto" and recorded.get("engine", "auto") != "auto":
+            tile = local.tile if local.tile != "auto" else recorded.get("tile", "auto")
+            return with_engine(recipe, recorded["engine"], recorded.get("matmul", local.matmul), tile)
+        if local.tile == "auto":
+            return with_engine(recipe, local.engine, local.matmul, recorded.get("tile", "auto"))
+        return recipe
 
     def claim(
         self,
@@ -316,9 +321,10 @@ class RunFolder:
         return any(path.exists() and path.stat().st_size > 0 for path in record)
 
 
-def with_tile(recipe: Recipe, tile: int | str) -> Recipe:
-    """Return the recipe with this ``local.tile``."""
-    return recipe.model_copy(update={"local": recipe.local.model_copy(update={"tile": tile})})
+def with_engine(recipe: Recipe, engine: str, matmul: str, tile: int | str) -> Recipe:
+    """Return the recipe with these keys of ``local``."""
+    update = {"engine": engine, "matmul": matmul, "tile": tile}
+    return recipe.model_copy(update={"local": recipe.local.model_copy(update=update)})
 
 
 def _changed(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

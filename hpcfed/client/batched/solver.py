@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
+from hpcfed.client.batched.direct import DirectDescent
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
+from hpcfed.client.batched.operators.network import OperatorNetwork
 from hpcfed.client.batched.shorts import short_steps
 from hpcfed.client.batched.steps import Descent, FlatDescent, FusedDescent
 from hpcfed.client.batched.tiles import Stacks, rounded, width_step
@@ -87,6 +89,8 @@ class StackedSolver:
         self._descent: Descent
         if isinstance(network, Perceptron) and plain and not elsewhere:
             self._descent = FusedDescent(network, model, section, stacks)
+        elif isinstance(network, OperatorNetwork) and plain and not elsewhere and model.vector.device.type == "cpu":
+            self._descent = DirectDescent(network, section, stacks)
         else:
             self._descent = FlatDescent(network, model, section, stacks, arithmetic)
         self._rooms: dict[int, Tensor] = {}
