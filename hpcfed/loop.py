@@ -30,7 +30,7 @@ from hpcfed.run_folder.certificate import write_certificate
 from hpcfed.run_folder.checkpoint.keeper import Checkpoints
 from hpcfed.run_folder.clock import ENDING_REQUESTS, Clock
 from hpcfed.run_folder.environment import environment, with_suspicions
-from hpcfed.run_folder.folder import RunFolder, with_engine
+from hpcfed.run_folder.folder import RunFolder, with_local
 from hpcfed.run_folder.observers import Observers
 from hpcfed.run_folder.outcome import own_log, recorded_ending
 from hpcfed.run_folder.progress import Reporter
@@ -74,8 +74,7 @@ def train(
         recipe = world.on_root(partial(folder.with_recorded_engine, recipe))
         parts, evaluator = assemble(recipe, world, device_slot, watchdog)
         watchdog.stage("start: checkpoint, record and observers")
-        chosen = parts.training
-        recipe = with_engine(recipe, chosen.engine, chosen.matmul, chosen.tile)
+        recipe = with_local(recipe, parts.training.recorded)
         with parts.federation, parts.clients:
             observers = Observers(recipe, world)
             client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcfed import models
 from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
 from hpcfed.client.batched.tiles import step_cost
 from hpcfed.config.limits import Checkpoint
@@ -87,9 +86,8 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if share < tile and MUCH * costs[0] < costs[1]:
         what = f"tiles of {tile} clients, of whom each rank trains {share}: the other slots are computed for nothing"
         yield f"{what}; local.tile={share} shares the work, with other last bits"
-    if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:
-        what = f"parameters ({recipe.parameters.given})"
-        yield f"clients are trained one after another, since the batched engine takes no {what}"
+    if recipe.model.factory is not None or parts.training.why:
+        yield f"your model: {parts.training.account}"
     if late := [entry.round for entry in local.lr_schedule if entry.round > recipe.rounds]:
         rounds = f"round {late[0]}, after the last of {recipe.rounds} rounds"
         yield f"local.lr_schedule has a step size from {rounds}; it is not used"

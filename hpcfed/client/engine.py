@@ -96,11 +96,11 @@ def trained_by(
         _check_tile(section.tile, 1, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
         build = partial(SequentialSolver, model, loss, section, seed, precision=precision, draws=draws)
         solver = try_compiled(build, like) if section.compile else build()
-        training = Training("sequential", "blas" if why else section.matmul, "auto", why=why)
+        training = Training("sequential", "blas", "auto", section.memory_format, why=why)
         if own_step is not None:
             return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed), training
         return solver, training
-    draws = draws and isinstance(network, Vectorized)
+    draws = draws and (isinstance(network, Vectorized) or loss.is_own)
     width, alone = _minibatch(section, loss, network, work.sizes, draws=draws)
     if alone:
         _check_tile(section.tile, 1, alone)
@@ -126,7 +126,16 @@ def trained_by(
             raise
         what = f"memory for tiles of {tile} clients (local.tile) is short"
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
-    return solver, Training("batched", section.matmul, tile, read)
+    images = isinstance(network, OperatorNetwork) and network.has_images
+    memory_format = "channels-last" if images and _is_channels_last(section, model) else section.memory_format
+    return solver, Training("batched", section.matmul, tile, memory_format, read)
+
+
+def _is_channels_last(section: Local, model: FlatModel) -> bool:
+    """Whether convolutions of images take channels last: by default on a CPU, where they are faster by a fifth."""
+    if section.memory_format == "auto":
+        return model.vector.device.type == "cpu"
+    return section.memory_format == "channels-last"
 
 
 def engine_for(*arguments: Any, **named: Any) -> Engine:
@@ -147,7 +156,7 @@ def _network(
     matmul = matmul_for(section.matmul, model.vector)
     batch = like[0].shape[0] if section.batch_size == "full" else int(section.batch_size)
     try:
-        network = network_of(model, loss, like[0], batch, matmul)
+        network = network_of(model, loss, like[0], batch, matmul, channels_last=_is_channels_last(section, model))
     except Unreadable as unreadable:
         if section.engine == "auto":
             return None, "", str(unreadable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hpcfed.errors import counted
 
@@ -13,7 +13,7 @@ class Training:
     """The engine of a run.
 
     Attributes:
-        engine, matmul, tile: as the recorded recipe has them under ``local``.
+        engine, matmul, tile, memory_format: as the recorded recipe has them under ``local``.
         read: what the model is read as, in words; "" where it is not read.
         why: why clients are trained one after another; "" where that was not a choice.
     """
@@ -21,8 +21,14 @@ class Training:
     engine: Literal["sequential", "batched"]
     matmul: str
     tile: int | Literal["auto"]
+    memory_format: str = "auto"
     read: str = ""
     why: str = ""
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The keys of ``local`` that were chosen."""
+        return {key: getattr(self, key) for key in ("engine", "matmul", "tile", "memory_format")}
 
     @property
     def account(self) -> str:

@@ -218,7 +218,7 @@ class Local(Section):
     `step` names the user's own local step (`hpcfed.client.own_step`), called with `step_args` as keywords.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "guess_moments", "step", "step_args", "tile"})
+    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "guess_moments", "step", "step_args", "tile", "memory_format"})
 
     steps: Count | None = None
     epochs: Count | None = None
@@ -239,6 +239,7 @@ class Local(Section):
     engine: Literal["auto", "sequential", "batched"] = "auto"
     tile: Literal["auto"] | Count = "auto"
     matmul: Literal["auto", "blas", "onednn"] = "auto"
+    memory_format: Literal["auto", "contiguous", "channels-last"] = "auto"
     compile: bool = False
     step: Reference | None = None
     step_args: dict[str, Any] = Field(default_factory=dict)

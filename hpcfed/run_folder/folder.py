@@ -36,7 +36,7 @@ from hpcfed.run_folder import files
 from hpcfed.run_folder.code import FRESH, CodeRecord, references
 from hpcfed.run_folder.contents import refuse_links
 from hpcfed.run_folder.cut import cut
-from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT, differences
+from hpcfed.run_folder.identity import FOLLOWED, FREE, WITHOUT_EFFECT, differences
 from hpcfed.run_folder.lock import FolderLock
 from hpcfed.run_folder.rounds import RECORD, count_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
@@ -204,12 +204,12 @@ class RunFolder:
         if self.fresh or not (self.path / files.RECIPE).is_file() or not self._goes_on():
             return recipe
         recorded, local = files.read_recipe(self.path).get("local") or {}, recipe.local
-        if local.engine == "auto" and recorded.get("engine", "auto") != "auto":
-            tile = local.tile if local.tile != "auto" else recorded.get("tile", "auto")
-            return with_engine(recipe, recorded["engine"], recorded.get("matmul", local.matmul), tile)
-        if local.tile == "auto":
-            return with_engine(recipe, local.engine, local.matmul, recorded.get("tile", "auto"))
-        return recipe
+        followed = FOLLOWED if local.engine == "auto" and "engine" in recorded else FOLLOWED[2:]
+        keys = {key: recorded[key] for key in followed if key in recorded and key != "matmul"}
+        own = {key: value for key in keys if (value := getattr(local, key)) != "auto"}
+        if "engine" in followed and "matmul" in recorded:
+            keys["matmul"] = recorded["matmul"]
+        return with_local(recipe, keys | own)
 
     def claim(
         self,
@@ -321,10 +321,9 @@ class RunFolder:
         return any(path.exists() and path.stat().st_size > 0 for path in record)
 
 
-def with_engine(recipe: Recipe, engine: str, matmul: str, tile: int | str) -> Recipe:
+def with_local(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
     """Return the recipe with these keys of ``local``."""
-    update = {"engine": engine, "matmul": matmul, "tile": tile}
-    return recipe.model_copy(update={"local": recipe.local.model_copy(update=update)})
+    return recipe.model_copy(update={"local": recipe.local.model_copy(update=keys)})
 
 
 def _changed(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ STATE, STATES = "client_state", ("device", "host", "disk")
 """``client_state`` is hashed as ``device``, whatever it is: digests keep the key for compatibility, and older ones may
 have any of its values.
 """
-FOLLOWED = ("engine", "matmul", "tile")
+FOLLOWED = ("engine", "matmul", "tile", "memory_format")
 """Keys of ``local`` that a recorded recipe has the choice of; where a recipe says ``auto``, it follows the record."""
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *WITHOUT_EFFECT)
 """Keys that may change when a run is continued."""

@@ -33,11 +33,15 @@ class DirectDescent:
                 self._constants = self._constants or self.stacks.like()
                 self._constants.put(slot, constant)
 
-    def take_steps(self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor) -> None:
+    def take_steps(
+        self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor, keys: Tensor | None = None
+    ) -> None:
         """Take S steps; see `hpcfed.client.batched.steps.Descent`."""
         parameters = self.stacks.each
-        for step, (x_step, y_step, of_step) in enumerate(zip(x.unbind(1), y.unbind(1), short, strict=True)):
-            losses[:, step] = self._network.descend(parameters, x_step, y_step, self._keep, self._lr, of_step)
+        of_steps = [None] * len(short) if keys is None else keys.unbind(1)
+        each = zip(x.unbind(1), y.unbind(1), short, of_steps, strict=True)
+        for step, (x_step, y_step, of_step, own) in enumerate(each):
+            losses[:, step] = self._network.descend(parameters, x_step, y_step, self._keep, self._lr, of_step, own)
             if self._constants is not None:
                 self.stacks.flat.sub_(self._constants.flat, alpha=self._lr)
 

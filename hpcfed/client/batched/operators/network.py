@@ -11,6 +11,8 @@ from torch import Tensor
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.operators.base import Descending, IntoGradients, Parameters, Pass, Sink
 from hpcfed.client.batched.operators.build import Operators
+from hpcfed.client.batched.operators.dropping import Dropping
+from hpcfed.client.batched.operators.layers import Convolution
 from hpcfed.client.batched.shorts import Short
 from hpcfed.models.losses import Loss
 
@@ -35,6 +37,8 @@ class OperatorNetwork:
         work: multiplications of a sample, forwards.
         calls: operators, whose calls a step takes.
         masks: of the dropouts.
+        has_images: whether images are convolved.
+        keys: numbers, of 32 bits, from which a client's masks of a step follow.
     """
 
     fixed_slots = True
@@ -44,26 +48,44 @@ class OperatorNetwork:
         self._operators, self._loss, self._matmul = operators, loss, matmul
         self.by_slot, self.work, self.masks = operators.by_slot and not mixes, operators.work, operators.masks
         self.calls = len(operators.each)
+        self.has_images = any(isinstance(one, Convolution) and len(one.stride) == 2 for one in operators.each)
         self._is_dense = operators.output_axes > 2  # a sample has more losses than one
         self.by_slot = self.by_slot and not self._is_dense
         self.takes_short = not (loss.is_own or loss.whole or mixes or self._is_dense)
         self._parameters: Parameters | None = None
+        self._dropping = Dropping(operators.masks)
+        self.keys = self._dropping.keys
 
     def rooms(self, shapes: Sequence[torch.Size], step: int) -> list[torch.Size]:
         """Return the parameters' own shapes."""
         return list(shapes)
 
-    def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack, short: Short | None = None) -> Tensor:
+    def gradients(
+        self,
+        parameters: Stack,
+        x: Tensor,
+        y: Tensor,
+        out: Stack,
+        short: Short | None = None,
+        keys: Tensor | None = None,
+    ) -> Tensor:
         """Write the gradients; see `hpcfed.client.batched.gradients.StackedNetwork`."""
-        return self._step(self._stacked(parameters), x, y, IntoGradients(out, self._matmul), short)
+        return self._step(self._stacked(parameters), x, y, IntoGradients(out, self._matmul), short, keys)
 
     def descend(
-        self, parameters: Stack, x: Tensor, y: Tensor, keep: float, lr: float, short: Short | None = None
+        self,
+        parameters: Stack,
+        x: Tensor,
+        y: Tensor,
+        keep: float,
+        lr: float,
+        short: Short | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """Set the parameters to keep·y − lr·gradients; return the losses, (R,)."""
         stacked = self._stacked(parameters)
         sink = Descending(stacked, self._operators.shared, keep, lr, self._matmul)
-        return self._step(stacked, x, y, sink, short)
+        return self._step(stacked, x, y, sink, short, keys)
 
     def outputs(self, parameters: Stack, x: Tensor, masks: Sequence[Tensor] = ()) -> tuple[Pass, Tensor]:
         """Return a pass forwards over x (R, B, …), and the outputs, (R·B, …)."""
@@ -87,9 +109,12 @@ class OperatorNetwork:
             self._parameters = Parameters(parameters)
         return self._parameters
 
-    def _step(self, parameters: Parameters, x: Tensor, y: Tensor, sink: Sink, short: Short | None) -> Tensor:
+    def _step(
+        self, parameters: Parameters, x: Tensor, y: Tensor, sink: Sink, short: Short | None, keys: Tensor | None
+    ) -> Tensor:
         slots, batch = x.shape[:2]
-        run, z = self.outputs(parameters.stacks, x)
+        masks = () if keys is None else self._dropping.masks(keys, batch, parameters.dtype)
+        run, z = self.outputs(parameters.stacks, x, masks)
         losses, slope = self._loss_and_slope(z, y.flatten(0, 1), slots, batch, short)
         self.back(run, slope, sink)
         return losses
