@@ -149,7 +149,7 @@ class _Recorder(TorchFunctionMode):
         name, place = getattr(function, "__name__", ""), _place()
         if name in ("__get__", "__set__"):
             return self._property(function, args, kwargs, place)
-        if name in FACTS or resolve_name(function) is None:
+        if name in FACTS or (resolve_name(function) is None and not _tensors(args, kwargs)):
             return function(*args, **kwargs)
         if name in REFUSED:
             raise Unreadable(REFUSED[name], place)
@@ -193,7 +193,7 @@ class _Recorder(TorchFunctionMode):
     def _recorded(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], place: str) -> Any:
         if kwargs.get("out") is not None:
             raise Unreadable("writes to out=", place)
-        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = _tensors(args, kwargs)
         given, named = mapped((args, kwargs), lambda leaf: self._argument(leaf, place))
         versions, random_state = [tensor._version for tensor in tensors], torch.get_rng_state()
         result = function(*args, **kwargs)
@@ -286,6 +286,10 @@ class _Recorder(TorchFunctionMode):
         if number in self._stale:
             raise Unreadable("uses a tensor after a write to its memory", place)
         return Value(number)
+
+
+def _tensors(*arguments: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
 
 
 class _Constant:

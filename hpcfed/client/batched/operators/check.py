@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -172,13 +171,40 @@ def _of_module(
     draws: torch.Generator,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Return a module's outputs, a drawn slope by them, and the gradients of the parameters."""
-    leaves = {name: tensor.clone().requires_grad_() for name, tensor in trained.items()}
-    with _Dropping(masks):
-        output = functional_call(module, {**leaves, **constants}, (x.clone(),))
-    slope = torch.randn(output.shape, generator=draws, dtype=torch.float64).to(output.device)
-    found = gradients_of([output], [slope], [*leaves.values()])
-    gradients = [torch.zeros_like(a) if b is None else b for a, b in zip(leaves.values(), found, strict=True)]
+    with _in_place_of(module, {**trained, **constants}) as leaves, _Dropping(masks):
+        output = module(x.clone())
+        slope = torch.randn(output.shape, generator=draws, dtype=torch.float64).to(output.device)
+        found = gradients_of([output], [slope], [leaves[name] for name in trained])
+    gradients = [torch.zeros_like(a) if b is None else b for a, b in zip(trained.values(), found, strict=True)]
     return output.detach(), slope, gradients
+
+
+@contextmanager
+def _in_place_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, nn.Parameter]]:
+    """Set a module's parameters and buffers to other tensors, and back; yield its parameters by name.
+
+    ``torch.func.functional_call`` leaves a parameter behind where one layer has two names.
+    """
+    parameters = dict(module.named_parameters())
+    kept = {name: parameter.data for name, parameter in parameters.items()}
+    buffers = [
+        (part._buffers, own, buffer, f"{path}.{own}".lstrip("."))
+        for path, part in module.named_modules()
+        for own, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = tensors[name].clone()
+        for of_part, own, _, name in buffers:
+            if name in tensors:
+                of_part[own] = tensors[name].clone()
+        yield parameters
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = kept[name]
+        for of_part, own, buffer, _ in buffers:
+            of_part[own] = buffer
 
 
 def _of_operators(

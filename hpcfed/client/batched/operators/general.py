@@ -88,9 +88,9 @@ class General:
         for number in self._wanted:
             values[number].requires_grad_()
         own = {
-            name: (run.parameters.own[place][0] if slots == 1 else run.parameters.stacks[place]).detach()
+            name: (run.parameters.own[place][0] if slots == 1 else run.parameters.stacks[place]).data
             for name, place in self._own.items()
-        }
+        }  # whose versions do not count the steps of other parameters in the same memory
         for name in self._names:
             own[name].requires_grad_()
         with torch.set_grad_enabled(bool(self._wanted or self._names)):
