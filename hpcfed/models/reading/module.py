@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, jit, nn
+from torch import Tensor, jit, nn, strided
 from torch.nn.modules import module as of_all_modules
 
 from hpcfed.models.reading.program import Unreadable
@@ -39,7 +39,7 @@ def refuse_hooks(module: nn.Module) -> None:
 
 
 class Attributes:
-    """The attributes of a module's parts, beside parameters and buffers, as they are now."""
+    """The attributes of a module's parts, parameters and buffers among them, as they are now."""
 
     def __init__(self, module: nn.Module):
         self._module = module
@@ -61,15 +61,17 @@ class Attributes:
             for name, value in vars(part).items():
                 if name not in ("_parameters", "_buffers", "_modules"):
                     yield f"{path}.{name}".lstrip("."), [*_members(value, MAX_DEPTH)]
-            for name, buffer in part._buffers.items():
-                yield f"{path}.{name}".lstrip("."), [*_members(buffer, 0)]
+            for name, tensor in (*part._buffers.items(), *part._parameters.items()):
+                yield f"{path}.{name}".lstrip("."), [*_members(tensor, 0)]
 
 
 def _members(value: Any, depth: int) -> Iterator[Any]:
-    """Yield what a value is: itself, and what it holds; a tensor with its version, a container with its length."""
+    """Yield what a value is: itself, and what it holds; a tensor with its version and address, a container
+    with its length."""
     if isinstance(value, Tensor):
         yield value
         yield None if value.is_inference() else value._version
+        yield value.data_ptr() if value.layout == strided else None
     elif isinstance(value, (list, tuple, dict, set)) and depth:
         yield type(value)
         yield len(value)

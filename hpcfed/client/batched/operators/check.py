@@ -6,6 +6,7 @@ where a sample takes many operations.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -267,18 +268,31 @@ def _stacks(
     stacks = [torch.stack(tensors) for tensors in zip(*each, strict=True)]
     x, masks = torch.stack([sample(2) for _ in range(SLOTS)]), _masks(operators.masks, 2 * SLOTS, draws)
     try:
-        shape = OperatorNetwork(operators, Loss(_no_loss, "sum"), Blas(), mixes=False).outputs(stacks, x, masks)[1].shape
-        slope = torch.randn(shape, generator=draws, dtype=torch.float64)
-        output, gradients = _of_operators(operators, stacks, x, masks, slope)
-        for slot in range(SLOTS):
-            rows = slice(2 * slot, 2 * slot + 2)
-            of_own = [tensor.unsqueeze(0) for tensor in each[slot]]
-            of_slot = [mask[rows] for mask in masks]
-            alone, own_gradients = _of_operators(operators, of_own, x[slot : slot + 1], of_slot, slope[rows])
-            scale = _largest(own_gradients)
-            near = [_is_near(one[0], many[slot], scale) for one, many in zip(own_gradients, gradients, strict=True)]
-            if not (_is_near(alone, output[rows], _largest([alone])) and all(near)):
-                return False
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # vmap's, of a function that it maps one by one
+            return _are_apart(operators, each, stacks, x, masks, draws)
     except (Unreadable, *RAISED):
         return False
+
+
+def _are_apart(
+    operators: Operators,
+    each: Sequence[Sequence[Tensor]],
+    stacks: Sequence[Tensor],
+    x: Tensor,
+    masks: Sequence[Tensor],
+    draws: torch.Generator,
+) -> bool:
+    shape = OperatorNetwork(operators, Loss(_no_loss, "sum"), Blas(), mixes=False).outputs(stacks, x, masks)[1].shape
+    slope = torch.randn(shape, generator=draws, dtype=torch.float64)
+    output, gradients = _of_operators(operators, stacks, x, masks, slope)
+    for slot in range(SLOTS):
+        rows = slice(2 * slot, 2 * slot + 2)
+        of_own = [tensor.unsqueeze(0) for tensor in each[slot]]
+        of_slot = [mask[rows] for mask in masks]
+        alone, own_gradients = _of_operators(operators, of_own, x[slot : slot + 1], of_slot, slope[rows])
+        scale = _largest(own_gradients)
+        near = [_is_near(one[0], many[slot], scale) for one, many in zip(own_gradients, gradients, strict=True)]
+        if not (_is_near(alone, output[rows], _largest([alone])) and all(near)):
+            return False
     return True
