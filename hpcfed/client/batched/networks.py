@@ -38,7 +38,12 @@ def network_of(
 
     Raises:
         Unreadable: why it cannot be read.
+        InputError: its calls do what no engine can train.
     """
+    sizes = {name: view.shape for name, view in model.views(model.vector).items()}
+    for name, parameter in model.module.named_parameters():
+        if parameter.requires_grad and name not in sizes:
+            raise Unreadable(f"a call makes the parameter {name}")
     initial = model.trained.clone()
     model.forget()
     try:
@@ -46,11 +51,11 @@ def network_of(
         _refuse_recurrent(program)
         simple = simplified(program)
         found = check(model.module, program, simple, x, batch)
+        model.check_buffers()
     finally:
         model.load(model.vector)
         model.trained.copy_(initial)
         model.forget()
-    sizes = {name: view.shape for name, view in model.views(model.vector).items()}
     named = (*model.module.named_parameters(), *model.module.named_buffers())
     constants = {name: tensor.detach() for name, tensor in named if name not in sizes}
     operators = operators_of(simple, sizes, constants, matmul, channels_last=channels_last)

@@ -69,11 +69,13 @@ def record(module: nn.Module, like: Tensor) -> Program:
         Unreadable: its calls are not all that it does, or not the same for other minibatches.
     """
     refuse_hooks(module)
-    attributes, before = Attributes(module), _random_state()
+    attributes, before, threads = Attributes(module), _random_state(), torch.get_num_threads()
     programs = [_recorded(module, _like(like, size)) for size in SIZES]
     attributes.refuse_changes()
     if _random_state() != before:
         raise Unreadable("draws random numbers outside of torch")
+    if torch.get_num_threads() != threads:
+        raise Unreadable("sets torch's threads")
     return _merged(*programs)
 
 

@@ -26,7 +26,9 @@ from hpcfed.models.losses import Loss
 from hpcfed.models.reading.program import Named, Program, Unreadable, Value, mapped
 
 TOLERANCE = 1e-9
-MOST_SAMPLES, SLOTS = 32, 3
+MOST_SAMPLES, SLOTS = 256, 3
+WORK = 3e7
+"""Multiplications of a minibatch that is compared, forwards, beyond three samples."""
 LITTLE, MUCH = 3e6, 1e8
 """Multiplications of a sample, forwards, up to which several clients may be trained at once on a CPU; and above which
 one sample is all that is compared."""
@@ -65,7 +67,7 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
     tokens = _tokens(program, {name: tensor.shape for name, tensor in module.named_parameters()})
     sample = _sampler(like, tokens, draws)
     is_little = operators.work <= LITTLE or like.device.type != "cpu"
-    most = max(3, min(batch, MOST_SAMPLES))
+    most = max(3, min(batch, MOST_SAMPLES, int(WORK / max(1, operators.work))))
     sizes = (most, 2, 1) if is_little else (2, 1) if operators.work <= MUCH else (1, 2)
     refuses_one = False
     with _float64():
@@ -82,6 +84,8 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
             with torch.no_grad():
                 own = [tensor.unsqueeze(0) for tensor in trained.values()]
                 found, of_own = _of_operators(operators, own, x.unsqueeze(0), masks, slope)
+            if not expected.dim() or len(expected) != size:
+                raise Unreadable("it has no row of outputs for each sample")
             _compare("outputs", expected, found, _largest([expected]))
             scale = _largest(gradients)
             for name, one, other in zip(trained, gradients, of_own, strict=True):
@@ -91,7 +95,7 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
         if refuses_one or not is_little:
             return Checked(by_slot=False, mixes=True)
         with torch.no_grad():
-            return _facts(operators, trained, sample, draws)
+            return _facts(operators, trained, sample, max(2, most // SLOTS), draws)
 
 
 @contextmanager
@@ -243,7 +247,11 @@ def _is_near(expected: Tensor, found: Tensor, scale: float) -> bool:
 
 
 def _facts(
-    operators: Operators, trained: Mapping[str, Tensor], sample: Callable[[int], Tensor], draws: torch.Generator
+    operators: Operators,
+    trained: Mapping[str, Tensor],
+    sample: Callable[[int], Tensor],
+    batch: int,
+    draws: torch.Generator,
 ) -> Checked:
     """Try whether samples, and slots, are each computed by themselves."""
     own = [tensor.unsqueeze(0) for tensor in trained.values()]
@@ -254,11 +262,15 @@ def _facts(
         network.outputs(own, x[k : k + 1].unsqueeze(0), [mask[k : k + 1] for mask in masks])[1] for k in range(3)
     ]
     mixes = not _is_near(together, torch.cat(apart), _largest([together]))
-    return Checked(operators.by_slot and not mixes and _stacks(operators, trained, sample, draws), mixes)
+    return Checked(operators.by_slot and not mixes and _stacks(operators, trained, sample, batch, draws), mixes)
 
 
 def _stacks(
-    operators: Operators, trained: Mapping[str, Tensor], sample: Callable[[int], Tensor], draws: torch.Generator
+    operators: Operators,
+    trained: Mapping[str, Tensor],
+    sample: Callable[[int], Tensor],
+    batch: int,
+    draws: torch.Generator,
 ) -> bool:
     """Whether clients with parameters of their own have the same values and gradients together as one by one."""
     each = [
@@ -266,7 +278,8 @@ def _stacks(
         for _ in range(SLOTS)
     ]
     stacks = [torch.stack(tensors) for tensors in zip(*each, strict=True)]
-    x, masks = torch.stack([sample(2) for _ in range(SLOTS)]), _masks(operators.masks, 2 * SLOTS, draws)
+    x = torch.stack([sample(batch) for _ in range(SLOTS)])
+    masks = _masks(operators.masks, batch * SLOTS, draws)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # vmap's, of a function that it maps one by one
@@ -287,7 +300,7 @@ def _are_apart(
     slope = torch.randn(shape, generator=draws, dtype=torch.float64)
     output, gradients = _of_operators(operators, stacks, x, masks, slope)
     for slot in range(SLOTS):
-        rows = slice(2 * slot, 2 * slot + 2)
+        rows = slice(x.shape[1] * slot, x.shape[1] * (slot + 1))
         of_own = [tensor.unsqueeze(0) for tensor in each[slot]]
         of_slot = [mask[rows] for mask in masks]
         alone, own_gradients = _of_operators(operators, of_own, x[slot : slot + 1], of_slot, slope[rows])

@@ -133,7 +133,8 @@ class OperatorNetwork:
         else:
             with torch.enable_grad():
                 outer = z.detach().requires_grad_()
-                total = self._loss.each(outer, y) if self.takes_short else self._loss.batch(outer, y)
+                inner = outer.clone() if self._loss.is_own else outer  # which a loss of the user's may write to
+                total = self._loss.each(inner, y) if self.takes_short else self._loss.batch(inner, y)
                 slope = torch.autograd.grad(total.sum(), outer)[0]
             each = total.detach()
             if each.dim() == 0:  # with the share of its samples in it
