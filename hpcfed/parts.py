@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hpcfed.arithmetic.operations import Arithmetic
 from hpcfed.client.private_parts import PrivateParts
-from hpcfed.client.training import Training
 from hpcfed.client.solver import Engine, SequentialSolver, Stepping
 from hpcfed.client.state_store import ClientStates
+from hpcfed.client.training import Training
 from hpcfed.cohort import Cohorts
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation

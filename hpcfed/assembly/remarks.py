@@ -87,7 +87,10 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         what = f"tiles of {tile} clients, of whom each rank trains {share}: the other slots are computed for nothing"
         yield f"{what}; local.tile={share} shares the work, with other last bits"
     if recipe.model.factory is not None or parts.training.why:
-        yield f"your model: {parts.training.account}"
+        yield f"{'your' if recipe.model.factory else 'the'} model: {parts.training.account}"
+    if recipe.parameters.private or recipe.parameters.buffers:
+        what = f"parameters ({recipe.parameters.given})"
+        yield f"clients are trained one after another, since the batched engine takes no {what}"
     if late := [entry.round for entry in local.lr_schedule if entry.round > recipe.rounds]:
         rounds = f"round {late[0]}, after the last of {recipe.rounds} rounds"
         yield f"local.lr_schedule has a step size from {rounds}; it is not used"

@@ -93,7 +93,8 @@ def _parts(section: Algorithm) -> dict[str, str]:
 
 
 def _local_work(recipe: Recipe, method: Method, *, couples: bool) -> Local:
-    """Return the recipe's ``local``, engine and matmul chosen where this needs no model; one full-batch step for methods of the full gradient.
+    """Return the recipe's ``local``, engine and matmul chosen where this needs no model; one full-batch step for
+    methods of the full gradient.
 
     `couples` tells that the loss of a sample depends on others of its minibatch.
 

@@ -108,7 +108,7 @@ def trained_by(
     if tile == "auto":
         tile = 1 if alone else _tile(network, model, work, width)
     try:
-        solver = StackedSolver(
+        stacked = StackedSolver(
             model,
             network,
             section,
@@ -128,7 +128,7 @@ def trained_by(
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
     images = isinstance(network, OperatorNetwork) and network.has_images
     memory_format = "channels-last" if images and _is_channels_last(section, model) else section.memory_format
-    return solver, Training("batched", section.matmul, tile, memory_format, read)
+    return stacked, Training("batched", section.matmul, tile, memory_format, read)
 
 
 def _is_channels_last(section: Local, model: FlatModel) -> bool:
@@ -143,9 +143,7 @@ def engine_for(*arguments: Any, **named: Any) -> Engine:
     return trained_by(*arguments, **named)[0]
 
 
-def _network(
-    section: Local, model: FlatModel, loss: Loss, like: Samples
-) -> tuple[StackedNetwork | None, str, str]:
+def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tuple[StackedNetwork | None, str, str]:
     """Return the network that is trained in tiles, what the model is read as, and why there is no network.
 
     Raises:

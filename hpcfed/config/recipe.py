@@ -218,7 +218,9 @@ class Local(Section):
     `step` names the user's own local step (`hpcfed.client.own_step`), called with `step_args` as keywords.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "guess_moments", "step", "step_args", "tile", "memory_format"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"lr_schedule", "guess_moments", "step", "step_args", "tile", "memory_format"}
+    )
 
     steps: Count | None = None
     epochs: Count | None = None

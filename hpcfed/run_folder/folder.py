@@ -200,7 +200,7 @@ class RunFolder:
         return found if isinstance(found, list) else []
 
     def with_recorded_engine(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the engine and the tile of the run here that it goes on with, where it says ``auto``."""
+        """Return the recipe with the engine and tile of the run here that it goes on with, where it says ``auto``."""
         if self.fresh or not (self.path / files.RECIPE).is_file() or not self._goes_on():
             return recipe
         recorded, local = files.read_recipe(self.path).get("local") or {}, recipe.local

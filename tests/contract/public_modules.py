@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (as people write it)
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -63,7 +64,7 @@ class InAHurry(nn.Module):
 class Listed(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (12, 9, 9, 4)) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
 
     def forward(self, x: Tensor) -> Tensor:
         for number, layer in enumerate(self.layers):
@@ -172,7 +173,11 @@ class Dense(nn.Module):
 class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.down, self.inner, self.up = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(6, 1, 1)
+        self.down, self.inner, self.up = (
+            nn.Conv2d(1, 3, 3, padding=1),
+            nn.Conv2d(3, 3, 3, padding=1),
+            nn.Conv2d(6, 1, 1),
+        )
         self.head = nn.Linear(64, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -202,7 +207,7 @@ class Attention(nn.Module):
         self.register_buffer("bias", torch.tril(torch.ones(length, length)).view(1, 1, length, length))
 
     def forward(self, x: Tensor) -> Tensor:
-        B, T, C = x.size()  # noqa: N806
+        B, T, C = x.size()
         q, k, v = self.c_attn(x).split(C, dim=2)
         k = k.view(B, T, self.heads, C // self.heads).transpose(1, 2)
         q = q.view(B, T, self.heads, C // self.heads).transpose(1, 2)
@@ -602,18 +607,26 @@ MODULES: dict[str, Public] = {
     "checkpointed": Public(lambda: Writes(checkpointed, a=lin(12, 8), b=lin(8, 4)), ROW),
     "dropout": Public(lambda: nn.Sequential(lin(12, 8), nn.ReLU(), nn.Dropout(0.3), lin(8, 4)), ROW),
     "LSTM": Public(
-        lambda: Writes(recurrent_layer, lstm=nn.LSTM(3, 5, batch_first=True), head=lin(5, 4)), (6, 3), "torch's own LSTM"
+        lambda: Writes(recurrent_layer, lstm=nn.LSTM(3, 5, batch_first=True), head=lin(5, 4)),
+        (6, 3),
+        "torch's own LSTM",
     ),
     "hooks": Public(hooked, ROW, r"hooks, 0 \(Linear\)"),
     "branches": Public(
-        lambda: Writes(lambda s, x: s.fc(x) if x.sum() > 0 else s.fc(-x), fc=lin(12, 4)), ROW, "branches on data, public"
+        lambda: Writes(lambda s, x: s.fc(x) if x.sum() > 0 else s.fc(-x), fc=lin(12, 4)),
+        ROW,
+        "branches on data, public",
     ),
-    "item": Public(lambda: Writes(lambda s, x: s.fc(x) * x.max().item(), fc=lin(12, 4)), ROW, "branches on data|numbers"),
+    "item": Public(
+        lambda: Writes(lambda s, x: s.fc(x) * x.max().item(), fc=lin(12, 4)), ROW, "branches on data|numbers"
+    ),
     "counter": Public(Counting, ROW, "a call changes calls"),
     "hidden state": Public(Remembering, ROW, "a call changes h"),
     "rebinding": Public(lambda: Writes(rebinding, fc=lin(12, 4)), ROW, r"sets \.data.*public_modules.py, line"),
     "writes to a weight": Public(lambda: Writes(written, fc=lin(12, 4)), ROW, "writes to a parameter"),
-    "spectral norm": Public(lambda: nn.Sequential(parametrizations.spectral_norm(lin(12, 4))), ROW, "writes to|in place"),
+    "spectral norm": Public(
+        lambda: nn.Sequential(parametrizations.spectral_norm(lin(12, 4))), ROW, "writes to|in place"
+    ),
     "stale view": Public(lambda: Writes(stale, a=lin(12, 8), b=lin(8, 4)), ROW, "after a write to its memory"),
     "random module": Public(lambda: Writes(sometimes, fc=lin(12, 4)), ROW, "random numbers outside of torch"),
     "noise": Public(
@@ -629,8 +642,6 @@ MODULES: dict[str, Public] = {
     "NumPy": Public(
         lambda: Writes(lambda s, x: s.fc(torch.from_numpy(x.numpy() * 2)), fc=lin(12, 4)), ROW, "takes numbers out"
     ),
-    "squeeze all": Public(
-        lambda: Writes(lambda s, x: s.fc(x.squeeze()).view(-1, 4), fc=lin(12, 4)), ROW, None
-    ),
+    "squeeze all": Public(lambda: Writes(lambda s, x: s.fc(x.squeeze()).view(-1, 4), fc=lin(12, 4)), ROW, None),
     "scripted": Public(lambda: nn.Sequential(torch.jit.script(lin(12, 8)), lin(8, 4)), ROW, "a scripted module"),
 }

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfed.client.batched.operators.dropping import Dropping, drawn_keys
 from hpcfed.client.batched.operators.build import Mask
+from hpcfed.client.batched.operators.dropping import Dropping, drawn_keys
 from hpcfed.client.engine import ClientWork, trained_by
 from hpcfed.client.solver import Engine, Task
 from hpcfed.client.training import Training
 from hpcfed.config.recipe import Local, LossSection
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import loss_for
-from hpcfed.rng import stream, Purpose
+from hpcfed.rng import Purpose, stream
 from hpcfed.types import Tilt
 from tests.contract.public_modules import MODULES, TOKENS, Public, Writes, doubled
 
@@ -85,7 +85,7 @@ def test_what_is_read_trains_as_one_client_after_another(name):
 @pytest.mark.parametrize("name", [name for name, public in MODULES.items() if public.refused is not None])
 def test_what_is_not_read_says_why(name):
     public = MODULES[name]
-    engine, training, model = built(public, "auto")
+    engine, training, _ = built(public, "auto")
     assert training.engine == "sequential"
     assert engine.tile == 1
     assert re.search(str(public.refused), training.why), training.why

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hpcfed.client.batched.gradients import Perceptron
 from hpcfed.client.batched.matmul import Blas
+from hpcfed.client.batched.operators.base import Operator
 from hpcfed.client.batched.operators.build import Operators, operators_of, simplified
 from hpcfed.client.batched.operators.check import check
 from hpcfed.client.batched.operators.layers import Linear
@@ -78,16 +79,18 @@ def _perceptron(operators: Operators, sizes: Sequence[torch.Size]) -> list[tuple
     numbers are in their order; else None.
     """
     found: list[tuple[int, int | None]] = []
-    current, before = 0, Reshape
+    current, before = 0, Operator
     for operator in operators.each:
         if operator.inputs != (current,):
             return None
         if isinstance(operator, Linear) and before is not Linear:
             found.append((operator.weight, operator.bias))
-        elif not (isinstance(operator, Relu) and before is Linear) and not (isinstance(operator, Reshape) and not found):
+        elif isinstance(operator, Relu):
+            if before is not Linear:
+                return None
+        elif found or not isinstance(operator, Reshape):
             return None
         before, current = type(operator), operator.outputs[0]
     used = [place for layer in found for place in layer if place is not None]
     is_whole = sorted(used) == list(range(len(sizes))) and operators.output == current
     return found if is_whole and before is Linear and operators.output_axes == 2 else None
-

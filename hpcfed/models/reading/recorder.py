@@ -48,7 +48,9 @@ FACT_PROPERTIES = frozenset(
 )
 REFUSED = {
     **dict.fromkeys(("item", "__bool__", "__int__", "__float__", "__index__", "__complex__"), "branches on data"),
-    **dict.fromkeys(("tolist", "numpy", "__array__", "equal", "allclose", "is_nonzero"), "takes numbers out of tensors"),
+    **dict.fromkeys(
+        ("tolist", "numpy", "__array__", "equal", "allclose", "is_nonzero"), "takes numbers out of tensors"
+    ),
     **dict.fromkeys(("nonzero", "masked_select", "unique", "argwhere"), "makes tensors whose shapes depend on data"),
     **dict.fromkeys(("backward", "grad", "register_hook", "retain_grad", "requires_grad_"), "computes gradients"),
     **dict.fromkeys(("set_", "share_memory_", "resize_", "untyped_storage", "storage"), "changes a tensor's memory"),
@@ -96,7 +98,9 @@ def _recorded(module: nn.Module, x: Tensor) -> _Recorder:
     except RAISED as error:
         if recorder.refused is not None:  # whatever the module has made of it
             raise recorder.refused from error
-        raise Unreadable(f"it raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+        raise Unreadable(
+            f"it raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
     if recorder.refused is not None:
         raise recorder.refused
     recorder.end(output)
@@ -124,7 +128,7 @@ class _Recorder(TorchFunctionMode):
         tensors = [*module.named_parameters(), *module.named_buffers()]
         self._named = {id(tensor): name for name, tensor in tensors}
         self._dtype = next((one.dtype for _, one in tensors if one.is_floating_point()), torch.float32)
-        self._owned = {tensor.untyped_storage().data_ptr() for _, tensor in tensors}
+        self._owned = {memory for _, tensor in tensors if (memory := _memory(tensor)) is not None}
         self._kept: list[Any] = []  # so that no identity is used twice
 
     def __torch_function__(
@@ -211,12 +215,12 @@ class _Recorder(TorchFunctionMode):
             return result
         if len(results) == 1 and any(results[0] is tensor for tensor in tensors):  # nothing is done
             return result
-        self._note(function, given, named, results, place, is_sequence=results is not result and result is not results[0])
+        self._note(
+            function, given, named, results, place, is_sequence=results is not result and result is not results[0]
+        )
         return result
 
-    def _write(
-        self, function: Any, args: Any, kwargs: Any, written: Sequence[Tensor], result: Any, place: str
-    ) -> Any:
+    def _write(self, function: Any, args: Any, kwargs: Any, written: Sequence[Tensor], result: Any, place: str) -> Any:
         """Record a call that writes to an argument, whose number is another one from here on."""
         target = written[0]
         if any(one is not target for one in written) or (isinstance(result, Tensor) and result is not target):
@@ -234,11 +238,11 @@ class _Recorder(TorchFunctionMode):
         Raises:
             Unreadable: it is the minibatch's, a parameter's or a buffer's.
         """
-        memory = target.untyped_storage().data_ptr()
-        if memory in self._owned:
+        memory = _memory(target)
+        if memory is None or memory in self._owned:
             raise Unreadable("writes to a parameter or a buffer", place)
         for number, value in enumerate(self.values):
-            if value.untyped_storage().data_ptr() == memory:
+            if _memory(value) == memory:
                 self._stale.add(number)
 
     def _note(
@@ -281,13 +285,18 @@ class _Recorder(TorchFunctionMode):
         """Return a tensor's number; one that no call has made, such as an attribute, becomes a constant."""
         number = self._numbers.get(id(tensor))
         if number is None:
-            if tensor.requires_grad or tensor.untyped_storage().data_ptr() in self._owned:
+            if tensor.requires_grad or _memory(tensor) in self._owned:
                 raise Unreadable("uses a tensor whose origin is not seen", place)
             self._note(_Constant(tensor), (), {}, [tensor], place, is_sequence=False)
             number = self._numbers[id(tensor)]
         if number in self._stale:
             raise Unreadable("uses a tensor after a write to its memory", place)
         return Value(number)
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """Return the address of a tensor's memory; None of a sparse one, which has several."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else None
 
 
 def _tensors(*arguments: Any) -> list[Tensor]:
@@ -365,7 +374,8 @@ def _common(one: Any, other: Any, place: str) -> Any:
     if type(one) is not type(other):
         raise Unreadable("its arguments depend on the number of samples", place)
     if isinstance(one, (tuple, list)) and len(one) == len(other):
-        return type(one)(_common(a, b, place) for a, b in zip(one, other, strict=True)) if type(one) in (tuple, list) else one
+        common = [_common(a, b, place) for a, b in zip(one, other, strict=True)]
+        return tuple(common) if isinstance(one, tuple) else common
     if isinstance(one, Mapping) and one.keys() == other.keys():
         return {key: _common(one[key], other[key], place) for key in one}
     if isinstance(one, slice):
@@ -376,4 +386,3 @@ def _common(one: Any, other: Any, place: str) -> Any:
     if type(one) is int and one * SIZES[1] == other * SIZES[0] and one % SIZES[0] == 0:
         return Samples(one // SIZES[0])
     raise Unreadable("its arguments depend on the number of samples", place)
-

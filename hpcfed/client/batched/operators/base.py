@@ -29,9 +29,7 @@ class Parameters:
         key = weight, bias
         if key not in self._layers:
             matrix, row = self.stacks[weight], None if bias is None else self.stacks[bias]
-            self._layers[key] = Layer(
-                matrix, matrix.transpose(1, 2), row, None if row is None else row.unsqueeze(1)
-            )
+            self._layers[key] = Layer(matrix, matrix.transpose(1, 2), row, None if row is None else row.unsqueeze(1))
         return self._layers[key]
 
 
@@ -158,7 +156,7 @@ class Pass:
         self.grads[number] = gradient if before is None else before + gradient
 
 
-class Operator(Protocol):
+class Operator:
     """One function of a program.
 
     Attributes:
@@ -172,8 +170,8 @@ class Operator(Protocol):
 
     def forward(self, run: Pass) -> None:
         """Set the outputs."""
-        ...
+        raise NotImplementedError
 
     def backward(self, run: Pass, sink: Sink) -> None:
         """Give the inputs, and the parameters, their gradients."""
-        ...
+        raise NotImplementedError

@@ -269,13 +269,14 @@ class _Builder:
         given = _bound(call, "input normalized_shape weight bias eps", {"weight": None, "bias": None, "eps": 1e-5})
         if given is None or not self._affine(given):
             return None
-        source, shape = given["input"].number, given["normalized_shape"]
+        source, weight, bias = given["input"].number, self._parameter(given["weight"]), self._parameter(given["bias"])
         return LayerNorm(
             source,
             _output(call),
-            *(self._parameter(given[key]) for key in ("weight", "bias")),
+            weight,
+            bias,
             self._passes(source),
-            list(shape),
+            list(given["normalized_shape"]),
             float(given["eps"]),
         )
 
@@ -283,11 +284,12 @@ class _Builder:
         given = _bound(call, "input num_groups weight bias eps", {"weight": None, "bias": None, "eps": 1e-5})
         if given is None or not self._affine(given):
             return None
-        source = given["input"].number
+        source, weight, bias = given["input"].number, self._parameter(given["weight"]), self._parameter(given["bias"])
         return GroupNorm(
             source,
             _output(call),
-            *(self._parameter(given[key]) for key in ("weight", "bias")),
+            weight,
+            bias,
             self._passes(source),
             int(given["num_groups"]),
             float(given["eps"]),
@@ -296,9 +298,7 @@ class _Builder:
     def _affine(self, given: Mapping[str, Any]) -> bool:
         """Whether a normalisation takes a value, and trainable parameters or none."""
         own = [given[key] for key in ("weight", "bias")]
-        return isinstance(given["input"], Value) and all(
-            one is None or self._parameter(one) is not None for one in own
-        )
+        return isinstance(given["input"], Value) and all(one is None or self._parameter(one) is not None for one in own)
 
     def _max_pool(self, call: Call) -> Operator | None:
         usual = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
@@ -415,4 +415,3 @@ def _users(program: Program) -> dict[int, list[Call]]:
 def _renamed(argument: Any, before: int, after: int) -> Any:
     """Return arguments with one value in the place of another."""
     return mapped(argument, lambda leaf: Value(after) if leaf == Value(before) and isinstance(leaf, Value) else leaf)
-

@@ -258,9 +258,7 @@ def _facts(
     x, masks = sample(3), _masks(operators.masks, 3, draws)
     network = OperatorNetwork(operators, Loss(_no_loss, "sum"), Blas(), mixes=False)
     together = network.outputs(own, x.unsqueeze(0), masks)[1]
-    apart = [
-        network.outputs(own, x[k : k + 1].unsqueeze(0), [mask[k : k + 1] for mask in masks])[1] for k in range(3)
-    ]
+    apart = [network.outputs(own, x[k : k + 1].unsqueeze(0), [mask[k : k + 1] for mask in masks])[1] for k in range(3)]
     mixes = not _is_near(together, torch.cat(apart), _largest([together]))
     return Checked(operators.by_slot and not mixes and _stacks(operators, trained, sample, batch, draws), mixes)
 

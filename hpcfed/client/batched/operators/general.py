@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from hpcfed.client.batched.operators.base import Pass, Sink
+from hpcfed.client.batched.operators.base import Operator, Pass, Sink
 from hpcfed.models.reading.program import Call, Named, Precision, Samples, Value, mapped
 
 MOST_SIZES = 64
 """Numbers of samples whose fixed values are kept."""
 
 
-class Fixed:
+class Fixed(Operator):
     """Values that follow from the number of samples alone, such as positions or a mask: computed once.
 
     Args:
@@ -26,9 +26,9 @@ class Fixed:
 
     def __init__(self, calls: Sequence[Call], constants: Mapping[str, Tensor]):
         self._calls, self._constants = calls, constants
-        self.inputs: tuple[int, ...] = ()
+        self.inputs = ()
         self.outputs = tuple(number for call in calls for number in call.outputs if number is not None)
-        self.parameters: tuple[int, ...] = ()
+        self.parameters = ()
         self._known: dict[int, dict[int, Tensor]] = {}
 
     def forward(self, run: Pass) -> None:
@@ -53,7 +53,7 @@ class Fixed:
         return values
 
 
-class General:
+class General(Operator):
     """A call as the module makes it; mapped over slots by `torch.func.vmap` where it takes what each slot has its own.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.client.batched.matmul import Blas
-from hpcfed.client.batched.operators.base import Pass, Sink
+from hpcfed.client.batched.operators.base import Operator, Pass, Sink
 
 aten = torch.ops.aten
 
@@ -20,7 +20,7 @@ def _trained(*parameters: int | None) -> tuple[int, ...]:
 
 
 @dataclass
-class Linear:
+class Linear(Operator):
     """z = x Wᵀ + b of x (R·M, …, inputs)."""
 
     source: int
@@ -54,7 +54,7 @@ class Linear:
 
 
 @dataclass
-class Convolution:
+class Convolution(Operator):
     """A convolution, slot by slot: one call for all has no faster kernel on a CPU."""
 
     source: int
@@ -100,7 +100,7 @@ def _joined(parts: Sequence[Tensor], join: Callable[[Sequence[Tensor]], Tensor])
 
 
 @dataclass
-class LayerNorm:
+class LayerNorm(Operator):
     """(x − mean)/√(var + ε) over the last axes, times γ, plus β."""
 
     source: int
@@ -151,7 +151,7 @@ class LayerNorm:
 
 
 @dataclass
-class GroupNorm:
+class GroupNorm(Operator):
     """(x − mean)/√(var + ε) over groups of channels, times γ, plus β, of x (R·B, C, …)."""
 
     source: int
@@ -239,7 +239,7 @@ def _affine_backward(
 
 
 @dataclass
-class Embedding:
+class Embedding(Operator):
     """Rows of a table (V, E) by tokens (R·M, …)."""
 
     source: int

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcfed.client.batched.operators.base import Pass, Sink
+from hpcfed.client.batched.operators.base import Operator, Pass, Sink
 
 aten = torch.ops.aten
 
 
 @dataclass
-class _Unary:
+class _Unary(Operator):
     """An operator of one value.
 
     Attributes:
@@ -29,7 +29,7 @@ class _Unary:
 
     def __post_init__(self) -> None:
         self.inputs, self.outputs = (self.source,), (self.output,)
-        self.parameters: tuple[int, ...] = ()
+        self.parameters = ()
 
     def forward(self, run: Pass) -> None:
         run.values[self.output] = self.of(run, run.value(self.source))
@@ -167,7 +167,7 @@ class Dropout(_Unary):
 
 
 @dataclass
-class Sum:
+class Sum(Operator):
     """a + b, of one shape."""
 
     terms: tuple[int, int]
@@ -176,7 +176,7 @@ class Sum:
 
     def __post_init__(self) -> None:
         self.inputs, self.outputs = self.terms, (self.output,)
-        self.parameters: tuple[int, ...] = ()
+        self.parameters = ()
 
     def forward(self, run: Pass) -> None:
         run.values[self.output] = run.value(self.terms[0]) + run.value(self.terms[1])
