@@ -21,6 +21,7 @@ from hpcfed.provenance.differences import (
     largest,
     not_computed,
     of_environments,
+    own_doubts,
     tolerance_from,
 )
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
@@ -117,7 +118,7 @@ def verify(request: Verification, world: World, say: Callable[[str], None]) -> i
 
         if world.on_root(contradicts_itself):
             return _differs(say)
-        for words in runs(found.code):
+        for words in (*runs(found.code), *own_doubts(found.environment)):
             say(words)
         return Verifier(found, tables, request, world, watchdog, say).verdict()
 
@@ -415,7 +416,7 @@ class Verifier:
         return DIFFERS
 
     def _say_verdict(self) -> int:
-        """Print what was found right; return the exit code."""
+        """Print what was verified; return the exit code."""
         total = len(self._run.rows)
         where = "on 1 rank" if self._world.size == 1 else f"on {self._world.size} ranks"
         in_table = self._world.on_root(lambda: {f"{CLIENTS}: {name}" for name in self._tables[0].unknown})
