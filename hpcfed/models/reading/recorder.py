@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -320,7 +321,7 @@ class _Constant:
 
 def _place() -> str:
     """Return the file and line of the innermost frame outside of torch and this package, else the torch layer."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     ours, torch_folder = str(Path(__file__).parents[3] / "hpcfed"), str(Path(torch.__file__).parent)
     layer = ""
     while frame is not None:
@@ -334,7 +335,7 @@ def _place() -> str:
             return where
         elif Path(name) == Path(__file__) and frame.f_code.co_name == "_recorded" and layer:
             return layer
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return layer
 
 
@@ -352,8 +353,13 @@ def _merged(first: _Recorder, second: _Recorder) -> Program:
     calls = [
         Call(
             one.function,
-            *(_common(a, b, one.place) for a, b in ((one.args, other.args), (one.kwargs, other.kwargs))),
-            *(one.outputs, one.is_sequence, one.written, one.with_gradient and other.with_gradient, one.place),
+            _common(one.args, other.args, one.place),
+            _common(one.kwargs, other.kwargs, one.place),
+            one.outputs,
+            one.is_sequence,
+            one.written,
+            one.with_gradient,
+            one.place,
         )
         for one, other in zip(first.calls, second.calls, strict=True)
     ]

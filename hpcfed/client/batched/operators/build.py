@@ -230,7 +230,7 @@ class _Builder:
         shape = self._program.shapes[source]
         if weight is None or (bias is None and given["bias"] is not None) or len(shape) < 2:
             return None
-        self._work += _numbers(self._program.shapes[_output(call)]) * int(shape[-1])
+        self._work += _numbers(self._program.shapes[_output(call)]) * _numbers(shape[-1:])
         return Linear(source, _output(call), weight, bias, self._passes(source), self._matmul)
 
     def _convolution(self, call: Call) -> list[Operator] | None:
@@ -317,7 +317,7 @@ class _Builder:
         source, p = call.args[0].number, float(call.args[1])
         shape = self._program.shapes[source]
         first, *rest = shape
-        lengths = tuple(int(length) for length in rest)  # type: ignore[arg-type]
+        lengths = tuple(length for length in rest if isinstance(length, int))
         times = first.times if isinstance(first, Samples) else 1
         self._masks.append(Mask((times * lengths[0], *lengths[1:]) if lengths else (times,), p))
         return Dropout(source, _output(call), self._passes(source), len(self._masks) - 1, p)

@@ -105,11 +105,12 @@ class General(Operator):
 
     def backward(self, run: Pass, sink: Sink) -> None:
         """Give gradients."""
-        values, own, outputs = run.saved[self.outputs[0]]  # type: ignore[misc]
+        saved: Any = run.saved[self.outputs[0]]
+        values, own, outputs = saved
         given = [
-            (output, run.grads[number])
+            (output, gradient)
             for number, output in zip(self.outputs, outputs, strict=True)
-            if output.requires_grad and run.grads[number] is not None
+            if output.requires_grad and (gradient := run.grads[number]) is not None
         ]
         sources = [values[number] for number in self._wanted] + [own[name] for name in self._names]
         if not given or not sources:

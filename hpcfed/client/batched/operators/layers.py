@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -89,14 +89,10 @@ class Convolution(Operator):
         parts = zip(gradient.chunk(len(weights)), x.chunk(len(weights)), weights, strict=True)
         found = [aten.convolution_backward(*part, sizes, *self._rest, wanted) for part in parts]
         if self.passes_on:
-            run.give(self.source, _joined([one[0] for one in found], torch.cat))
+            run.give(self.source, found[0][0] if len(found) == 1 else torch.cat([one[0] for one in found]))
         if self.bias is not None:
             sink.add(self.bias, torch.stack([one[2] for one in found]))
         sink.add(self.weight, found[0][1].unsqueeze(0) if len(found) == 1 else torch.stack([one[1] for one in found]))
-
-
-def _joined(parts: Sequence[Tensor], join: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else join(parts)
 
 
 @dataclass

@@ -113,6 +113,8 @@ class OperatorNetwork:
         self, parameters: Parameters, x: Tensor, y: Tensor, sink: Sink, short: Short | None, keys: Tensor | None
     ) -> Tensor:
         slots, batch = x.shape[:2]
+        if keys is None and self.keys:
+            raise ValueError("a step with dropout needs keys")
         masks = () if keys is None else self._dropping.masks(keys, batch, parameters.dtype)
         run, z = self.outputs(parameters.stacks, x, masks)
         losses, slope = self._loss_and_slope(z, y.flatten(0, 1), slots, batch, short)
