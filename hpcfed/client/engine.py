@@ -92,6 +92,15 @@ def trained_by(
     network, read, why = None, "", ""
     if section.engine != "sequential":
         network, read, why = _network(section, model, loss, like)
+    tile, width, of_network = 1, 1, False
+    if network is not None:
+        of_network = draws and (isinstance(network, Vectorized) or loss.is_own)
+        width, alone = _minibatch(section, loss, network, work.sizes, draws=of_network)
+        tile = section.tile if section.tile != "auto" else 1 if alone else _tile(network, model, work, width)
+        if section.engine == "auto" and _loses(network, tile):
+            network, why = None, "too many of its operations are called as the module calls them"
+        elif alone:
+            _check_tile(section.tile, 1, alone)
     if network is None:
         _check_tile(section.tile, 1, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
         build = partial(SequentialSolver, model, loss, section, seed, precision=precision, draws=draws)
@@ -100,13 +109,6 @@ def trained_by(
         if own_step is not None:
             return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed), training
         return solver, training
-    draws = draws and (isinstance(network, Vectorized) or loss.is_own)
-    width, alone = _minibatch(section, loss, network, work.sizes, draws=draws)
-    if alone:
-        _check_tile(section.tile, 1, alone)
-    tile = section.tile
-    if tile == "auto":
-        tile = 1 if alone else _tile(network, model, work, width)
     try:
         stacked = StackedSolver(
             model,
@@ -118,7 +120,7 @@ def trained_by(
             most_steps=int(work.steps.max(initial=1)),
             elsewhere=elsewhere,
             averages=loss.reduction == "mean",
-            draws=draws,
+            draws=of_network,
             arithmetic=arithmetic,
         )
     except RuntimeError as error:
@@ -136,6 +138,11 @@ def _is_channels_last(section: Local, model: FlatModel) -> bool:
     if section.memory_format == "auto":
         return model.vector.device.type == "cpu"
     return section.memory_format == "channels-last"
+
+
+def _loses(network: StackedNetwork, tile: int) -> bool:
+    """Whether clients alone in their tiles are trained no faster than by the module itself."""
+    return tile == 1 and isinstance(network, OperatorNetwork) and not network.gains
 
 
 def engine_for(*arguments: Any, **named: Any) -> Engine:

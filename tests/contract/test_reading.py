@@ -71,7 +71,9 @@ def test_what_is_read_trains_as_one_client_after_another(name):
     public = MODULES[name]
     for local in LOCALS:
         engine, training, model = built(public, "auto", **local)
-        assert training.engine == "batched", training.why
+        if training.why.startswith("too many"):  # a gain only where asked for
+            engine, training, model = built(public, "batched", **local)
+        assert training.read.startswith("read as"), training.account
         initial, found = model.vector.clone(), solved(engine, model, public)
         if any(isinstance(part, nn.Dropout) for part in model.module.modules()):
             continue  # whose masks are others

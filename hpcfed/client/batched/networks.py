@@ -59,7 +59,7 @@ def network_of(
         model.forget()
     named = (*model.module.named_parameters(), *model.module.named_buffers())
     constants = {name: tensor.detach() for name, tensor in named if name not in sizes}
-    operators = operators_of(simple, sizes, constants, matmul, channels_last=channels_last)
+    operators = operators_of(simple, sizes, constants, channels_last=channels_last)
     places = _perceptron(operators, list(sizes.values()))
     if places is not None and loss.inverse_link is not None:
         return Perceptron(places, list(sizes.values())[places[-1][0]][0], loss, matmul)

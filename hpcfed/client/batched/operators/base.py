@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hpcfed.client.batched.matmul import Blas, Layer
+from hpcfed.client.batched.matmul import Blas, Layer, OneClient
 
 
 class Parameters:
@@ -16,10 +16,12 @@ class Parameters:
 
     Args:
         stacks: each parameter, (R, …).
+        matmul: what computes products.
     """
 
-    def __init__(self, stacks: Sequence[Tensor]):
+    def __init__(self, stacks: Sequence[Tensor], matmul: Blas):
         self.stacks = stacks
+        self.matmul = OneClient() if type(matmul) is Blas and len(stacks[0]) == 1 else matmul
         self.slots, self.dtype = len(stacks[0]), stacks[0].dtype
         self._layers: dict[tuple[int, int | None], Layer] = {}
         self.own = [list(stack.unbind()) for stack in stacks]
@@ -84,8 +86,8 @@ class Descending:
     Parameters that several operators use wait for the last gradient.
     """
 
-    def __init__(self, parameters: Parameters, shared: frozenset[int], keep: float, lr: float, matmul: Blas):
-        self._parameters, self._shared, self._keep, self._lr, self._matmul = parameters, shared, keep, lr, matmul
+    def __init__(self, parameters: Parameters, shared: frozenset[int], keep: float, lr: float):
+        self._parameters, self._shared, self._keep, self._lr = parameters, shared, keep, lr
         self._waiting: dict[int, Tensor] = {}
         self._is_done = [False] * len(parameters.stacks)
 
@@ -96,7 +98,7 @@ class Descending:
             return
         self._is_done[weight] = True
         layer = self._parameters.layer(weight, None)
-        self._matmul.descend(layer, outgoing, incoming, self._keep, -self._lr)
+        self._parameters.matmul.descend(layer, outgoing, incoming, self._keep, -self._lr)
 
     def add(self, parameter: int, gradient: Tensor) -> None:
         """Take a gradient; see `Sink`."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.operators.base import Operator, Pass
 from hpcfed.client.batched.operators.general import Fixed, General
 from hpcfed.client.batched.operators.layers import Convolution, Embedding, GroupNorm, LayerNorm, Linear
@@ -97,7 +96,6 @@ def operators_of(
     program: Program,
     parameters: Mapping[str, torch.Size],
     constants: Mapping[str, Tensor],
-    matmul: Blas,
     *,
     channels_last: bool = False,
 ) -> Operators:
@@ -107,10 +105,9 @@ def operators_of(
         program: a simplified one.
         parameters: shape of each trainable parameter by its name, in their order.
         constants: all other parameters and buffers by name.
-        matmul: what computes products.
         channels_last: whether images are brought into this memory format before the first convolution.
     """
-    return _Builder(program, parameters, constants, matmul, channels_last=channels_last).built()
+    return _Builder(program, parameters, constants, channels_last=channels_last).built()
 
 
 class _Builder:
@@ -119,13 +116,12 @@ class _Builder:
         program: Program,
         sizes: Mapping[str, torch.Size],
         constants: Mapping[str, Tensor],
-        matmul: Blas,
         *,
         channels_last: bool,
     ):
         parameters = {name: place for place, name in enumerate(sizes)}
         self._program, self._sizes, self._parameters, self._constants = program, sizes, parameters, constants
-        self._matmul, self._channels_last = matmul, channels_last
+        self._channels_last = channels_last
         self._count, self._masks, self._work = len(program.shapes), [], 0  # type: tuple[int, list[Mask], int]
         self._users = _users(program)
         self._fresh: set[int] = set()  # in memory that no operator's gradient looks at
@@ -231,7 +227,7 @@ class _Builder:
         if weight is None or (bias is None and given["bias"] is not None) or len(shape) < 2:
             return None
         self._work += _numbers(self._program.shapes[_output(call)]) * _numbers(shape[-1:])
-        return Linear(source, _output(call), weight, bias, self._passes(source), self._matmul)
+        return Linear(source, _output(call), weight, bias, self._passes(source))
 
     def _convolution(self, call: Call) -> list[Operator] | None:
         axes = CONVOLUTIONS[call.name]

@@ -62,7 +62,7 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
     constants = {name: _double(p) for name, p in module.named_parameters() if not p.requires_grad}
     constants |= {name: _double(buffer) for name, buffer in module.named_buffers()}
     shapes = {name: tensor.shape for name, tensor in trained.items()}
-    operators = operators_of(simplified, shapes, constants, Blas())
+    operators = operators_of(simplified, shapes, constants)
     draws = torch.Generator().manual_seed(0)
     tokens = _tokens(program, {name: tensor.shape for name, tensor in module.named_parameters()})
     sample = _sampler(like, tokens, draws)

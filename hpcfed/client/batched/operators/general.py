@@ -81,6 +81,11 @@ class General(Operator):
         self.parameters = tuple(self._own[name] for name in self._names)
         self._wanted = [number for number in self.inputs if number in wanted] if call.with_gradient else []
 
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether a gradient passes it."""
+        return bool(self._wanted or self._names)
+
     def forward(self, run: Pass) -> None:
         """Set the outputs."""
         slots = run.parameters.slots

@@ -9,7 +9,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.operators.base import Operator, Pass, Sink
 
 aten = torch.ops.aten
@@ -28,7 +27,6 @@ class Linear(Operator):
     weight: int
     bias: int | None
     passes_on: bool
-    matmul: Blas
 
     def __post_init__(self) -> None:
         self.inputs, self.outputs = (self.source,), (self.output,)
@@ -38,7 +36,7 @@ class Linear(Operator):
         x, layer = run.value(self.source), run.parameters.layer(self.weight, self.bias)
         rows = x.reshape(run.parameters.slots, -1, x.shape[-1])
         run.saved[self.output] = rows
-        run.values[self.output] = self.matmul.outputs(layer, rows).view(*x.shape[:-1], layer.weight.shape[1])
+        run.values[self.output] = run.parameters.matmul.outputs(layer, rows).view(*x.shape[:-1], layer.weight.shape[1])
 
     def backward(self, run: Pass, sink: Sink) -> None:
         gradient, rows = run.grads[self.output], run.saved[self.output]
@@ -47,7 +45,7 @@ class Linear(Operator):
         outgoing = gradient.reshape(*rows.shape[:2], gradient.shape[-1])
         if self.passes_on:
             layer = run.parameters.layer(self.weight, self.bias)
-            run.give(self.source, self.matmul.backward(layer, outgoing).view(run.value(self.source).shape))
+            run.give(self.source, run.parameters.matmul.backward(layer, outgoing).view(run.value(self.source).shape))
         if self.bias is not None:
             sink.add(self.bias, outgoing.sum(1))
         sink.product(self.weight, outgoing, rows)

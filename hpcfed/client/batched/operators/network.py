@@ -12,11 +12,14 @@ from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.operators.base import Descending, IntoGradients, Parameters, Pass, Sink
 from hpcfed.client.batched.operators.build import Operators
 from hpcfed.client.batched.operators.dropping import Dropping
+from hpcfed.client.batched.operators.general import General
 from hpcfed.client.batched.operators.layers import Convolution
 from hpcfed.client.batched.shorts import Short
 from hpcfed.models.losses import Loss
 
 Stack = Sequence[Tensor]
+MANY_CALLS = 5
+"""One operator in so many that calls autograd by itself takes what others gain, where clients are trained alone."""
 
 
 class OperatorNetwork:
@@ -37,6 +40,7 @@ class OperatorNetwork:
         work: multiplications of a sample, forwards.
         calls: operators, whose calls a step takes.
         masks: of the dropouts.
+        gains: whether one client alone gains by its operators, few of which are calls of the module's own.
         has_images: whether images are convolved.
         keys: numbers, of 32 bits, from which a client's masks of a step follow.
     """
@@ -48,6 +52,8 @@ class OperatorNetwork:
         self._operators, self._loss, self._matmul = operators, loss, matmul
         self.by_slot, self.work, self.masks = operators.by_slot and not mixes, operators.work, operators.masks
         self.calls = len(operators.each)
+        own = [one for one in operators.each if isinstance(one, General) and one.takes_gradients]
+        self.gains = len(own) * MANY_CALLS < len(operators.each)
         self.has_images = any(isinstance(one, Convolution) and len(one.stride) == 2 for one in operators.each)
         self._is_dense = operators.output_axes > 2  # a sample has more losses than one
         self.by_slot = self.by_slot and not self._is_dense
@@ -70,7 +76,8 @@ class OperatorNetwork:
         keys: Tensor | None = None,
     ) -> Tensor:
         """Write the gradients; see `hpcfed.client.batched.gradients.StackedNetwork`."""
-        return self._step(self._stacked(parameters), x, y, IntoGradients(out, self._matmul), short, keys)
+        stacked = self._stacked(parameters)
+        return self._step(stacked, x, y, IntoGradients(out, stacked.matmul), short, keys)
 
     def descend(
         self,
@@ -84,7 +91,7 @@ class OperatorNetwork:
     ) -> Tensor:
         """Set the parameters to keep·y − lr·gradients; return the losses, (R,)."""
         stacked = self._stacked(parameters)
-        sink = Descending(stacked, self._operators.shared, keep, lr, self._matmul)
+        sink = Descending(stacked, self._operators.shared, keep, lr)
         return self._step(stacked, x, y, sink, short, keys)
 
     def outputs(self, parameters: Stack, x: Tensor, masks: Sequence[Tensor] = ()) -> tuple[Pass, Tensor]:
@@ -106,7 +113,7 @@ class OperatorNetwork:
 
     def _stacked(self, parameters: Stack) -> Parameters:
         if self._parameters is None or self._parameters.stacks is not parameters:
-            self._parameters = Parameters(parameters)
+            self._parameters = Parameters(parameters, self._matmul)
         return self._parameters
 
     def _step(
