@@ -15,6 +15,8 @@ from data_prep.write import write
 from hpcfed.config.load import dump_yaml
 from hpcfed.io.atomic import write_whole
 
+PEOPLE = "hpcfed.lab.bench.people"
+"""Has networks as people write them."""
 ROUNDS = 400  # cohorts written, more than any benchmark asks for
 
 
@@ -71,6 +73,12 @@ WORKLOADS = {
     ),
     "lstm": LSTM,
     "lstm256": replace(LSTM, letter="G", title="GeL's LSTM 8-256-256-80", model={"name": "lstm", "hidden": 256}),
+    "mlp-layers": replace(MLP, letter="A", title=f"{MLP.title}, as layers", model={"factory": f"{PEOPLE}:mlp"}),
+    "mlp-class": replace(MLP, letter="A", title=f"{MLP.title}, as a class", model={"factory": f"{PEOPLE}:Perceptron"}),
+    "cnn-class": replace(
+        CNN, letter="B", title=f"{CNN.title}, as a class", model={"factory": f"{PEOPLE}:Convolutional"}
+    ),
+    "logistic-class": replace(LOGISTIC, title=f"{LOGISTIC.title}, as a class", model={"factory": f"{PEOPLE}:Logistic"}),
 }
 
 
@@ -83,7 +91,7 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") ->
     """Write these files of any workload; its samples are tokens where the model is an LSTM, else real numbers."""
     rng = np.random.Generator(np.random.Philox(1234))
     count = work.clients * work.samples
-    tokens = work.model["name"] == "lstm"
+    tokens = work.model.get("name") == "lstm"
     x: np.ndarray
     if tokens:
         x = rng.integers(work.classes, size=(count, *work.shape), dtype=np.uint8)
