@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpcfed.errors import Diverged, InputError, first_of
 from hpcfed.provenance.code_of_rounds import NO_PERMISSION, Permission
-from hpcfed.provenance.differences import in_bits, of_environments
+from hpcfed.provenance.differences import in_bits, of_environments, own_doubts
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import reports_of
 from hpcfed.provenance.replay.enter import RewoundRun, entered
@@ -82,6 +82,8 @@ def _settings(folders: Sequence[Path]) -> Iterator[str]:
     yield from (f"recipe: {text}" for text in differences(there, here, UNIMPORTANT))
     one, other = (read_mapping(folder / "environment.json") for folder in folders)
     yield from (f"environment: {text}" for text in of_environments(one, other))
+    for folder, environment in zip(folders, (one, other), strict=True):
+        yield from (f"{folder}: {text}" for text in own_doubts(environment))
     code = [read_mapping(folder / CODE_FILE).get("files", {}) for folder in folders]
     for name in sorted(code[0].keys() | code[1].keys()):
         if _hash(code[0], name) != _hash(code[1], name):
@@ -142,7 +144,7 @@ def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
         if (found := dependences(run, one, round, other or None))
     ]
     if not other:
-        for line in dependent or [_of_the_sum(runs, kept)]:
+        for line in dependent or [_of_the_sum(runs, kept, round)]:
             say(line)
         return
     names = begun[0].parts.federation.client_names()
@@ -162,8 +164,13 @@ def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
     say(f"client {other[0]}: {_first_difference(*replays) or f'all its steps are the same, {unexplained}'}")
 
 
-def _of_the_sum(runs: Sequence[RecordedRun], kept: Sequence[Sequence[int] | None]) -> str:
+def _of_the_sum(runs: Sequence[RecordedRun], kept: Sequence[Sequence[int] | None], round: int) -> str:
     """Return the line on rounds whose updates are all the same."""
+    if found := [run for run in runs if any(one["round"] <= round for one in run.environment.get("sentinel", ()))]:
+        where = " and ".join(str(run.folder) for run in found)
+        return (
+            f"all updates are the same, computed here; the sentinel of {where} saw them differ where they were trained"
+        )
     says = "all updates are the same: their sum or the server's step differs: look at reduction and algorithm"
     if anew := " and ".join(str(run.folder) for run, known in zip(runs, kept, strict=True) if known is None):
         says = f"{says}; or the machine of {anew}, which recorded no update_hashes: they were computed again here"

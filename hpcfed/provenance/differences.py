@@ -137,6 +137,12 @@ def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Ite
             yield f"{name}: {then} there, {now} here"
 
 
+def own_doubts(environment: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a run itself says against its bits: by its settings, or by what its sentinel found."""
+    if environment.get("bitwise") is False:
+        yield f"its record says bitwise: false: {environment.get('bitwise_why_not')}"
+
+
 def _facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     yield "hpcfed", recorded.get("hpcfed"), here.get("hpcfed")
     for package in PACKAGES:

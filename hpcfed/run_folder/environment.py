@@ -75,7 +75,12 @@ def with_suspicions(facts: Mapping[str, Any], suspicions: Sequence[Mapping[str, 
     if not suspicions:
         return dict(facts)
     first = suspicions[0]
-    doubt = f"from round {first['round']} on: the update of client {first['client']} was another when trained once more"
+    hows = {"rank": "on rank {other_rank}, not {rank}", "slots": "in other slots", "alone": "without neighbours"}
+    how = hows[first["variant"]].format(**first)
+    doubt = (
+        f"from round {first['round']} on: the update of client {first['client']} was another when trained once more "
+    )
+    doubt += f"{how} ({first['hash']} and {first['other_hash']})"
     doubts = [facts["bitwise_why_not"]] if facts.get("bitwise_why_not") else []
     return {**facts, "bitwise": False, "bitwise_why_not": "; ".join([*doubts, doubt]), "sentinel": [*suspicions]}
 

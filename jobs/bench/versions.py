@@ -2,6 +2,8 @@
 
     git worktree add ../before COMMIT;  python jobs/bench/versions.py ../before [--pairs 12] [WORKLOAD ...]
     python jobs/bench/versions.py ../before mlp --set local.clip_norm=10 --set local.momentum=0.9
+    python jobs/bench/versions.py . mlp --theirs sentinel=off        what a setting costs
+    python jobs/bench/versions.py ../before runs/digits/recipe.yaml  a recipe of one's own
 
 For each workload of `hpcfed bench` (mlp, cnn, logistic by default): the median CPU milliseconds of a round by each, and
 the median, least and largest ratio over the pairs. The other checkout runs in this environment.
@@ -25,16 +27,17 @@ from statistics import median
 from hpcfed.lab.bench.workloads import write_workload
 
 HERE = Path(__file__).resolve().parents[2]
-ROUNDS = {"mlp": (60, 40), "cnn": (15, 5), "logistic": (320, 80), "logistic-200": (100, 30)}
-"""Workload → counted rounds of a turn, and rounds before them."""
+ROUNDS = {"mlp": (60, 40), "logistic": (320, 80), "logistic-200": (100, 30)}
+FEW_ROUNDS = (15, 5)
+"""Workload → counted rounds of a turn, and rounds before them; others have `FEW_ROUNDS`."""
 
 
-def pair(checkouts: list[Path], folder: Path, rounds: int, warm_up: int, settings: list[str]) -> list[float]:
-    """Run a workload's recipe with each checkout's package at once on one core; return CPU ms of a round, medians."""
+def pair(checkouts: list[tuple[Path, list[str]]], folder: Path, recipe: Path, rounds: int, warm_up: int) -> list[float]:
+    """Run a recipe with each checkout's package and settings at once on one core; return CPU ms of a round, medians."""
     core = max(os.sched_getaffinity(0))
     runs = []
-    for number, checkout in enumerate(checkouts):
-        command = [sys.executable, "-m", "hpcfed", "run", "--quiet", str(folder / "recipe.yaml")]
+    for number, (checkout, settings) in enumerate(checkouts):
+        command = [sys.executable, "-m", "hpcfed", "run", "--quiet", str(recipe)]
         command += [f"rounds={rounds + warm_up}", f"output={folder / str(number)}", *settings]
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         runs.append(subprocess.Popen(["taskset", "-c", str(core), *command], env=environment, cwd=folder))
@@ -55,17 +58,21 @@ def main() -> None:
     parser.add_argument("other", type=Path)
     parser.add_argument("workloads", nargs="*", default=["mlp", "cnn", "logistic"])
     parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipes, other than theirs"
-    )
+    setting = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
+    parser.add_argument("--set", help="of the recipes of both, other than what they say", **setting)
+    parser.add_argument("--theirs", help="of the other checkout's recipes", **setting)
     arguments = parser.parse_args()
     for workload in arguments.workloads:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            write_workload(workload, folder)
-            checkouts = [HERE, arguments.other.resolve()]
+            recipe = Path(workload).resolve()
+            if not recipe.is_file():
+                write_workload(workload, folder)
+                recipe = folder / "recipe.yaml"
+            checkouts = [(HERE, arguments.set), (arguments.other.resolve(), arguments.set + arguments.theirs)]
+            rounds = ROUNDS.get(workload, FEW_ROUNDS)
             pairs = [
-                pair(checkouts[:: 1 - 2 * (turn % 2)], folder, *ROUNDS[workload], arguments.set)[:: 1 - 2 * (turn % 2)]
+                pair(checkouts[:: 1 - 2 * (turn % 2)], folder, recipe, *rounds)[:: 1 - 2 * (turn % 2)]
                 for turn in range(arguments.pairs)
             ]
         ratios = sorted(ours / theirs for ours, theirs in pairs)

@@ -17,7 +17,7 @@ from hpcfed.provenance.replay.show import lines
 from hpcfed.provenance.verify.verify import DIFFERS, IN_PART, Verification, verify
 from hpcfed.ranks.world import World
 from tests.mpi.recipes import METHODS, small
-from tests.mpi.test_sentinel import by_fullness, by_neighbour, by_slot, round_by
+from tests.mpi.test_sentinel import by_fullness, by_neighbour, by_rank, by_slot, round_by
 from tests.mpi.test_verify import write_true
 
 DEPENDS = r"round \d: the update of client \d \(\d\) depends on {} here: [0-9a-f]{{16}} as on "
@@ -61,6 +61,28 @@ def test_compare_blames_no_sum_for_what_neighbours_do(what, on, hashes, world, f
     assert "reduction and algorithm" not in text
     for run in ("honest", "rounded"):  # both are computed on this machine
         assert re.search(f"{re.escape(str(folder / run))}: {DEPENDS.format(on)}", text)
+
+
+@pytest.mark.parametrize("hashes", [True, False])
+def test_what_the_sentinel_found_by_rank_is_blamed_before_a_sum(hashes, world, folder, monkeypatch):
+    """One process computes the updates of all ranks alike, so that only the runs themselves can know."""
+    if world.size == 1:
+        return  # there is no other rank
+    changes = {"update_hashes": hashes, "sentinel": "on", "placement": "balanced", "rounds": 8}
+    trained("honest", world, **changes)
+    with monkeypatch.context() as patch:
+        round_by(patch, by_rank, world.rank)
+        run = trained("rounded", world, **changes)
+    if not world.is_root:
+        return
+    said: list[str] = []
+    assert compare([folder / "honest", folder / "rounded"], None, None, said.append) == PART
+    text = "\n".join(said)
+    assert "reduction and algorithm" not in text
+    said_by_itself = r"its record says bitwise: false: from round \d on: the update of client \d was another"
+    assert re.search(rf"{run}: {said_by_itself} .* on rank \d, not \d \([0-9a-f]{{16}} and ", text)
+    verify(Verification(run, rounds=None, seed=0), World(), said.append)
+    assert re.search(said_by_itself, "\n".join(said[len(text.splitlines()) :]))
 
 
 @pytest.mark.parametrize(("what", "on"), KINDS)

@@ -21,6 +21,7 @@ from hpcfed.provenance.differences import (
     largest,
     not_computed,
     of_environments,
+    own_doubts,
     tolerance_from,
 )
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
@@ -117,7 +118,7 @@ def verify(request: Verification, world: World, say: Callable[[str], None]) -> i
 
         if world.on_root(contradicts_itself):
             return _differs(say)
-        for words in runs(found.code):
+        for words in (*runs(found.code), *own_doubts(found.environment)):
             say(words)
         return Verifier(found, tables, request, world, watchdog, say).verdict()
 
