@@ -22,12 +22,14 @@ import psutil
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
-from hpcfed.lab.bench.phases import median_ms
+from hpcfed.lab.bench.phases import phases_ms
+from hpcfed.lab.bench.workloads import WORKLOADS
 from hpcfed.ranks.signals import ASKING
 from hpcfed.ranks.threads import start
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 
-BARE = Path(__file__).resolve().parents[3] / "jobs" / "bench" / "bare.py"
+SCRIPTS = Path(__file__).resolve().parents[3] / "jobs" / "bench"
+BARE, FLOORS = SCRIPTS / "bare.py", SCRIPTS / "floors.py"
 SIDE_BY_SIDE = """
 import json, subprocess, sys
 sys.exit(any([process.wait() for process in [subprocess.Popen(command) for command in json.loads(sys.argv[1])]]))
@@ -58,9 +60,10 @@ class Turn:
     """A contender's measurements in one turn.
 
     Attributes:
-        wall, cpu: milliseconds of a round, medians over its rounds; `cpu` is rank 0's, None if not reported.
+        wall, cpu: milliseconds of a round, medians over its rounds, or means where evaluations count; `cpu` is rank
+            0's, None if not reported.
         peak_bytes: peak memory of the process, None under a launcher.
-        phases: milliseconds of a round by phase, medians; empty if not reported.
+        phases: milliseconds of a round by phase, likewise; empty if not reported.
     """
 
     wall: float
@@ -113,20 +116,37 @@ def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "
     Raises:
         InputError: this is not a checkout, so the script is missing.
     """
-    if not BARE.is_file():
-        raise InputError("bench needs jobs/bench/bare.py", remedy="run it from a checkout of the repository")
+    return own("bare", _script(BARE, workload, folder, rounds, warm_up, device))
+
+
+def floors(workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[Contender]:
+    """Return the hand-written floors of a workload as contenders: by CUDA graphs on a GPU, else without.
+
+    Raises:
+        InputError: this is not a checkout, so the script is missing.
+    """
+    mapped = [] if WORKLOADS[workload].model["name"] == "lstm" else ["vmap", "round-graph"]  # torch maps no LSTM
+    arguments = _script(FLOORS, workload, folder, rounds, warm_up, device)
+    return [own(f"floor: {kind}", [*arguments, kind]) for kind in ("client-graph", *mapped)]
+
+
+def _script(path: Path, workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[str]:
+    if not path.is_file():
+        raise InputError(f"bench needs jobs/bench/{path.name}", remedy="run it from a checkout of the repository")
     model = workload.partition("-")[0]
-    command = [sys.executable, str(BARE), model, str(folder), str(rounds), str(warm_up), device]
-    return own("bare", command)
+    return [sys.executable, str(path), model, str(folder), str(rounds), str(warm_up), device]
 
 
-def ours(folder: Path, rounds: int, warm_up: int, ranks: int) -> Contender:
-    """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to the next round's."""
+def ours(folder: Path, rounds: int, warm_up: int, ranks: int, *, mean: bool = False) -> Contender:
+    """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to the next round's.
+
+    Its time is the median over rounds, or the mean.
+    """
     output = folder / f"run-{ranks}"
     command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}")
 
     def read(done: FinishedProcess) -> Turn:
-        turn = recorded(output, warm_up)
+        turn = recorded(output, warm_up, mean=mean)
         return replace(turn, peak_bytes=done.peak_bytes) if ranks == 1 else turn
 
     return Contender(f"hpcfed, {ranks} rank{'s' if ranks > 1 else ''}", command, read)
@@ -152,20 +172,27 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
     return Contender(f"hpcfed, {count} apart", together, read)
 
 
-def recorded(output: Path, warm_up: int) -> Turn:
-    """Return the times of a run's rounds from its record, and remove the run."""
+def recorded(output: Path, warm_up: int, *, mean: bool = False) -> Turn:
+    """Return the times of a run's rounds from its record, medians or means, and remove the run."""
     seconds = [row["seconds"] for row in read_rounds(output / RECORD)][warm_up:]
     shutil.rmtree(output)
-    wall, cpu = (1e3 * median(row[name] for row in seconds) for name in ("total", "cpu"))
-    return Turn(wall=wall, cpu=cpu, phases=median_ms(seconds))
+    middle = fmean if mean else median
+    wall, cpu = (1e3 * middle(row[name] for row in seconds) for name in ("total", "cpu"))
+    return Turn(wall=wall, cpu=cpu, phases=phases_ms(seconds, middle))
 
 
 def own(name: str, command: Sequence[str]) -> Contender:
-    """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``."""
+    """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``.
+
+    ``ms_mean`` and ``cpu_ms_mean`` come first, where it has them.
+    """
 
     def read(done: FinishedProcess) -> Turn:
         report = last_json(done.output)
-        return Turn(wall=report["ms_med"], cpu=report.get("cpu_ms_med"), peak_bytes=done.peak_bytes)
+        wall, cpu = (report.get(f"{kind}ms_mean", report.get(f"{kind}ms_med")) for kind in ("", "cpu_"))
+        if wall is None:
+            raise InputError(f"{name} printed no time", expected='a line with {"ms_med": …}')
+        return Turn(wall=wall, cpu=cpu, peak_bytes=done.peak_bytes)
 
     return Contender(name, command, read)
 
