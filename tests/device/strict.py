@@ -289,6 +289,9 @@ class StubTensor(torch.Tensor):
         return run(func, args, kwargs or {})
 
 
+StubTensor.__name__ = Tensor.__name__  # in messages
+
+
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operator whose tensors all lie on one device."""
     outer: dict[int, StubTensor] = {}
