@@ -76,12 +76,13 @@ LEFT_OUT = {
 """What says nothing new at a rank count: references are followed on 3 ranks, tests/mpi whole on 2."""
 ELSEWHERE = ("tests/slurm", "tests/docs", "tests/network", "tests/gpu")
 """They have targets of their own: ``make test-slurm``, ``make test-docs``, ``make test-network``, ``make test-gpu``."""
+REBOUND = "test_it_trains_as_its_twin_that_writes_in_place"
 OF_A_DEVICE = (
     (1, ("tests/gpu",)),
     (1, _files("contract", "tiles")),
     (1, _files("contract", "methods", "worked_methods", "client_states", "combinations")),
     (1, _files("contract", "add_a_method", "own_step", "stopping")),
-    (1, _files("mpi", "rebinding", "own_shapes", "tensor_kinds", "tile_recorded")),
+    (1, (*_files("mpi", "tensor_kinds", "tile_recorded"), "tests/mpi/test_rebinding.py::" + REBOUND)),
     (2, _files("mpi", "same_result", "moving_states", "bad_clients", "sentinel", "models")),
     (2, _files("mpi", "parameters", "replay", "verify", "resume", "metrics", "clients_evaluated")),
     (4, _files("mpi", "same_result", "models")),

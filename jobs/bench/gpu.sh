@@ -57,8 +57,8 @@ say "$(nvidia-smi --query-gpu=driver_version,memory.total --format=csv,noheader 
     "$(lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(getconf _NPROCESSORS_ONLN) cores. $versions. By \`jobs/bench/gpu.sh\`."
 failed=()
 
-stage() {                           # stage TITLE SECONDS COMMAND...: its output is a section of the page
-    local title=$1 most=$2 left=$((LIMIT - SECONDS - 5)) start=$SECONDS code
+stage() {                           # stage TITLE SECONDS-OF-480 COMMAND...: its output is a section of the page
+    local title=$1 most=$((LIMIT * $2 / 480)) left=$((LIMIT - SECONDS - 5)) start=$SECONDS code
     shift 2
     say
     say "## $title"
@@ -78,7 +78,7 @@ stage() {                           # stage TITLE SECONDS COMMAND...: its output
 }
 
 # shellcheck disable=SC2086  # words
-stage "Right" 150 "$PYTHON" -m tests.run_suite --device "$DEVICE" --timeout 140 $TESTS
+stage "Right" 150 "$PYTHON" -m tests.run_suite --device "$DEVICE" --timeout $((LIMIT * 140 / 480)) $TESTS
 right=${#failed[@]}
 for workload in $WORKLOADS; do
     ranks=(--ranks 1)
