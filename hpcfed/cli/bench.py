@@ -76,6 +76,7 @@ def command() -> None:
     help="A loop of your own, repeatable; {workload}, {folder}, {rounds}, {warm_up} and {device} in it are replaced. "
     'Its last line is a JSON object with "ms_med" (and "cpu_ms_med"), or means: "ms_mean".',
 )
+@click.option("--go-on", is_flag=True, help="Leave out loops of your own that fail, as floors that fail are.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "auto", "cuda"]),
@@ -97,6 +98,7 @@ def rounds_command(
     ranks: tuple[int, ...],
     apart: bool,
     own_loops: tuple[str, ...],
+    go_on: bool,
     device: str,
     floors: bool,
     json_file: Path | None,
@@ -130,7 +132,7 @@ def rounds_command(
             contenders += [ours_apart(folder, counted, warm_up, count) for count in ranks if apart and count > 1]
             contenders += floors_of(name, folder, counted, warm_up, device) if floors else []
             known = {"workload": name, "folder": folder, "rounds": counted, "warm_up": warm_up, "device": device}
-            contenders += [own(*_named(loop, known)) for loop in own_loops]
+            contenders += [own(*_named(loop, known), optional=go_on) for loop in own_loops]
             timings = in_turn(contenders, repeats, _print)
         _show(tables.rounds(timings), tables.phases(timings))
         if work.whole:

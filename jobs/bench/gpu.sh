@@ -20,7 +20,8 @@ if [[ -n ${1:-} ]]; then            # into an environment of its own, above that
     "$PYTHON" -m venv --without-pip "$scratch/venv" || exit 2
     sites='import site; print(*site.getsitepackages(), sep="\n")'
     "$PYTHON" -c "$sites" >"$("$scratch/venv/bin/python" -c "$sites" | head -n 1)/below.pth"
-    "$PYTHON" -m pip --python "$scratch/venv/bin/python" install -q --no-index --no-deps --no-compile "$1"/*.whl || exit 2
+    "$PYTHON" -m pip --python "$scratch/venv/bin/python" install -q --no-index --no-deps --no-compile \
+        --ignore-installed "$1"/*.whl || exit 2
     PYTHON=$scratch/venv/bin/python
 fi
 export PYTHONPATH=$PWD PATH=$(dirname "$(command -v "$PYTHON")"):$PATH
@@ -84,7 +85,7 @@ for workload in $WORKLOADS; do
     ranks=(--ranks 1)
     [[ $workload == pfl-* || $workload == cnn ]] && ranks+=(--ranks 2)
     stage "Speed: $workload" 110 "$PYTHON" jobs/bench/peers/compare.py "$workload" --here --device "$DEVICE" --floors \
-        --repeats 1 --rounds "$ROUNDS" --warm-up 3 "${ranks[@]}" --json "$scratch/{workload}.json"
+        --repeats 1 --rounds "$ROUNDS" --warm-up 3 "${ranks[@]}" --go-on --json "$scratch/{workload}.json"
 done
 read -r worst ratio < <("$PYTHON" - "$scratch"/*.json <<'PYTHON'
 import json, sys

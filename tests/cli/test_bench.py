@@ -56,6 +56,14 @@ def test_contenders_take_turns() -> None:
     assert slow.cpu_over(fast) == 3
 
 
+def test_an_optional_contender_that_fails_is_left_out() -> None:
+    lines: list[str] = []
+    fails = own("broken", [sys.executable, "-S", "-c", "raise SystemExit('no such kernel')"], optional=True)
+    (only,) = in_turn([own("fast", printing(10)), fails], 2, lines.append)
+    assert (only.name, only.wall, len(only.turns)) == ("fast", 10, 2)
+    assert lines[0] == "  left out: broken failed with exit code 1: got no such kernel"
+
+
 def test_a_contender_that_fails_ends_the_benchmark() -> None:
     with pytest.raises(EnvironmentFailure, match="mine failed with exit code 3: got broken"):
         run_to_end("mine", [sys.executable, "-S", "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"])

@@ -72,13 +72,14 @@ class Turn:
     phases: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contender:
-    """A program to time: its name, its command, and how to read a turn from the ended process."""
+    """A program to time: its name, its command, how to read a turn from the ended process, and whether it may fail."""
 
     name: str
     command: Sequence[str]
     read: Callable[[FinishedProcess], Turn]
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def floors(workload: str, folder: Path, rounds: int, warm_up: int, device: str) 
     """
     mapped = [] if WORKLOADS[workload].model["name"] == "lstm" else ["vmap", "round-graph"]  # torch maps no LSTM
     arguments = _script(FLOORS, workload, folder, rounds, warm_up, device)
-    return [own(f"floor: {kind}", [*arguments, kind]) for kind in ("client-graph", *mapped)]
+    return [own(f"floor: {kind}", [*arguments, kind], optional=True) for kind in ("client-graph", *mapped)]
 
 
 def _script(path: Path, workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[str]:
@@ -181,7 +182,7 @@ def recorded(output: Path, warm_up: int, *, mean: bool = False) -> Turn:
     return Turn(wall=wall, cpu=cpu, phases=phases_ms(seconds, middle))
 
 
-def own(name: str, command: Sequence[str]) -> Contender:
+def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contender:
     """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``.
 
     ``ms_mean`` and ``cpu_ms_mean`` come first, where it has them.
@@ -194,7 +195,7 @@ def own(name: str, command: Sequence[str]) -> Contender:
             raise InputError(f"{name} printed no time", expected='a line with {"ms_med": …}')
         return Turn(wall=wall, cpu=cpu, peak_bytes=done.peak_bytes)
 
-    return Contender(name, command, read)
+    return Contender(name, command, read, optional)
 
 
 def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
@@ -206,16 +207,24 @@ def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
 def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], None]) -> list[Timing]:
     """Run A B C A B C …, so that drifts of the machine's speed affect all contenders alike.
 
+    An optional one that fails is left out, and said.
+
     Raises:
-        EnvironmentFailure: a contender failed.
+        EnvironmentFailure: another one failed.
     """
-    found: list[list[Turn]] = [[] for _ in contenders]
+    found: dict[Contender, list[Turn]] = {contender: [] for contender in contenders}
     for repeat in range(1, repeats + 1):
-        for contender, turns in zip(contenders, found, strict=True):
-            turns.append(contender.read(run_to_end(contender.name, contender.command)))
-        times = (f"{c.name} {turns[-1].wall:.1f} ms" for c, turns in zip(contenders, found, strict=True))
+        for contender in list(found):
+            try:
+                found[contender].append(contender.read(run_to_end(contender.name, contender.command)))
+            except (EnvironmentFailure, InputError) as error:
+                if not contender.optional:
+                    raise
+                del found[contender]
+                say(f"  left out: {error}")
+        times = (f"{contender.name} {turns[-1].wall:.1f} ms" for contender, turns in found.items())
         say(f"  {repeat}/{repeats}  {'  '.join(times)}")
-    return [Timing(c.name, tuple(turns)) for c, turns in zip(contenders, found, strict=True)]
+    return [Timing(contender.name, tuple(turns)) for contender, turns in found.items()]
 
 
 def run_to_end(name: str, command: Sequence[str]) -> FinishedProcess:
