@@ -1,4 +1,4 @@
-"""Write the table of methods in docs/recipe.md and the JSON Schemas from the code (called by ``make generated``)."""
+"""Write the tables of docs/recipe.md and the JSON Schemas from the code (called by ``make generated``)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,32 @@ from typing import get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hpcfed import algorithms
+from hpcfed import algorithms, models
 from hpcfed.cli.schema import of_experiment, of_recipe
+from hpcfed.config.meanings import keys
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = {"recipe": of_recipe, "experiment": of_experiment}
 BEGIN, END = "<!-- by make generated -->\n", "<!-- end -->\n"
+
+
+def recipe_keys() -> str:
+    """Return the table of keys, a row each, with their defaults."""
+    rows = ["| key | meaning |", "|---|---|"]
+    for key in keys():
+        default = key.field.default
+        plain = isinstance(default, str | int | float) and not isinstance(default, BaseModel)
+        rows.append(f"| `{key.dotted}{f': {_plain(default)}' if plain else ''}` | {key.meaning} |")
+    return "\n".join([*rows, ""])
+
+
+def named_models() -> str:
+    """Return the table of models with their keys."""
+    rows = ["| `model.name` | model | keys and their defaults |", "|---|---|---|"]
+    for name, spec in sorted(models.named().items()):
+        about = " ".join((spec.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
+        rows.append(f"| `{name}` | {about.rstrip('.')} | {', '.join(_keys([spec]))} |")
+    return "\n".join([*rows, ""])
 
 
 def methods() -> str:
@@ -36,9 +56,10 @@ def methods() -> str:
 
 
 def recipe_page(text: str) -> str:
-    """Return docs/recipe.md with the table of today's methods."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{methods()}\n{END}{rest.split(END)[1]}"
+    """Return docs/recipe.md with today's tables of keys, models and methods."""
+    head, *parts = text.split(BEGIN)
+    tables = zip((recipe_keys(), named_models(), methods()), parts, strict=True)
+    return head + "".join(f"{BEGIN}\n{table}\n{END}{part.split(END)[1]}" for table, part in tables)
 
 
 def schema(name: str) -> str:
@@ -55,9 +76,13 @@ def _spelled(key: str, field: FieldInfo) -> str:
     if field.is_required():
         return f"`{key}`"
     default = field.default
-    shown = f"{default:g}" if type(default) is float else str(default).lower()
+    shown = _plain(default)
     others = [f"`{value}`" for value in get_args(field.annotation) if value != default]
     return f"`{key}: {shown}`" + (f" (or {', '.join(others)})" if others else "")
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if type(value) is float else str(value).lower() if value is not None else "null"
 
 
 def _one_of(default: str, known: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 ``hpcfed.run("recipe.yaml", ["rounds=50"])`` trains, and returns the record (``.metrics``) and the model (``.module``).
 ``hpcfed.load("runs/own")`` reads a run that is there: its record as a table, its model as a module.
+``hpcfed.runs(["runs/own", "runs/sweep"])`` is one tidy table of many runs' records.
 ``hpcfed.write_federation("own.h5", {"north": (x, y), …})`` makes a federation file of your own samples.
 ``hpcfed.ClientRule`` and ``hpcfed.ServerRule`` are the bases of your own methods' parts.
 """
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hpcfed.algorithms._base import ClientRule, ServerRule
     from hpcfed.api import Result, run, run_seeds
     from hpcfed.lab.loaded import LoadedRun, load
+    from hpcfed.lab.runs import runs
     from hpcfed.provenance.replay.replay import Replay, replay
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "replay",
     "run",
     "run_seeds",
+    "runs",
     "write_federation",
 ]
 
@@ -55,6 +58,7 @@ _MODULES = {
     "replay": "hpcfed.provenance.replay.replay",
     "run": "hpcfed.api",
     "run_seeds": "hpcfed.api",
+    "runs": "hpcfed.lab.runs",
     "write_federation": "data_prep.own",
 }
 """What needs torch, or writes data, is imported when it is first asked for."""

@@ -54,9 +54,9 @@ class Cohorts:
     """Draws the cohorts of a recipe over a federation.
 
     Args:
-        recipe: its ``cohort``, ``budget``, ``local``, ``seed`` and ``rounds``.
+        recipe: resolved; its ``cohort``, ``budget``, ``local``, ``seed``, ``rounds``, and ``weights``: ``samples``
+            (q_i = n_i/n) or ``uniform`` (q_i = 1/N).
         sizes: samples per client, (N,).
-        weights: ``samples`` (q_i = n_i/n) or ``uniform`` (q_i = 1/N).
 
     Attributes:
         present: (N,) bool, false for the clients of ``cohort.without``.
@@ -69,7 +69,7 @@ class Cohorts:
         InputError: a cohort larger than the federation, or a schedule that does not fit it, or no client is left.
     """
 
-    def __init__(self, recipe: Recipe, sizes: np.ndarray, weights: str):
+    def __init__(self, recipe: Recipe, sizes: np.ndarray):
         self._recipe = recipe
         self._sizes = sizes
         self.present = present_in(recipe, len(sizes))
@@ -77,7 +77,7 @@ class Cohorts:
         self.measured = measured_in(recipe, len(sizes))
         self._num_present = int(self.present.sum())
         self.mean_size = float(sizes[self.present].mean())
-        self._by_samples = weights == "samples"
+        self._by_samples = recipe.weights == "samples"
         self._num_samples, self._num_present_samples = sizes.sum(), sizes[self.present].sum()
         self._redraws = without is not None and without.cohorts == "redrawn"
         self.never: list[int] = []

@@ -233,10 +233,8 @@ def _parquet(path: Path) -> Iterator[Any]:
 @contextmanager
 def _one_line(path: Path) -> Iterator[None]:
     """Turn errors of pyarrow and the system into errors of one line."""
-    try:
-        import pyarrow
-    except ModuleNotFoundError as error:
-        raise InputError("tables are read by pyarrow", where=str(path), remedy="pip install pyarrow") from error
+    import pyarrow
+
     what = "no Parquet file, or damaged" if _is_parquet(path) else "no table of text"
     try:
         with reading(path):

@@ -68,7 +68,7 @@ def parts_of(
         method = keeping_private(method, model.own)
     outputs = _outputs(recipe, federation, model, loss, sums)
     _check_scores(recipe, model, outputs)
-    cohorts = Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights)
+    cohorts = Cohorts(recipe, federation.sizes)
     room = {"device": _room(device, slot.sharing), "host": _room(torch.device("cpu"), slot.neighbours)}
     again = _reads_again(recipe, cohorts)
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)

@@ -52,8 +52,8 @@ def _resolve(recipe: Recipe) -> Recipe:
             raise InputError(
                 "data_content", where=str(recipe.data), expected=recipe.data_content, got=federation.content or "none"
             )
-        weights = recipe.weights or method.local.weights
-        Cohorts(recipe, federation.sizes, weights)
+        recipe = recipe.model_copy(update={"weights": recipe.weights or method.local.weights})
+        Cohorts(recipe, federation.sizes)  # which refuses those that cannot be drawn
         content = federation.content or None
     declared = {} if recipe.algorithm.factory else method.parameters()  # a factory's keys are its own
     written = {} if recipe.algorithm.factory is None else recipe.algorithm.parameters
@@ -64,7 +64,6 @@ def _resolve(recipe: Recipe) -> Recipe:
         update={
             "algorithm": type(recipe.algorithm).model_validate(algorithm),
             "model": type(recipe.model).model_validate(model),
-            "weights": weights,
             "evaluate": recipe.evaluate.with_final_model(method.final_model),
             "data_content": content,
         }

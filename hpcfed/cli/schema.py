@@ -10,13 +10,13 @@ import click
 from pydantic import BaseModel
 
 from hpcfed import algorithms, models
-from hpcfed.config.meanings import MEANINGS
+from hpcfed.config.meanings import keys
 from hpcfed.config.recipe import Algorithm, Model, Recipe
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REFERENCE = "#/$defs/{model}"
-SEEDS = {"description": MEANINGS["seed"], "type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+SEEDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 SHORT = {"seed": {"type": "integer", "minimum": 0}, "observers": {"type": "string"}}
 """Schemas of short forms, which `hpcfed.config.recipe` expands to sections."""
 CLIENT = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}
@@ -44,11 +44,10 @@ def of_recipe() -> Schema:
     for key, short in SHORT.items():
         properties[key] = {"anyOf": [short, {name: properties[key].pop(name) for name in [*properties[key]]}]}
     sections["CohortSection"]["properties"]["without"]["anyOf"] += SHORT_WITHOUT
-    for key, meaning in MEANINGS.items():
-        section, _, inner = key.rpartition(".")
-        place = properties if not section else sections[section.capitalize()]["properties"]
-        place[inner]["description"] = meaning
-    properties["seeds"] = SEEDS
+    for described in keys():
+        place = properties if described.section is Recipe else sections[described.section.__name__]["properties"]
+        place[described.name]["description"] = described.meaning
+    properties["seeds"] = {"description": properties["seed"]["description"], **SEEDS}
     schema["required"] = [key for key in schema["required"] if key not in FILLED_IN]
     sections["Model"] |= _by_name(sections["Model"], Model, {name: [spec] for name, spec in models.named().items()})
     methods = {name: [part for part in algorithms.parts_of(name) if part] for name in algorithms.names()}

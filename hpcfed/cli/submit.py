@@ -1,4 +1,4 @@
-"""``hpcfed submit``: a recipe as a SLURM job."""
+"""``hpcfed submit``: a recipe as a job of the cluster's scheduler."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from hpcfed.cluster.submit.scheduler import Scheduler
     from hpcfed.cluster.submit.script import Job
     from hpcfed.cluster.submit.site import Site
 
@@ -66,7 +67,7 @@ def job_options(function: F) -> F:
 def command(
     recipe: str, overrides: tuple[str, ...], fresh: bool, accept_code: bool, chain: int | None, **job: Any
 ) -> None:
-    """Submit RECIPE to SLURM, with single values overridden, and show the script, written to <output>.sbatch.
+    """Submit RECIPE to SLURM, or the site file's scheduler, and show the script, written beside the output.
 
     The job stops itself before its time limit, goes back into the queue, and goes on where it stopped until the run is
     done. Repeated while a job waits or runs, the command names that job and submits no other.
@@ -125,15 +126,17 @@ def submit_job(
         output: the folder that the command fills.
         words: the command, as ``hpcfed`` takes it; the second is the recipe's absolute path, or an experiment's name.
         is_done: whether there is nothing to do.
-        make_room: see `hpcfed.cluster.submit.queue.submit`.
+        make_room: see `hpcfed.cluster.submit.scheduler.Scheduler.submit`.
         chain, array: number of jobs, one after another or all at once.
         Others: the options of the command line.
     """
-    from hpcfed.cluster.submit.script import Job, doubt_of, render
+    from hpcfed.cluster.submit.scheduler import scheduler_of
+    from hpcfed.cluster.submit.script import Job
     from hpcfed.cluster.submit.site import read_site
     from hpcfed.errors import InputError
 
     cluster = read_site(Path(site) if site else None)
+    scheduler = scheduler_of(cluster)
     options = _options({"account": account, "partition": partition, "gpus-per-node": gpus_per_node}, more)
     asked = {**cluster.options, **options}
     asks_for_gpus = any(key.startswith(("gpu", "gres")) for key in asked)
@@ -157,39 +160,43 @@ def submit_job(
         chained=chain is not None,
         array=array,
     )
-    text, doubt = render(job, cluster), doubt_of(cluster)
+    text, doubt = scheduler.render(job, cluster), scheduler.doubt_of(cluster)
     if dry_run:
         _warn_once(doubt)
         click.echo(text, nl=False)
         return
-    _submit(job, text, doubt, is_done, make_room, chain or 1)
+    _submit(scheduler, job, text, doubt, is_done, make_room, chain or 1)
 
 
 def _submit(
-    job: Job, text: str, doubt: str, is_done: Callable[[], bool], make_room: Callable[[], bool] | None, chain: int
+    scheduler: Scheduler,
+    job: Job,
+    text: str,
+    doubt: str,
+    is_done: Callable[[], bool],
+    make_room: Callable[[], bool] | None,
+    chain: int,
 ) -> None:
     """Submit a job with its script's `text`, unless it waits or runs already, or there is nothing to do."""
-    from hpcfed.cluster.submit.queue import jobs_named, submit
-
-    queued = jobs_named(job.label) if job.array is not None else []
+    script, queued = job.script(scheduler.SUFFIX), scheduler.jobs_named(job.label) if job.array is not None else []
     finished = f"{job.name}: finished already, see {job.output}"
     if not queued and is_done():  # of an array it may write to folders, which jobs must not be using
         click.echo(finished)
         return
-    if queued := queued or jobs_named(job.label):
+    if queued := queued or scheduler.jobs_named(job.label):
         waiting = ", ".join(f"job {entry.id} ({entry.state.lower()})" for entry in queued)
-        changed = job.script.is_file() and job.script.read_text(encoding="utf-8") != text
-        remedy = "; to submit it with another recipe or other options, scancel it first" if changed else ""
+        changed = script.is_file() and script.read_text(encoding="utf-8") != text
+        remedy = f"; to submit it with another recipe or other options, {scheduler.CANCEL} it first" if changed else ""
         click.echo(f"{job.name}: in the queue already, {waiting}; nothing submitted{remedy}")
         return
     _warn_once(doubt)
-    _write(job.script, text)
-    numbers = submit(job.script, chain, make_room)
+    _write(script, text)
+    numbers = scheduler.submit(script, chain, make_room)
     if not numbers:
         click.echo(finished)
         return
     click.echo(text, nl=False)
-    click.echo(f"{job.name}: submitted as job {', then '.join(numbers)}, from {shlex.quote(str(job.script))}")
+    click.echo(f"{job.name}: submitted as job {', then '.join(numbers)}, from {shlex.quote(str(script))}")
 
 
 def _warn_once(text: str) -> None:

@@ -62,13 +62,10 @@ def command(
     from hpcfed.lab.sweep.plan import make_plan
     from hpcfed.lab.sweep.run import Redo, run_sweep
     from hpcfed.lab.sweep.select import parse_rule
-    from hpcfed.lab.sweep.table import check_parquet
     from hpcfed.ranks.world import connect
 
     def plan_it() -> tuple[Plan, Rule | None]:
         plan = make_plan(recipe, overrides, parse_grids(grids), parse_seeds(seeds) if seeds else [], output)
-        if parquet:
-            check_parquet()
         return plan, None if select is None else parse_rule(select, plan)
 
     world = connect()

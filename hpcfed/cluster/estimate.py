@@ -131,8 +131,7 @@ def estimate(
     """
     parts, evaluator = assemble(recipe, World())
     whole = parts.cohorts
-    weights = recipe.weights or parts.method.local.weights
-    few = replace(parts, cohorts=_FirstClients(recipe, parts.federation.sizes, weights))
+    few = replace(parts, cohorts=_FirstClients(recipe, parts.federation.sizes))
     simulation = Simulation(few)
     with parts.clients:
         measured, num_vectors = _measure(recipe, few, simulation, evaluator)
@@ -227,7 +226,7 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
 
 
 def _evaluation_seconds(recipe: Recipe, parts: Parts, measured: StepTimes) -> float:
-    """Return the seconds of all evaluations on one rank: of the test set, of the training set, and of each client."""
+    """Return the seconds that one rank would take for all evaluations: test set, training set and each client."""
     section, federation = recipe.evaluate, parts.federation
     tested, trained = federation.num_test, int(federation.sizes.sum())
     a_sample = measured.evaluate_seconds / tested if measured.evaluate_seconds else measured.sample_seconds / FORWARD

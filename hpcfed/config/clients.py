@@ -19,8 +19,11 @@ class FineTune(Section):
     """A few steps of plain SGD from the global model, on a client's training samples."""
 
     steps: Count = 5
+    """Number of steps."""
     lr: float = Field(gt=0)
+    """Step size."""
     batch_size: BatchSize = 50
+    """Samples of a minibatch; `full`: all."""
 
 
 class EvaluateClients(Section):
@@ -31,8 +34,12 @@ class EvaluateClients(Section):
     """
 
     every: Period = 0
+    """In rounds; 0: never."""
     models: list[Literal["global", "last", "fine-tuned"]] = Field(["global"], min_length=1)
+    """`global`; `last`: clients' last models (with `model: client-average`); `fine-tuned`: the global one after
+    `fine_tune`."""
     fine_tune: FineTune | None = None
+    """Steps of SGD on a client's training samples."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> EvaluateClients:
@@ -55,8 +62,11 @@ class Without(Section):
     """
 
     clients: list[int | str] = Field(min_length=1)
+    """Which, by number or name."""
     cohorts: Literal["empty", "redrawn"] = "empty"
+    """`empty` leaves their places in the cohorts empty; `redrawn` draws among the others."""
     evaluate: Literal["others", "all"] = "others"
+    """`others` measures on the others' data, and theirs apart; `all` on all clients' data."""
 
     @property
     def numbers(self) -> list[int]:

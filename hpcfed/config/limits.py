@@ -50,11 +50,17 @@ class Stop(Section):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
     test_accuracy: float | None = Field(None, gt=0, le=1)
+    """Test accuracy to reach."""
     for_: Count = Field(1, alias="for")
+    """Evaluations in a row that have to reach it."""
     patience: Count | None = None
+    """Evaluations without a better test accuracy (regression: loss), or `metric`."""
     max_hours: float | None = Field(None, gt=0, le=1e6)
+    """Hours of this job; the run stops with a checkpoint (exit code 75)."""
     metric: str | None = None
+    """One of `evaluate.metrics`, `accuracy` or `loss`, on the test set."""
     target: float | None = None
+    """Value of `metric` to reach."""
 
     @model_validator(mode="after")
     def _something_given(self) -> Stop:
@@ -171,7 +177,9 @@ class LrFrom(Section):
     """The step size from a round on."""
 
     round: int = Field(ge=2, le=MAX_COUNT)
+    """First round of the step size."""
     lr: float = Field(gt=0)
+    """Step size from then on."""
 
 
 class Checkpoint(Section):
@@ -183,7 +191,10 @@ class Checkpoint(Section):
     """
 
     every: Annotated[int | str, PlainValidator(a_period), WithJsonSchema(A_PERIOD)] = "10min"
+    """In rounds (`50`) or in time (`10min`); 0: only when the run is stopped early."""
     keep: Annotated[int | Literal["even", "spaced"], PlainValidator(a_keep), WithJsonSchema(A_KEEP)] = "even"
+    """`even`: two, and 20 at equal distances for `verify` and `replay`, while they take less than 1 GiB; `spaced`:
+    ten a decade of rounds; `2`: two."""
 
     def num_states(self, rounds: int, each: int) -> int:
         """Return how many evenly spaced checkpoints a run of so many rounds keeps, of at most `each` bytes."""

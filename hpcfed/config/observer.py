@@ -20,8 +20,11 @@ class Observer(Section):
     """
 
     name: Literal["tensorboard", "wandb"] | None = None
+    """`tensorboard` or `wandb`."""
     factory: Reference | None = None
+    """Yours, `"module:Class"`, with one or more of `start(run)`, `round(row)`, `end(status)`."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments: `{name: wandb, args: {project: mine, mode: online}}`."""
 
     @model_validator(mode="after")
     def _name_or_factory(self) -> Observer:

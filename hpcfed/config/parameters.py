@@ -25,8 +25,11 @@ class Parameters(Section):
     """
 
     private: Patterns = ()
+    """Each client's own, neither sent nor averaged: `["head.*"]`; FedBN: `["*bn*"]`."""
     frozen: Patterns = ()
+    """Kept at their initial values: `["features.*"]`."""
     buffers: Literal["averaged", "private", "fixed"] | None = None
+    """Role of the other buffers, such as BatchNorm's running statistics: `averaged`, `private` or `fixed`."""
 
     @property
     def keeps_private(self) -> bool:

@@ -57,9 +57,13 @@ class Model(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
     name: str | None = None
+    """The built-in model."""
     factory: Reference | None = None
+    """Your model, `"module:function"`: returns a `torch.nn.Module`."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of `factory`."""
     init: Path | None = None
+    """A safetensors file with the initial parameters."""
 
     @model_validator(mode="after")
     def _name_or_factory(self) -> Model:
@@ -83,10 +87,16 @@ class Algorithm(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
     name: str | None = None
+    """The method."""
     factory: Reference | None = None
+    """Yours, `"module:function"`: returns a `hpcfed.types.Method`; further keys are its arguments
+    (docs/methods.md)."""
     local: str | None = None
+    """Client rule of a combination: `{local: prox, normalize: steps, server: yogi, mu: 0.1}`."""
     normalize: Literal["none", "steps"] | None = None
+    """Treatment of different numbers of steps in a combination: `none` or `steps` (FedNova's)."""
     server: str | None = None
+    """Server step of a combination."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Algorithm:
@@ -121,10 +131,17 @@ class LossSection(Section):
     later: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     name: Literal["auto", "cross-entropy", "binary-cross-entropy", "squared", "cox"] = "auto"
+    """`cross-entropy`, `binary-cross-entropy`, `squared` (½‖·‖²), `cox` (partial likelihood of a minibatch, for
+    event and time); `auto`: the task's."""
     factory: Reference | None = None
+    """Your loss, `"module:function"`: returns a function (output, target) → one loss per sample."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of `factory`."""
     reduction: Literal["mean", "sum"] = "mean"
+    """`mean` or `sum` over a minibatch."""
     weights: Literal["balanced", "balanced-by-site"] | list[Annotated[float, Field(gt=0)]] | None = None
+    """Of classes: `balanced` (n / (C n_c) of all training samples), `balanced-by-site` (of each client's own, in
+    training alone) or `[1, 3]`."""
 
     @model_validator(mode="after")
     def _name_or_factory(self) -> LossSection:
@@ -141,8 +158,11 @@ class Seeds(Section):
     """One seed per purpose, so that one can be varied while the others stay."""
 
     model: int = Field(default=0, ge=0, lt=2**63)
+    """Initial parameters."""
     cohort: int = Field(0, ge=0, lt=2**63)
+    """Cohorts and budgets."""
     batches: int = Field(0, ge=0, lt=2**63)
+    """Minibatches and augmentation, and methods' own streams."""
 
 
 def seed_for_all(value: Any) -> Any:
@@ -164,11 +184,18 @@ class CohortSection(Section):
 
     later: ClassVar[frozenset[str]] = frozenset({"stream", "without"})
     size: Count | None = None
+    """Number of clients."""
     fraction: float | None = Field(None, gt=0, le=1)
+    """Share of the clients."""
     sampling: Literal["uniform", "bernoulli"] = "uniform"
+    """`uniform`: exactly as many, without replacement; `bernoulli`: each with that probability."""
     stream: Literal["own", "authors"] = "own"
+    """`authors` draws Bernoulli cohorts as FedDyn's code does."""
     schedule: Annotated[Path | list[list[int]] | None, PlainValidator(a_schedule), WithJsonSchema(A_SCHEDULE)] = None
+    """A JSON file, or a list over rounds of lists of clients, repeated: `[[2]]` is client 2 alone, `[[0], [1],
+    [2]]` a model that travels."""
     without: Annotated[Without | None, BeforeValidator(a_client_or_several)] = None
+    """Clients that never take part, by number or name: `[hospital-3]` (docs/checking.md)."""
 
     @model_validator(mode="after")
     def _one_rule(self) -> CohortSection:
@@ -200,9 +227,13 @@ class Augment(Section):
     """
 
     crop: int = Field(0, ge=0, le=256)
+    """Pixels of padding on each side, cropped at random."""
     crop_probability: float = Field(1.0, gt=0, le=1)
+    """Share of the draws that are cropped."""
     flip: float = Field(0.0, ge=0, le=1)
+    """Probability of a horizontal flip."""
     per: Literal["sample", "batch"] = "sample"
+    """Unit that shares a draw: `sample` or `batch`."""
 
     @model_validator(mode="after")
     def _something_given(self) -> Augment:
@@ -221,27 +252,52 @@ class Local(Section):
     later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "guess_moments", "step", "step_args", "tile"})
 
     steps: Count | None = None
+    """Minibatch steps of a client in a round."""
     epochs: Count | None = None
+    """Or passes over its samples, ⌈n_i/B⌉ steps each."""
     batch_size: BatchSize = 50
+    """Samples of a minibatch; `full`: all of the client's."""
     lr: float = Field(0.1, gt=0)
+    """Step size η_l."""
     lr_decay: float = Field(1.0, gt=0)
+    """Factor of the step size from round to round."""
     lr_schedule: Annotated[tuple[LrFrom, ...], BeforeValidator(a_tuple)] = ()
+    """Step sizes from certain rounds on: `[{round: 51, lr: 0.05}]`."""
     weight_decay: float = Field(0.0, ge=0)
+    """Of all parameters."""
     momentum: float = Field(0.0, ge=0, lt=1)
+    """Of SGD."""
     clip_norm: float | None = Field(None, gt=0)
+    """Largest norm of a step's gradient."""
     clip: Literal["all", "linear"] = "all"
+    """What `clip_norm` bounds: `all`, gradient and method's term together; `linear`: the method's μ y is added
+    after."""
     optimizer: Literal["sgd", "adam", "yogi"] = "sgd"
+    """`sgd`, `adam` or `yogi`; its state begins anew in each round."""
     beta1: float = Field(0.9, ge=0, lt=1)
+    """First moment's decay of Adam and Yogi."""
     beta2: float = Field(0.999, ge=0, lt=1)
+    """Second moment's."""
     eps: float = Field(1e-8, gt=0)
+    """Added to their root."""
     guess_moments: Literal["first", "all"] = "first"
+    """Moments that decay in a guess: `first`, or `all` (the second one, too)."""
     augment: Augment | None = None
+    """Random shifts and flips of training images."""
     engine: Literal["auto", "sequential", "batched"] = "auto"
+    """`batched`: clients together, in tiles; `sequential`: one after another; `auto`: batched for linear models and
+    perceptrons."""
     tile: Literal["auto"] | Count = "auto"
+    """Slots of a tile; part of the result (docs/bits.md)."""
     matmul: Literal["auto", "blas", "onednn"] = "auto"
+    """Large products of perceptrons by `blas` (MKL) or `onednn`; `auto`: oneDNN on AMD from Zen 5 on. `hpcfed bench
+    calibrate RECIPE` measures both."""
     compile: bool = False
+    """Have torch compile the model."""
     step: Reference | None = None
+    """Your own step in place of all that, `"module:function"` (docs/methods.md)."""
     step_args: dict[str, Any] = Field(default_factory=dict)
+    """Keywords of `step`."""
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Local:
@@ -279,8 +335,11 @@ class Budget(Section):
     """Local steps τ_i that each client can afford: drawn from {low..high} per client and round, or from a schedule."""
 
     low: Count | None = None
+    """Fewest steps, drawn for each client and round."""
     high: Count | None = None
+    """Most steps."""
     schedule: Path | None = None
+    """A JSON file, a list over rounds of lists of τ_i in the cohort's order."""
 
     @model_validator(mode="after")
     def _range_or_schedule(self) -> Budget:
@@ -295,6 +354,7 @@ class Periodic(Section):
     """A period in rounds; 0 means never."""
 
     every: Period = 0
+    """In rounds; 0: never."""
 
 
 class Evaluate(Section):
@@ -309,16 +369,26 @@ class Evaluate(Section):
     later: ClassVar[frozenset[str]] = frozenset({"statistics"})
 
     every: Period = 1
+    """Rounds between evaluations on the test set; 0: never."""
     model: Literal["auto", "last", "last-two", "cohort-average", "client-average", "step-average"] = "auto"
+    """`last`, `last-two`, `cohort-average`, `client-average`, `step-average` (of all iterates, by η_g); `auto`: the
+    method's own (table below)."""
     statistics: Literal["round", "training"] = "round"
+    """`training`: the evaluated model's averaged running statistics are estimated anew on all training samples."""
     train: Periodic = Periodic()
+    """On all clients' training sets."""
     clients: EvaluateClients = EvaluateClients()
+    """The measures of `evaluate` on each client's own samples, a row a client in `clients.csv`; their mean, worst
+    decile and variance in the record."""
     batch_size: Count = 1000
+    """Samples of a chunk of the test set."""
     metrics: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], Annotated[Metric, PlainValidator(a_metric), PlainSerializer(plain)]],
         BeforeValidator(listed),
         WithJsonSchema(METRICS_SCHEMA),
     ] = Field(default_factory=dict)
+    """Built-in (list below) and your own: `[auroc, {top3: "module:function"}]`; on the test set, the training sets
+    and each client; recorded as `test_auroc`, `test_top3`."""
 
     _by_method: bool = PrivateAttr(False)
 
@@ -359,40 +429,85 @@ class Recipe(Section):
     later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits", "sentinel"})
 
     name: str = Field(min_length=1, pattern=rf"^[{LETTERS}][{LETTERS}._ -]*$")
+    """Name of the run; default: the recipe file's."""
     seed: Annotated[Seeds, BeforeValidator(seed_for_all)] = Seeds()
+    """Seed of all random streams, or one for each; `seeds: [0, 1, 2]` in its place runs each, in `<output>/seed-0`
+    and so on."""
     data: Path
+    """The federation file."""
     data_content: str | None = None
     verify_data: bool = False
+    """Read all data and compare their hash at each start; else where a run goes on and the file's size, time of
+    change or inode has changed."""
     data_access: Literal["mmap", "memory", "stage"] = "mmap"
+    """`mmap`; `memory`: ordinary reads; `stage`: a copy on each host's local scratch ($TMPDIR), made at the
+    start."""
     model: Model
+    """A built-in model with its keys (table below), or yours by `factory`; short: `model: mlp`."""
     parameters: Parameters = Parameters()
+    """Roles of the module's parameters and buffers, by patterns of their names: docs/own-project.md."""
     loss: LossSection = LossSection()
+    """Loss of a sample, and of a minibatch; short: `loss: squared`."""
     dtype: Literal["float32", "float64"] = "float32"
+    """`float64` for verification."""
     precision: Literal["float32", "tf32", "bf16-mixed"] = "float32"
+    """Of the local solve's products alone: `tf32` on GPUs, `bf16-mixed`."""
     bits: Literal["native", "portable"] = "native"
+    """`portable`: linear models with the same bits on every processor, with one version of torch and NumPy; slower
+    (docs/bits.md)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`cpu` or `cuda`; `auto` takes a GPU if there is one."""
     threads: int = Field(1, ge=1, le=1024)
+    """Threads of torch in each rank; part of the result, like the seed."""
     rounds: Count
+    """Number of rounds; each trains a cohort."""
     cohort: CohortSection = CohortSection()
+    """Clients of a round, by default all; short: `cohort: 20`, `cohort: 0.1`."""
     weights: Literal["samples", "uniform"] | None = None
+    """`samples` (n_i/n) or `uniform`; default: the method's own (table below)."""
     local: Local
+    """The work of one client in one round."""
     budget: Budget | None = None
+    """Local steps that each client can afford, beside `local.steps`, those asked for."""
     guess: Annotated[int | Literal["none", "remaining", "limit"], PlainValidator(a_guess)] = "none"
+    """`remaining`: after its τ_i steps a client guesses the rest of `local.steps` (GeL); `10`: so many; `limit`:
+    infinitely many. Needs `momentum`, Adam or Yogi."""
     algorithm: Algorithm
+    """A method by `name` with its keys (table below), a combination of parts, or yours by `factory`; short:
+    `algorithm: fedavg`."""
     evaluate: Evaluate = Evaluate()
+    """Evaluations on the test set, the training sets and each client."""
     stop: Stop = Stop()
+    """Ends a run before its last round; a wall-clock limit stops it with a checkpoint."""
     checkpoint: Checkpoint = Checkpoint()
+    """When to save the run, and which checkpoints to keep."""
     update_hashes: bool = False
+    """A 64-bit hash of each client's update, 8 bytes a client and round in `update-hashes.bin`."""
     observers: Annotated[list[Observer], BeforeValidator(named)] = Field(default_factory=list)
+    """Called after each round, on rank 0, without effect on the result; short: `observers: [tensorboard, wandb]`
+    (events and an offline run in `logs/`)."""
     on_bad_client: Literal["stop", "skip"] = "stop"
+    """`skip`: a round goes on without a client whose training failed or whose update is not finite."""
     sentinel: Annotated[Literal["on", "off", "strict"], BeforeValidator(on_or_off)] = "on"
+    """Trains at most 1 % of the tiles once more elsewhere and compares updates; `strict` ends a run where they
+    differ (exit code 4). Without effect on the result."""
     watchdog: Annotated[int | str, PlainValidator(a_time_or_0), WithJsonSchema(A_TIME_OR_0)] = "30min"
+    """How long one client's training may take, or a rank be silent outside of the rounds, before the run counts as
+    stuck; 0: for ever."""
     client_state: Literal["device", "host", "disk"] = "device"
+    """Where clients' states lie between rounds: `device`, then `host` where it is full, then `disk` ($TMPDIR).
+    Without effect on the result: a run may go on with another."""
     reduction: Literal["exact", "fast"] = "exact"
+    """`fast`: float32 sums, half the bytes; the record then says `bitwise: false`."""
     gpu_reduce: Literal["auto", "host", "mpi", "nccl"] = "auto"
+    """`mpi`: a CUDA-aware MPI reduces the GPU's memory; `host`: through pinned host memory; `nccl`: from GPU to
+    GPU, a rank a GPU."""
     placement: Literal["auto", "static", "balanced"] = "auto"
+    """`balanced`: cohorts spread over ranks by measured costs, states move along; `static`: clients stay on their
+    rank, the default of methods with client states. Without effect on the result."""
     python_path: list[Path] = Field(default_factory=list)
     output: Path
+    """The run folder; default: `runs/<name>`."""
     _where: str = PrivateAttr("recipe")
 
     @property

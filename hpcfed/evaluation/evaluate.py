@@ -160,8 +160,9 @@ class Evaluator:
         return [] if offsets is None else np.flatnonzero(~self._counted & (np.diff(offsets) > 0)).tolist()
 
     def _test_bounds(self) -> np.ndarray:
-        """Return the first row of each chunk of the test set, and its end, (chunks + 1,): ``evaluate.batch_size`` rows
-        each, or a client's own where it is measured client by client.
+        """Return the boundaries of the test set's chunks, (chunks + 1,): ``evaluate.batch_size`` rows each.
+
+        Where the test set is measured client by client, a chunk is a client's.
         """
         count, offsets = self._federation.num_test, self._federation.test_offsets
         if self._by_client and offsets is not None:
@@ -320,5 +321,5 @@ class Evaluator:
 
 
 def _quotients(names: Iterable[str], totals: np.ndarray) -> dict[str, Value]:
-    """Return measures that are sums over counts, (S, 2), by name; without those that count nothing."""
+    """Divide sums by counts, (S, 2); return measures by name, without those of count 0."""
     return {name: float(total / count) for name, (total, count) in zip(names, totals, strict=True) if count}

@@ -28,7 +28,7 @@ Value = float | list[Any] | None
 
 @dataclass(frozen=True)
 class Layout:
-    """The numbers of all measures of a set of samples, one after another, as pairs (cells, 2): see `Measures.cells`.
+    """How the numbers of all measures lie in one vector of pairs, (cells, 2): see `Measures.cells`.
 
     Attributes:
         shapes: measure → shape of its value.
@@ -49,7 +49,7 @@ class Layout:
 
 
 class Measures:
-    """Sums over samples, and measures of all samples at once, of a model's outputs.
+    """Measures of a model's outputs: sums over samples, and metrics that need all samples at once.
 
     Args:
         model: measured as it is loaded.
@@ -94,9 +94,10 @@ class Measures:
             seed_generators(self._model.vector.device, self._seed, Purpose.EVALUATION, client=unit)
 
     def cells(self, samples: Samples, unit: int) -> np.ndarray:
-        """Return the numbers of all measures of the loaded model over a unit's samples, as pairs, (cells, 2).
+        """Measure the loaded model on a unit's samples; return all measures as pairs, (cells, 2).
 
-        A sum and its count for each of `sums`; then a number and 1, or zeros where undefined, for each cell of `whole`.
+        A pair is a sum and its count for each of `sums`; then, for each cell of `whole`, a number and 1, or zeros where
+        it is undefined.
         """
         sums, output = self.of_samples(samples, unit)
         target = samples[1].cpu()

@@ -70,7 +70,7 @@ class WholeMetric:
 def whole_metrics(
     metrics: Mapping[str, Metric], task: str, num_classes: int | None, python_path: Sequence[Path]
 ) -> dict[str, WholeMetric]:
-    """Return those of the recipe's ``evaluate.metrics`` that are no sums, by name.
+    """Return the recipe's metrics that need all samples at once, by name.
 
     Raises:
         InputError: a function of the user's cannot be found.
@@ -106,7 +106,7 @@ def _labels(target: np.ndarray, multi_label: bool) -> np.ndarray:
 
 
 def ranking_scores(output: np.ndarray) -> np.ndarray:
-    """Return the score of the second of two classes, (n,); of more classes their probabilities, (n, C)."""
+    """Return scores for ranking: the second class's, (n,), of two classes; else class probabilities, (n, C)."""
     if output.shape[1] <= 2:
         return output[:, -1] - (output[:, 0] if output.shape[1] == 2 else 0.0)
     return probabilities(output)
@@ -121,7 +121,7 @@ def probabilities(output: np.ndarray) -> np.ndarray:
 
 
 def _predicted(output: np.ndarray) -> np.ndarray:
-    """Return the class with the largest output, (n,); of one logit whether it is positive."""
+    """Return the class with the largest output, (n,); for a single logit, whether it is positive."""
     return (output[:, 0] > 0).astype(np.int64) if output.shape[1] == 1 else output.argmax(axis=1)
 
 

@@ -196,7 +196,7 @@ class ClientEvaluator:
             self._parts.model.load(w, self._parts.private.of(client))
 
     def _measure(self, client: int, *, is_test: bool) -> np.ndarray:
-        """Return the pairs of all measures of the loaded model on a client's samples, (cells, 2)."""
+        """Measure the loaded model on a client's samples; return pairs, (cells, 2)."""
         shards, model = self._parts.shards, self._parts.model
         with model.evaluation(), torch.no_grad():
             return self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client)

@@ -121,7 +121,7 @@ class ClientTiles:
         return z[..., : self._layers[-1].out_features].flatten(0, 1).contiguous()
 
     def _padded(self) -> list[Layer]:
-        """Return copies of the layers, of one client, their widths rounded up by zeros."""
+        """Return one client's layers with widths rounded up by zeros."""
         found = []
         for layer in self._layers:
             outputs, inputs = layer.weight.shape

@@ -44,7 +44,7 @@ def load(run: str | Path, *, data: str | Path | None = None, accept_code: bool =
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The content of a run folder. Tables need pandas, modules torch; each is read at first use."""
+    """The content of a run folder; each part is read at first use."""
 
     recipe: Recipe
     accept_code: bool = False
@@ -61,7 +61,7 @@ class LoadedRun:
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """``environment.json``: where the run ran, and what its bits depend on."""
+        """``environment.json``: the machine and libraries of the run, and whatever else its bits depend on."""
         return read_json(self.folder / "environment.json")
 
     @cached_property
@@ -70,9 +70,10 @@ class LoadedRun:
         columns, ``seconds.local``, ``clients.global.test.loss.mean``.
 
         Raises:
-            InputError: pandas is not installed, or the record is damaged.
+            InputError: the record is damaged.
         """
-        pandas = _pandas()
+        import pandas
+
         path = self.folder / RECORD
         rows = read_rounds(path) if path.exists() else []
         if not rows:
@@ -93,9 +94,11 @@ class LoadedRun:
         """The scores of each client, ``clients.csv``; None if the recipe did not ask for them.
 
         Raises:
-            InputError: pandas is not installed, or the file is damaged.
+            InputError: the file is damaged.
         """
-        path, pandas = self.folder / CLIENTS, _pandas()
+        import pandas
+
+        path = self.folder / CLIENTS
         if not path.exists():
             return None
         try:
@@ -145,12 +148,3 @@ class LoadedRun:
             what = f"{self.folder}: the model is code, {self.recipe.model.factory}, which runs from {places}"
             warnings.warn(what, stacklevel=4)
         return trained_module(self.recipe, self.folder / name, client, accept_code=self.accept_code)
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError:
-        remedy = "pip install pandas"
-        raise InputError("tables of a loaded run need pandas, which is not installed", remedy=remedy) from None
-    return pandas

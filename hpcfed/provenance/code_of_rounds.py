@@ -172,7 +172,7 @@ def with_references(recipe: Recipe) -> Recipe:
 
 
 def runs(code: Sequence[CodeOfRounds]) -> Iterator[str]:
-    """Yield, of each version of the user's code that runs, what it is and from where."""
+    """Yield, for each runnable version of the user's code, a description and its place."""
     for one in code:
         if one.hindrance or not (named := named_code(one.recipe)):
             continue

@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 def compare(
     runs: Sequence[Path], data: Path | None, code: Path | None, say: Say, permission: Permission = NO_PERMISSION
 ) -> int:
-    """Say where two runs part, and in what they differ; return the exit code.
+    """Print where two runs part, and in what they differ; return the exit code.
 
     Args:
         runs: the two run folders.
@@ -97,9 +97,9 @@ def _hash(code: Mapping[str, Any], name: str) -> Any:
 def _first_other_round(
     first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], say: Say, by_hash: bool
 ) -> int | None:
-    """Return the first round after which the models differ; None, having said so, if there is none.
+    """Return the first round after which the models differ; None, after a line, if there is none.
 
-    Not `by_hash`, rounds are compared by what is recorded of their training.
+    Without `by_hash`, rounds are compared by their recorded training numbers.
     """
     scores = None
     for row, other in zip(first, second, strict=False):

@@ -62,7 +62,7 @@ class Difference(NamedTuple):
 def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_lack: bool = True) -> list[Difference]:
     """Return the columns in which a round differs from its record, ``hash`` first.
 
-    What was measured does not count; nor a score that one of the two lacks, since ``evaluate`` may have changed.
+    Timings do not count; nor do scores that only one of the two has, since ``evaluate`` may have changed.
     """
     here = json.loads(line_of(row))
     found = [Difference(key, recorded[key], here[key]) for key in recorded.keys() & here.keys() - set(VARYING_COLUMNS)]
@@ -73,15 +73,15 @@ def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_l
 
 
 def from_record(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> list[Difference]:
-    """Return the columns of a record that differ from the round as it is here, ``hash`` first.
+    """Return the columns of a record that differ from the round computed here, ``hash`` first.
 
-    A score that the record lacks claims nothing; one that is undefined here is another.
+    A score that the record lacks is no difference; one that is undefined here is.
     """
     return [one for one in in_bits(recorded, row, scores_may_lack=False) if one.recorded is not None]
 
 
 def not_computed(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
-    """Return the columns of a record that the round does not have here, such as metrics of an earlier recipe."""
+    """Return the record's columns that the computed round lacks, such as metrics of an earlier recipe."""
     return {key for key in recorded.keys() - row.keys() - {*VARYING_COLUMNS} if recorded[key] is not None}
 
 

@@ -1,21 +1,32 @@
-"""The structure of the package: its rooms by level, cycles between them, the longest modules and functions.
+"""The structure of the package: its rooms by level, cycles between them, the longest modules, and its size.
 
     python jobs/bench/rooms.py
 
 A room is a folder of hpcfed/, or a module at its root. A room's level is one above the highest of those it imports
 from, at run time or for types; rooms that import each other in a circle have none, and are listed with those imports.
+Lines of code are those without comments, blank lines and docstrings; a docstring may stand below an attribute.
 """
 
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+import io
+import tokenize
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-PACKAGE = Path(__file__).resolve().parents[2] / "hpcfed"
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "hpcfed"
 LONGEST = 5
+KINDS = {
+    "training": "types rng errors version arithmetic algorithms cohort client local_round models data evaluation "
+    "reduce ranks simulation sentinel loop parts",
+    "recipe, runs, commands": "config assembly run_folder io api cli cluster __init__ __main__",
+    "laboratory": "lab provenance",
+}
+"""Kind → its rooms."""
 
 
 def name_of(path: Path) -> str:
@@ -43,6 +54,42 @@ def levels(uses: dict[str, set[str]]) -> tuple[list[set[str]], set[str]]:
     return found, left
 
 
+def lines_of_code(text: str) -> int:
+    """Return the number of a module's lines that hold code."""
+    skipped, found = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            skipped |= {*range(node.lineno, int(node.end_lineno or 0) + 1)}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.string.strip() and token.type != tokenize.COMMENT:
+            found |= {*range(token.start[0], token.end[0] + 1)}
+    return len(found - skipped)
+
+
+def sizes(folder: str) -> Counter[str]:
+    """Return lines of code by entry of a folder at the root of the repository."""
+    found = Counter[str]()
+    for path in (ROOT / folder).rglob("*.py"):
+        found[path.relative_to(ROOT / folder).with_suffix("").parts[0]] += lines_of_code(
+            path.read_text(encoding="utf-8")
+        )
+    return found
+
+
+def print_sizes() -> None:
+    """Print lines of code by room, by kind, and of the other folders."""
+    rooms, prepared = sizes("hpcfed"), sizes("data_prep")
+    of_lab, of_tables = sizes("hpcfed/lab"), sizes("data_prep/tables")
+    print("lines by room:    ", ", ".join(f"{room} {lines:,}" for room, lines in rooms.most_common()))
+    print("of the laboratory:", ", ".join(f"{room} {lines:,}" for room, lines in of_lab.most_common()))
+    by_kind = {kind: sum(rooms[room] for room in own.split()) for kind, own in KINDS.items()}
+    assert sum(by_kind.values()) == rooms.total(), "a room without a kind"
+    by_kind["data preparation"] = prepared.total()
+    print("lines by kind:    ", ", ".join(f"{kind} {lines:,}" for kind, lines in by_kind.items()))
+    print(f"hpcfed and data_prep {rooms.total() + prepared.total():,} (tables {of_tables.total():,});",
+          ", ".join(f"{folder} {sizes(folder).total():,}" for folder in ("jobs", "tests")))  # fmt: skip
+
+
 def main() -> None:
     uses: dict[str, set[str]] = defaultdict(set)
     why: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -67,10 +114,14 @@ def main() -> None:
         print(f"level {number:2}  {' '.join(sorted(rooms))}")
     for room in sorted(left):
         print(f"in a circle: {room}: {'; '.join(why[room, other][0] for other in sorted(uses[room] & left))}")
-    print(f"{len(uses)} rooms, {len(modules)} modules, median {median(lines for lines, _ in modules):.0f} lines")
+    at_root = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
+    length = median(lines for lines, _ in modules)
+    entries = len(at_root - {"__init__.py", "__main__.py"})
+    print(f"{entries} entries at the root, {len(uses)} rooms, {len(modules)} modules, median {length:.0f} lines")
     print("longest modules:  ", ", ".join(f"{name} {lines}" for lines, name in sorted(modules, reverse=True)[:LONGEST]))
     longest = sorted(functions, reverse=True)[:LONGEST]
     print("longest functions:", ", ".join(f"{name} {lines}" for lines, name in longest))
+    print_sizes()
 
 
 if __name__ == "__main__":

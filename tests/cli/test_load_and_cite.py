@@ -33,7 +33,6 @@ def finished(tmp_path, monkeypatch):
 
 
 def test_what_was_recorded_comes_back_as_a_table(finished):
-    pytest.importorskip("pandas", reason="needs pandas (pip install pandas)")
     run = hpcfed.load(finished.folder)
     assert run.status == "finished"
     assert run.environment["ranks"] == 1
@@ -49,7 +48,6 @@ def test_what_was_recorded_comes_back_as_a_table(finished):
 
 
 def test_a_run_that_goes_on_or_has_moved(finished, tmp_path):
-    pytest.importorskip("pandas", reason="needs pandas (pip install pandas)")
     moved = tmp_path / "elsewhere"
     finished.folder.rename(moved)
     (tmp_path / "small.h5").rename(tmp_path / "other.h5")
@@ -91,12 +89,21 @@ def test_the_former_name_of_a_documented_module_still_works_and_names_the_new_on
     assert former.load is hpcfed.load
 
 
-def test_without_pandas_one_line_says_so(finished, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    run = hpcfed.load(finished.folder)
-    with pytest.raises(InputError, match=r"need pandas, which is not installed; pip install pandas"):
-        _ = run.metrics
-    assert run.module is not None
+def test_records_of_runs_are_one_tidy_table(finished):
+    found = hpcfed.runs([finished.folder, finished.folder])
+    assert [*found] == ["run", "method", "seed", "round", "column", "value"]
+    assert set(found["run"]) == {str(finished.folder)}
+    assert set(found["seed"]) == {"0"}
+    wide = found.pivot_table(index="round", columns="column", values="value")
+    assert wide["test_accuracy"].dropna().tolist() == [
+        row["test_accuracy"] for row in finished.metrics if row["test_loss"]
+    ]
+    assert wide["seconds.local"].tolist() == [row["seconds"]["local"] for row in finished.metrics]
+    assert found["value"].notna().all()
+    assert hpcfed.runs(finished.folder).equals(found)
+    for wrong in ([], finished.folder.parent / "none"):
+        with pytest.raises(InputError):
+            hpcfed.runs(wrong)
 
 
 def test_the_version_is_that_of_the_changelog():

@@ -192,15 +192,16 @@ def test_progress_into_a_file_is_few_plain_lines(finished):
 def test_ranks_that_a_cohort_leaves_idle_are_reported(folder, cohort, remark):
     recipe = resolve(load_recipe(folder / "recipe.yaml", [f"cohort={cohort}", f"data={folder / 'small.h5'}"]))
     with Federation.open(recipe.data) as federation:
-        assert Cohorts(recipe, federation.sizes, "samples").idle(3).startswith(remark or "")
-        assert bool(Cohorts(recipe, federation.sizes, "samples").idle(3)) == bool(remark)
+        assert Cohorts(recipe, federation.sizes).idle(3).startswith(remark or "")
+        assert bool(Cohorts(recipe, federation.sizes).idle(3)) == bool(remark)
 
 
 def test_clients_without_samples_are_counted_where_they_count(folder):
     """They make each step smaller where weights are uniform."""
     recipe = resolve(load_recipe(folder / "recipe.yaml", [f"data={folder / 'small.h5'}"]))
     found = {
-        weights: Cohorts(recipe, np.array([4, 0, 2]), weights).without_samples for weights in ("samples", "uniform")
+        weights: Cohorts(recipe.model_copy(update={"weights": weights}), np.array([4, 0, 2])).without_samples
+        for weights in ("samples", "uniform")
     }
     assert found == {"samples": 0, "uniform": 1}
 

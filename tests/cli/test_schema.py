@@ -1,4 +1,4 @@
-"""``hpcfed schema``: it accepts the recipes that the loader accepts; its descriptions are those of docs/recipe.md."""
+"""``hpcfed schema``: it accepts the recipes that the loader accepts, and describes every key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hpcfed import algorithms
 from hpcfed.cli.schema import of_experiment, of_recipe
 from hpcfed.config import elsewhere
 from hpcfed.config.load import load_recipe, to_plain
-from hpcfed.config.meanings import MEANINGS
+from hpcfed.config.meanings import keys
+from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.io.text import parse_yaml
 from tests.launch import ROOT
@@ -95,24 +96,16 @@ def test_names_have_letters_of_any_script():
             load_recipe(small("run", name=name))
 
 
-def test_its_words_are_the_pages():
-    table = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").split("| key | meaning |")[1].split("\n\n")[0]
-    rows = re.findall(r"^\| `([\w.]+)[^|]*?` \| (.*?) \|$", table, flags=re.MULTILINE)
-    assert dict(rows) == MEANINGS
-    described = of_recipe()["properties"]
-    assert all(
-        entry.get("description") for key, entry in described.items() if key not in ("data_content", "python_path")
-    )
-
-
-def test_the_defaults_on_the_page_are_the_models():
-    table = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").split("| key | meaning |")[1].split("\n\n")[0]
-    described = of_recipe()["properties"]
-    rows = re.findall(r"^\| `(\w+): ([^`{]+)` \|", table, flags=re.MULTILINE)
-    assert len(rows) > 10
-    for key, default in rows:
-        if key != "seed":  # a section, of which one number makes all
-            assert described[key]["default"] == parse_yaml(default)
+def test_every_key_is_described_in_a_cell_that_can_be_read():
+    described, hidden = [*keys()], {"data_content", "python_path"}
+    assert {key.dotted for key in described if key.section is Recipe} == {*Recipe.model_fields} - hidden
+    assert all(5 < len(key.meaning) <= 200 for key in described)
+    schema = of_recipe()
+    places = [schema["properties"], *(section.get("properties", {}) for section in schema["$defs"].values())]
+    assert sum("description" in entry for place in places for entry in place.values()) > len({*described}) - 20
+    assert not [
+        name for name, entry in schema["properties"].items() if not entry.get("description") and name not in hidden
+    ]
 
 
 def test_names_of_other_programs_are_answered_by_keys_and_methods_that_exist():

@@ -21,8 +21,9 @@ from hpcfed.cli.sweep import command as sweep
 from hpcfed.cluster.doctor.launch import Mpi
 from hpcfed.errors import InputError
 from tests.launch import ROOT, launcher
+from tests.mpi.recipes import write_recipe
 
-COMMON = (ROOT / "hpcfed" / "cluster" / "submit" / "step.sh.j2").read_text(encoding="utf-8")
+COMMON = (ROOT / "hpcfed" / "cluster" / "submit" / "schedulers" / "step.sh.j2").read_text(encoding="utf-8")
 SCRIPTS = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
 JOB = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "1"}
 """Variables of a script that is started without SLURM."""
@@ -129,7 +130,7 @@ def test_scale_has_its_nodes_to_itself_unless_an_option_says_otherwise(options: 
 
 def test_a_doubt_is_said_once(folder: Path, site_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site_file.write_text("")
-    monkeypatch.setattr("hpcfed.cluster.submit.script._mpi", lambda: Mpi("MPI of nobody", None, None, None))
+    monkeypatch.setattr("hpcfed.cluster.submit.schedulers.slurm._mpi", lambda: Mpi("MPI of nobody", None, None, None))
     asked = ["recipe.yaml", "--time", "10"]
     many = CliRunner().invoke(scale, [*asked, "--slurm", "--dry-run", "--ranks", "1,2,4"])
     assert many.stderr.count("MPI of nobody is the MPI here, so the script leaves the PMI to srun") == 1
@@ -543,3 +544,30 @@ def test_the_page_on_clusters_shows_a_site_file_that_is_one(folder: Path) -> Non
     for name in re.findall(r"`(jobs/[\w./-]+)`", page):
         assert (ROOT / name).exists()
     assert set(re.findall(r"start from `jobs/slurm/`: `([\w-]+)`", page)) <= {script.stem for script in SCRIPTS}
+
+
+def test_a_script_of_pbs_asks_for_what_was_asked_and_trains(folder: Path, site_file: Path) -> None:
+    """Started here, without PBS: to its end, and to a stop at its own notice."""
+    write_recipe(folder, rounds=2, device="cpu")
+    site_file.write_text("{scheduler: pbs, launch: env, options: {account: p7, queue: small, place: scatter}}")
+    size = ("--nodes", "2", "--ranks-per-node", "8", "threads=2", "--gpus-per-node", "4", "-o", "filesystems=home")
+    told = [line.removeprefix("#PBS ") for line in shown(*size).splitlines() if line.startswith("#PBS ")]
+    assert {"-l select=2:ncpus=16:mpiprocs=8:ompthreads=2:ngpus=4", "-l walltime=4:00:00", "-j oe", "-r n"} <= set(told)
+    assert {"-A p7", "-q small", "-l place=scatter", "-l filesystems=home", f"-o {folder}/run.log"} <= set(told)
+    script = shown()
+    assert "sleep 14280 & wait $!; kill -USR1" in script
+    assert "qsub" in script
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=folder)
+    assert (done.returncode, (folder / "run" / "model.safetensors").exists()) == (0, True), done.stderr
+    write_recipe(folder, rounds=10**6, device="cpu", output="long")
+    soon = shown("-o", "no-requeue").replace("sleep 14280", "sleep 12")
+    assert "qsub" not in soon
+    assert subprocess.run(["bash", "-c", soon], capture_output=True, cwd=folder).returncode == 75
+    assert list((folder / "long" / "checkpoints").glob("round-*.json"))
+    with pytest.raises(InputError, match="qselect is not on the PATH; submit from a login node"):
+        command.main(["recipe.yaml", "--time", "1:00:00"], standalone_mode=False)
+    with pytest.raises(InputError, match="--time: expected a limit, which PBS needs"):
+        command.main(["recipe.yaml", "--time", "UNLIMITED"], standalone_mode=False)
+    site_file.write_text("scheduler: lsf")
+    with pytest.raises(InputError, match="scheduler: expected pbs or slurm"):
+        command.main(["recipe.yaml", "--time", "1:00:00"], standalone_mode=False)

@@ -1,4 +1,4 @@
-"""The README's page on adding a method: its file and its recipe run as they stand there, on any number of ranks."""
+"""What README.md and docs/methods.md show of a method of one's own runs as it stands there, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tests.devices import DEVICE
 from tests.launch import ROOT
 from tests.mpi.recipes import small, write_small
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = "".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/methods.md"))
 
 
 def block(kind: str) -> str:
-    (found,) = re.findall(rf"^```{kind}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    (found,) = re.findall(rf"^```{kind}\n(.*?)^```$", PAGES, flags=re.MULTILINE | re.DOTALL)
     return found
 
 
 @pytest.fixture
 def place(world, shared_tmp) -> Path:
-    """A folder with the README's file, data, and methods that do what a method must not."""
+    """A folder with the page's file, data, and methods that do what a method must not."""
 
     def write() -> None:
         write_small(shared_tmp)

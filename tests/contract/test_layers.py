@@ -50,8 +50,8 @@ ONLY = {
     "reduce": {"arithmetic", "errors", "types", "ranks"},
     "reduce.checks": {"cohort", "data", "errors", "ranks", "reduce", "types"},
     "algorithms": {"arithmetic", "types", "config", "errors"},
-    "lab.report": {"algorithms", "config", "errors", "io", "run_folder", "version"},
-    "lab.watch": {"errors", "io", "lab.report", "run_folder"},
+    "lab.report": {"algorithms", "config", "errors", "io", "lab.frame", "run_folder", "version"},
+    "lab.watch": {"errors", "io", "lab.frame", "lab.report", "run_folder"},
 }
 """Where the design allows less than the levels do: modules by the beginning of their names, the longest that fits."""
 OF_DATA_PREP = ("data", "errors", "io", "config.registry")
@@ -141,6 +141,14 @@ def test_one_module_imports_mpi4py():
     assert users == [ROOT / "hpcfed" / "ranks" / "world.py"]
 
 
+def test_the_laboratory_alone_imports_pandas():
+    users = [
+        path for path in files("hpcfed") + files("data_prep") if any(n.split(".")[0] == "pandas" for n in imports(path))
+    ]
+    assert users
+    assert all(path.is_relative_to(ROOT / "hpcfed" / "lab") for path in users)
+
+
 def test_data_prep_uses_little_of_hpcfed_and_no_torch():
     for path in files("data_prep"):
         used = {name.removeprefix("hpcfed.") for name in imports(path) if name.startswith("hpcfed.")}
@@ -168,10 +176,10 @@ FAST = (
 
 
 @pytest.mark.serial
-def test_what_must_start_fast_loads_neither_torch_nor_mpi():
+def test_what_must_start_fast_loads_no_torch_mpi_or_pandas():
     data_prep = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files("data_prep")]
     modules = [*FAST, *(name.removesuffix(".__init__") for name in data_prep)]
-    program = f"import sys; sys.modules.update(torch=None, mpi4py=None)\nimport {', '.join(modules)}"
+    program = f"import sys; sys.modules.update(torch=None, mpi4py=None, pandas=None)\nimport {', '.join(modules)}"
     done = launch(0, [], program=("-c", program))
     assert (done.returncode, done.stderr) == (0, "")
 

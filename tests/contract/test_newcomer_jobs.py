@@ -11,6 +11,7 @@ import multiprocessing
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -19,6 +20,7 @@ from hpcfed import algorithms
 from hpcfed.lab.report.group import method_name
 from hpcfed.ranks.world import World
 from tests.contract import glooworld
+from tests.launch import ROOT
 from tests.mpi.recipes import small, write_small
 
 NEAR = '''"""FedNear: FedProx whose μ grows with the rounds, to show what a method's file holds."""
@@ -95,6 +97,16 @@ def test_another_world_takes_the_place_of_mpi(tmp_path):
     assert (tmp_path / "together" / "model.safetensors").read_bytes() == (
         alone.folder / "model.safetensors"
     ).read_bytes()
+
+
+def test_the_table_of_first_contributions_is_what_a_script_counts():
+    """Within a tenth, since the files change with other work; those named are there."""
+    counted = run_path(str(ROOT / "jobs" / "bench" / "newcomers.py"))["table"]().splitlines()
+    told = [line for line in (ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines() if line.startswith("| a")]
+    for here, there in zip(told, [line for line in counted if line.startswith("| a")], strict=True):
+        (what, files, lines), (also, as_many, about) = (row.split(" | ")[:3] for row in (here, there))
+        assert (what, files) == (also, as_many)
+        assert abs(int(lines) - int(about)) <= max(20, int(about) // 10), f"python jobs/bench/newcomers.py: {what}"
 
 
 def test_a_worked_file_is_a_page_at_most():

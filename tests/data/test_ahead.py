@@ -79,7 +79,7 @@ def test_who_comes_after_a_round(cohort):
     recipe = Recipe.model_validate({**sections, "name": "small", "data": Path("small.h5"), "output": Path("run")})
     recorded = recipe.model_dump(mode="json")  # as 0.1.0 wrote it, so that its runs go on
     assert not {"stream", "lr_schedule"} & {*recorded["cohort"], *recorded["local"]}
-    cohorts = Cohorts(recipe, np.full(9, 20), "uniform")
+    cohorts = Cohorts(recipe, np.full(9, 20))
     for number in range(1, 4):
         assert cohorts.after(number).tolist() == cohorts.round(number + 1).clients.tolist()
     assert cohorts.after(4).tolist() == []
@@ -101,7 +101,7 @@ def test_cohorts_of_feddyns_code():
     cohort = {"fraction": 0.01, "sampling": "bernoulli", "stream": "authors"}
     sections = small(None, cohort=cohort, rounds=300, seed={"cohort": 7})
     recipe = Recipe.model_validate({**sections, "name": "small", "data": Path("small.h5"), "output": Path("run")})
-    cohorts = Cohorts(recipe, np.full(100, 20), "uniform")
+    cohorts = Cohorts(recipe, np.full(100, 20))
     ours = [cohorts.round(number).clients.tolist() for number in range(1, 301)]
     assert ours == [drawn(number) for number in range(1, 301)]
     assert 0.3 < np.mean([one == two for one, two in itertools.pairwise(ours)]) < 0.45
@@ -112,4 +112,4 @@ def test_how_often_a_schedule_draws_a_client(tmp_path):
     (tmp_path / "schedule.json").write_text("[[0, 1], [2], [0, 3, 5], [4, 6, 7, 8]]")
     sections = small(None, cohort={"schedule": tmp_path / "schedule.json"}, rounds=3)
     recipe = Recipe.model_validate({**sections, "name": "small", "data": Path("small.h5"), "output": Path("run")})
-    assert Cohorts(recipe, np.full(9, 20), "uniform").draws == pytest.approx(6 / 9)
+    assert Cohorts(recipe, np.full(9, 20)).draws == pytest.approx(6 / 9)

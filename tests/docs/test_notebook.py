@@ -14,7 +14,7 @@ NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 
 @pytest.mark.deadline(240)
 def test_the_notebook_runs(environment, tmp_path, monkeypatch):
-    missing = [name for name in ("nbclient", "ipykernel", "pandas") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("nbclient", "ipykernel") if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)} (pip install -e '.[test]')")
     import nbformat

@@ -88,7 +88,7 @@ def schedule(folder: Path, text: str) -> None:
     source = small(folder / "run", rounds=2, data=str(folder / "small.h5"))
     source[key] = {"schedule": str(folder / "schedule.json")}
     recipe = load_recipe(source)
-    cohorts = Cohorts(recipe, _sizes(recipe.data), "samples")
+    cohorts = Cohorts(recipe, _sizes(recipe.data))
     for number in range(1, recipe.rounds + 1):
         cohorts.round(number)
 

@@ -1,4 +1,4 @@
-"""Many ranks on this machine: the same bits as one, start-up time and memory; for ``docs/clusters.md``, not a test.
+"""Many ranks on this machine: the same bits as one, start-up time and memory; for ``docs/network.md``, not a test.
 
     python -m tests.network.many [RANKS [HOSTS]]          64 ranks on 4 hosts, some minutes and 10 GB on two cores
 

@@ -33,7 +33,7 @@ def prepared(folder: Path, case: str, method: str) -> tuple[Recipe, Problem]:
 def test_the_terms_are_those_of_exact_minimization(case, method, alpha, tmp_path):
     recipe, problem = prepared(tmp_path, case, method)
     found = measure_dynamics(recipe, problem)
-    cohorts = Cohorts(recipe, np.full(20, 30), "uniform")
+    cohorts = Cohorts(recipe, np.full(20, 30))
     gradients, w, gamma = np.zeros((20, 20)), np.zeros(20), np.zeros(20)
     best, wanted = np.linalg.solve(problem.squares.sum(axis=0), problem.linear.sum(axis=0)), []
     at_best = problem.squares @ best - problem.linear

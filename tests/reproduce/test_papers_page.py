@@ -19,7 +19,7 @@ STATED = {
 }
 """Statements of each paper's own that have a row."""
 PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
-RESULTS = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+RESULTS = "\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("reproduction-*.md")))
 
 
 def rows(title: str) -> list[list[str]]:
@@ -59,7 +59,7 @@ def test_what_was_run_has_its_result_and_what_was_not_its_reason():
             assert status in RUN or agrees == "–", item
             assert (status == "no run") == (command == "–"), item
             links, _, rest = result.partition("; the rest: ")
-            targets = re.findall(r"\[[^\]]+\]\(reproduction\.md#([^)]+)\)", links)
+            targets = re.findall(r"\[[^\]]+\]\(reproduction-\w+\.md#([^)]+)\)", links)
             assert bool(targets) == (status in RUN), item
             assert not targets or not re.sub(r"\[[^\]]+\]\([^)]+\)(, )?", "", links), item
             for target in targets:
@@ -76,11 +76,11 @@ def test_theorems_have_rows_and_cells_can_be_read():
 
 
 def test_what_agrees_has_numbers_in_its_section():
-    """A row that says so within a number names one that its section of docs/reproduction.md has."""
+    """A row that says so within a number names one that its section of docs/reproduction-*.md has."""
     sections = dict(anchors(RESULTS))
     for title in PAPERS:
         for item, _, _, _, agrees, result in rows(title):
-            found = "".join(sections[anchor] for anchor in re.findall(r"reproduction\.md#([^)]+)\)", result))
+            found = "".join(sections[anchor] for anchor in re.findall(r"reproduction-\w+\.md#([^)]+)\)", result))
             for number in re.findall(r"\d+\.\d+", agrees if agrees.startswith(("yes", "no,")) else ""):
                 assert number in found, (item, number)
 

@@ -20,7 +20,7 @@ from tests.mpi.recipes import write_recipe, write_small
 from tests.slurm.conftest import Cluster
 
 HPCFED = (sys.executable, "-m", "hpcfed")
-STEP = ROOT / "hpcfed" / "cluster" / "submit" / "step.sh.j2"
+STEP = ROOT / "hpcfed" / "cluster" / "submit" / "schedulers" / "step.sh.j2"
 
 SLOW = '''
 import os

@@ -17,7 +17,7 @@ from tests.sweep.conftest import endings, read_claims, read_table
 from tests.sweep.test_kill_and_resume import check_whole
 
 HPCFED = (sys.executable, "-m", "hpcfed")
-STEP = ROOT / "hpcfed" / "cluster" / "submit" / "step.sh.j2"
+STEP = ROOT / "hpcfed" / "cluster" / "submit" / "schedulers" / "step.sh.j2"
 SMALL = ("--grid", "local.lr=0.01,0.1,1", "--seeds", "2")
 LARGE = (
     "rounds=40",

@@ -1,4 +1,4 @@
-"""The batch script of a run."""
+"""A run as a batch job, and what all schedulers' scripts share."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from hpcfed.cluster.doctor.launch import Mpi, find_mpi
 from hpcfed.cluster.submit.site import SAFE, Site, words_of
 from hpcfed.errors import InputError
 
-PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
-"""The `srun --mpi` plugin of each MPI; under another one every rank would be a world of one."""
-TOGETHER = "--wait=60"
-"""Ends a step 60 s after its first rank: all leave together, and srun lets the others of a rank that died wait."""
 PART = r"[0-5]?\d"
 LIMIT = re.compile(
     rf"(?P<m>\d+)(:(?P<s>{PART}))?|(?P<h>\d+):(?P<hm>{PART}):(?P<hs>{PART})"
@@ -33,8 +28,6 @@ LIMIT = re.compile(
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 NOTICE, SHORTEST = 120, 10
 """Seconds of notice of a long job, and of the shortest."""
-REQUEUE = ("requeue", "no-requeue")
-"""Options of sbatch that `Job.requeue` stands for."""
 EARLY = 60
 """Seconds by which SLURM may send its signal before the notice."""
 ESCAPED = re.compile(r"\\.", re.DOTALL)
@@ -87,36 +80,38 @@ class Job:
         digest = hashlib.sha256(os.path.realpath(self.output).encode()).hexdigest()[:8]
         return f"{re.sub(r'[^A-Za-z0-9._-]', '-', self.name)}-{digest}"
 
-    @property
-    def script(self) -> Path:
-        """Path of the script: beside the run folder, which accepts only the run's files."""
-        return self.output.with_name(f"{self.output.name}.sbatch")
+    def script(self, suffix: str) -> Path:
+        """Return the path of the script: beside the run folder, which accepts only the run's files."""
+        return self.output.with_name(f"{self.output.name}.{suffix}")
 
 
-def render(job: Job, site: Site) -> str:
-    """Return the batch script of a job.
+def render(template: str, job: Job, site: Site, launch: Sequence[str], **facts: Any) -> str:
+    """Return the batch script of a job from one of this package's templates.
+
+    Args:
+        template: its name.
+        job, site: of the script.
+        launch: words that start the ranks where the site file names none.
+        facts: what the template needs besides.
 
     Raises:
-        InputError: an option, or the output's path, cannot be expressed in a batch script; or the recipe is no file.
+        InputError: the recipe is no file.
     """
     environment = Environment(
-        loader=PackageLoader("hpcfed", "cluster/submit"), undefined=StrictUndefined, keep_trailing_newline=False
+        loader=PackageLoader("hpcfed", "cluster/submit/schedulers"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=False,
     )
     environment.filters["quote"] = lambda word: shlex.quote(str(word))
-    launch = _expanding(site.launch) if site.launch else _srun()
     python = _expanding(site.python) if site.python else [shlex.quote(sys.executable)]
-    text = environment.get_template("job.sbatch.j2").render(
-        directives=_directives(job, site),
+    ranks = [*(_expanding(site.launch) if site.launch else launch), *python]
+    text = environment.get_template(template).render(
+        job=job,
         modules=site.modules,
         setup=site.setup.strip(),
-        threads=job.threads,
-        output=job.output,
-        requeue=job.requeue,
-        chained=job.chained,
-        array=job.array,
-        recipe=job.recipe,
         digest=_digest(job.recipe) if job.recipe else "",
-        run=[*launch, *python, "-m", "hpcfed", *map(shlex.quote, job.words)],
+        run=[*ranks, "-m", "hpcfed", *map(shlex.quote, job.words)],
+        **facts,
     )
     return text.rstrip() + "\n"
 
@@ -158,53 +153,13 @@ def _quoted(word: str) -> str:
     return "".join(parts).replace(DOLLAR, "$") or "''"
 
 
-def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
-    """Return the options of sbatch; the job's override the site's."""
-    options = {**site.options, "time": job.time, **job.options}
-    options = {key: value for key, value in options.items() if key not in REQUEUE}
-    notice = _notice(str(options["time"]), job.notice)
-    if "job-name" in options:
-        raise InputError("option job-name", expected="none, since a run's jobs are found by their name")
-    if "array" in options and job.array is None:
-        remedy = "hpcfed sweep --array N has jobs share its runs"
-        raise InputError("option array", expected="none, since its jobs would be in one folder", remedy=remedy)
-    if "signal" in options:
-        expected = "none, since the script waits for its own signal"
-        raise InputError("option signal", expected=expected, remedy="--notice says how long before the limit it comes")
-    if "wrap" in options:
-        raise InputError("option wrap", expected="none, since the job's commands are those of its script")
-    for key, value in options.items():
-        for word in (key, value):
-            if word is not None and not SAFE.fullmatch(str(word)):
-                raise InputError(f"option {key}", expected="one word without quotes or white space", got=repr(word))
-    if UNFIT.search(str(job.output)):
-        raise InputError("output", expected="a path without quotes, backslashes and line ends", got=str(job.output))
-    log = str(job.output).replace("%", "%%")
-    return {
-        "job-name": job.label,
-        "nodes": job.nodes,
-        "ntasks-per-node": job.ranks_per_node,
-        "cpus-per-task": job.threads,
-        "signal": f"B:USR1@{notice}",
-        ("requeue" if job.requeue else "no-requeue"): None,
-        "open-mode": "append",
-        "output": f'"{log}-{"%j" if job.array is None else "%A_%a"}.log"',
-        **({} if job.array is None else {"array": f"1-{job.array}"}),
-        **options,
-    }
-
-
-def _notice(limit: str, notice: int | None) -> int:
-    """Return the seconds before a time limit at which SLURM signals: `notice`, or without it 120, less for a short job.
+def notice_of(limit: str, notice: int | None) -> int:
+    """Return the seconds before a time limit at which a run is told to stop: `notice`; or 120, less for a short job.
 
     Raises:
         InputError: sbatch does not take the limit, or no time is left before the notice.
     """
-    found = LIMIT.fullmatch(limit)
-    parts = {name: int(value) for name, value in found.groupdict().items() if value is not None} if found else {}
-    seconds = sum(SECONDS[name[-1]] * value for name, value in parts.items()) if parts else math.inf
-    if found is None or not seconds:
-        raise InputError("--time", expected="minutes, 4:00:00 for hours, or 2-12 for days-hours", got=repr(limit))
+    seconds = seconds_of(limit)
     if notice is None:
         return int(min(NOTICE, max(SHORTEST, (seconds - EARLY) / 2)))
     if seconds <= notice + EARLY:
@@ -213,20 +168,29 @@ def _notice(limit: str, notice: int | None) -> int:
     return notice
 
 
-def doubt_of(site: Site) -> str:
-    """Return a line for the user if nothing says which PMI the ranks need, else ""."""
-    if site.launch or _mpi().vendor in PMI:
-        return ""
-    library = _mpi().vendor or _mpi().library
-    which = f"{library} is the MPI" if library else "no MPI can be loaded"
-    return f"{which} here, so the script leaves the PMI to srun; the site file may name one: 'launch: srun --mpi=…'"
+def seconds_of(limit: str) -> float:
+    """Return a time limit in seconds, inf for none.
+
+    Raises:
+        InputError: it is none.
+    """
+    found = LIMIT.fullmatch(limit)
+    parts = {name: int(value) for name, value in found.groupdict().items() if value is not None} if found else {}
+    seconds = sum(SECONDS[name[-1]] * value for name, value in parts.items()) if parts else math.inf
+    if found is None or not seconds:
+        raise InputError("--time", expected="minutes, 4:00:00 for hours, or 2-12 for days-hours", got=repr(limit))
+    return seconds
 
 
-def _srun() -> list[str]:
-    vendor = _mpi().vendor
-    return ["srun", f"--mpi={PMI[vendor]}", TOGETHER] if vendor in PMI else ["srun", TOGETHER]
+def check_words(options: Mapping[str, str | int | None], output: Path) -> None:
+    """Refuse options and paths that a line of a batch script cannot hold.
 
-
-@cache
-def _mpi() -> Mpi:
-    return find_mpi({})
+    Raises:
+        InputError: naming the first.
+    """
+    for key, value in options.items():
+        for word in (key, value):
+            if word is not None and not SAFE.fullmatch(str(word)):
+                raise InputError(f"option {key}", expected="one word without quotes or white space", got=repr(word))
+    if UNFIT.search(str(output)):
+        raise InputError("output", expected="a path without quotes, backslashes and line ends", got=str(output))

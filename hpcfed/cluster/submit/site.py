@@ -6,6 +6,7 @@ setup: |                               # shell lines before the run
 launch: srun --mpi=pmix --wait=60      # how ranks are started; default: srun with the plugin of this MPI
 python: $SCRATCH/env/bin/python        # runs hpcfed there; default: the one that submits
 options: {account: project7, constraint: milan, exclusive: true}     # of sbatch; true makes a flag
+scheduler: slurm                       # or pbs
 requeue: true                          # whether jobs may requeue themselves; else use --chain
 
 In `launch` and `python` $VARIABLES expand where the job runs, but not in single quotes or after a backslash, and a
@@ -22,10 +23,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from hpcfed.config import registry
 from hpcfed.config.load import validated
 from hpcfed.errors import InputError
 from hpcfed.io.text import MAX_YAML_LENGTH, parse_yaml, read_text
 
+SCHEDULERS = "hpcfed.cluster.submit.schedulers"
 SAFE = re.compile(r"[\w@%+=:,./&|!*()\[\]^~-]+")
 """Words safe for sbatch and `module load`: no white space, no quotes, nothing that a shell expands outside quotes."""
 
@@ -40,6 +43,12 @@ def _a_command(text: str) -> str:
     if not words_of(text):
         raise ValueError("a command")
     return text
+
+
+def _a_scheduler(name: str) -> str:
+    if name not in (known := registry.names(SCHEDULERS)):
+        raise ValueError(" or ".join(known))
+    return name
 
 
 def _with_flags(options: object) -> object:
@@ -61,6 +70,7 @@ class Site(BaseModel):
     launch: Annotated[str, AfterValidator(_a_command)] | None = None
     python: Annotated[str, AfterValidator(_a_command)] | None = None
     options: Annotated[dict[Word, Word | int | None], BeforeValidator(_with_flags)] = Field(default_factory=dict)
+    scheduler: Annotated[str, AfterValidator(_a_scheduler)] = "slurm"
     requeue: bool = True
 
 

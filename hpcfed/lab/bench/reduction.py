@@ -55,9 +55,9 @@ def measure(world: World, entries: int, repeats: int) -> list[ReductionTime]:
 
 
 def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
-    """Return the median seconds, on the slowest rank, of a bare Allreduce of each size in bytes.
+    """Return the median seconds of a bare Allreduce of each size in bytes, on the slowest rank; call it on every rank.
 
-    Called on every rank. Each size is repeated for about `ENOUGH` seconds.
+    Each size is repeated for about `ENOUGH` seconds.
     """
     found = []
     for size in sizes:

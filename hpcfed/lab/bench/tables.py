@@ -43,7 +43,9 @@ def rounds(timings: Sequence[Timing]) -> Table:
 
 
 def phases(timings: Sequence[Timing]) -> Table:
-    """Phases of a round, in milliseconds and over the first contender's round, of the timings that have them."""
+    """Milliseconds of a round by phase, and their ratio to the first contender's round; timings without phases are left
+    out.
+    """
     base, timed = timings[0], [timing for timing in timings if timing.phases]
     table = blank("phase", *(heading for timing in timed for heading in (f"ms, {timing.name}", f"over {base.name}")))
     for phase in timed[0].phases:

@@ -278,7 +278,7 @@ def _exit_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """On an exception, ask the process group to end; kill what is left of it after `GRACE` seconds."""
+    """On an exception, ask the process group to end, and kill the rest of it after `GRACE` seconds."""
     try:
         yield
     except BaseException:

@@ -211,7 +211,7 @@ def _recipe(loaded: LoadedRun) -> str:
 
 
 def _portable(value: Any) -> Any:
-    """Return a part of the recipe with the last names of absolute paths."""
+    """Return a part of the recipe in which absolute paths are cut to their last names."""
     if isinstance(value, dict):
         return {key: _portable(own) for key, own in value.items()}
     if isinstance(value, list):

@@ -15,7 +15,7 @@ SUFFIX = ".input.json"
 
 
 def preparation(federation: Federation, dtype: str) -> str:
-    """Return all that the federation file knows of how rows become the model's x, and of what its outputs mean.
+    """Return the federation file's facts on how rows become the model's x, and on the meaning of its outputs.
 
     Args:
         dtype: of floating-point x, the run's.
@@ -58,9 +58,9 @@ def fill_of(federation: Federation) -> dict[str, Any] | None:
 
 
 def scaling(federation: Federation) -> dict[str, Any] | None:
-    """Return the constants of (x − mean) / std: of all sites, or of each; None if x is used as it is.
+    """Return the constants of (x − mean) / std, of all sites together or of each site; None if x is used as it is.
 
-    A file that was partitioned anew after each client was scaled has no constants, and says by what it was scaled.
+    A file that was partitioned anew after each client was scaled has no constants; the entry then names the scaling.
     """
     if federation.statistics is not None:
         columns = (site_names(federation), *(part.tolist() for part in federation.statistics))

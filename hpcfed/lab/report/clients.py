@@ -6,24 +6,25 @@ the recipe's metrics. A missing ``split`` or ``model`` counts as one single valu
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfed.config.metrics import CLIENT_COLUMNS
 from hpcfed.errors import InputError
-from hpcfed.io.text import Malformed, read_text
+from hpcfed.lab.frame import clients_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PREFERRED_SPLITS = ("test", "train")
 PREFERRED_MEASURES = ("accuracy", "loss")
 GLOBAL = "global"
-MAX_TABLE_BYTES = 1 << 34
-"""Bytes: a million clients over hundreds of evaluations."""
 MAX_DIGITS = 18
 """Maximum digits of a round number, and of a number of samples."""
 
@@ -69,60 +70,40 @@ def read_clients(path: Path) -> Clients | None:
     """
     if not path.exists():
         return None
-    try:
-        text = read_text(path, MAX_TABLE_BYTES)
-    except (OSError, Malformed) as error:
-        raise InputError(f"cannot be read ({error})", where=str(path)) from error
-    whole = text[: text.rfind("\n") + 1]
-    try:
-        rows = list(csv.DictReader(whole.splitlines()))
-    except csv.Error as error:
-        raise InputError("not CSV", where=str(path), got=str(error)) from error
-    splits = {row.get("split") or "" for row in rows}
+    table = clients_table(path)
+    for name in ("split", "model"):
+        table[name] = table.get(name, "")
+    table["model"] = table["model"].replace("", GLOBAL)
+    splits = set(table["split"])
     split = next((name for name in PREFERRED_SPLITS if name in splits), min(splits, default=""))
-    of_split = [
-        (_whole_number(row, path, line), row)
-        for line, row in enumerate(rows, start=2)
-        if (row.get("split") or "") == split
-    ]
-    last = max((number for number, _ in of_split), default=0)
-    latest = [row for number, row in of_split if number == last]
-    measure = next((name for name in PREFERRED_MEASURES if any(row.get(name) for row in latest)), None)
-    if measure is None:
+    of_split = table[table["split"] == split]
+    rounds = of_split.get("round", of_split["split"])
+    for line, text in rounds[~rounds.str.fullmatch(rf"[0-9]{{1,{MAX_DIGITS}}}")].items():
+        raise InputError("round", where=f"{path}, line {line + 2}", expected="a whole number", got=repr(text[:40]))
+    latest = of_split[rounds.map(int) == max(map(int, rounds), default=0)]
+    known = [name for name in PREFERRED_MEASURES if name in latest and latest[name].any()]
+    if not known:
         return None
-    models = dict.fromkeys(row.get("model") or "global" for row in latest)
-    values = {
-        model: _column([row for row in latest if (row.get("model") or "global") == model], measure, path)
-        for model in models
-    }
-    main = "global" if "global" in models else next(iter(models))
-    of_main = [row for row in latest if (row.get("model") or "global") == main]
-    names = tuple(row.get("name") or row.get("client") or "" for row in of_main)
-    sizes = tuple(row.get("n") or "" for row in of_main)
-    own = [name for name in of_main[0] if name and name not in CLIENT_COLUMNS]
-    known = [name for name in PREFERRED_MEASURES if any(row.get(name) for row in of_main)]
-    measures = {name: _column(of_main, name, path) for name in [*known, *(n for n in own if _is_number(of_main, n))]}
-    return Clients(last, split or "all", measure, values, names, sizes, measures)
+    values = {model: _column(rows, known[0], path) for model, rows in latest.groupby("model", sort=False)}
+    main = latest[latest["model"] == (GLOBAL if GLOBAL in values else next(iter(values)))]
+    clients, sizes = main.get("client", ""), main.get("n", "")
+    names = main["name"].where(main["name"] != "", clients) if "name" in main else clients
+    own = [name for name in main if name not in CLIENT_COLUMNS and _is_number(main[name])]
+    measures = {name: _column(main, name, path) for name in [*(n for n in known if main[n].any()), *own]}
+    last = int(latest["round"].iloc[0])
+    return Clients(last, split or "all", known[0], values, tuple(names), tuple(sizes), measures)
 
 
-def _is_number(rows: Sequence[Mapping[str, str | None]], name: str) -> bool:
+def _is_number(cells: pd.Series) -> bool:
     """Whether a column has a number in some row, and no text or matrix."""
-    cells = [cell for row in rows if (cell := row.get(name))]
     with suppress(ValueError):
-        return bool([float(cell) for cell in cells])
+        return bool([float(cell) for cell in cells if cell])
     return False
 
 
-def _whole_number(row: Mapping[str, str | None], path: Path, line: int) -> int:
-    text = row.get("round") or ""
-    if not text.isdecimal() or len(text) > MAX_DIGITS:
-        raise InputError("round", where=f"{path}, line {line}", expected="a whole number", got=repr(text[:40]))
-    return int(text)
-
-
-def _column(rows: Sequence[Mapping[str, str | None]], measure: str, path: Path) -> np.ndarray:
+def _column(rows: pd.DataFrame, measure: str, path: Path) -> np.ndarray:
     try:
-        return np.array([float(row.get(measure) or math.nan) for row in rows])
+        return np.array([float(cell or math.nan) for cell in rows[measure]])
     except ValueError as error:
         raise InputError(measure, where=str(path), expected="numbers", got=str(error)) from error
 

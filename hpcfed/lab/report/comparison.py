@@ -16,7 +16,7 @@ from hpcfed.lab.report.page import Chapter, Picture, render_page
 from hpcfed.lab.report.paired import choose_baseline
 from hpcfed.lab.report.plots import Scene
 from hpcfed.lab.report.read import Run, find_runs, read_run
-from hpcfed.lab.report.sections import CLIENTS, DIFFERENCES, SECTIONS, SITES, TIME, Plot, files_of, own_metrics
+from hpcfed.lab.report.sections import DIFFERENCES, SECTIONS, TIME, Plot, files_of, own_metrics
 from hpcfed.lab.report.write import choose_folder, write_report
 
 
@@ -86,12 +86,6 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
     folder = choose_folder(comparison.runs, None if output is None else Path(output))
     groups = comparison.groups
     scene = Scene(groups, comparison.criterion, comparison.targets, comparison.window, comparison.baseline)
-    shown = {
-        DIFFERENCES: comparison.differences,
-        CLIENTS: tables.clients_table(groups),
-        SITES: tables.sites_table(groups),
-        TIME: tables.timing_table(groups),
-    }
     chapters: list[Chapter] = []
     files: dict[str, bytes] = {}
     sections = (*SECTIONS, own_metrics(comparison.runs))
@@ -100,7 +94,7 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
         pictures = [Picture(plot.file, plot.caption, to_svg(figure, plot.file)) for plot, figure in drawn]
         if figures:
             files |= _files([plot for plot, _ in drawn], scene)
-        table = shown.get(section)
+        table = comparison.differences if section is DIFFERENCES else section.table(groups)
         if pictures or table:
             chapters.append(
                 Chapter(section.title, tuple(pictures), table, has_keys=bool(pictures) and section is not TIME)

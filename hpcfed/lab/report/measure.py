@@ -25,7 +25,7 @@ LOSSES = ("test_loss", "train_loss", "local_loss")
 
 
 def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
-    """Return the unit of a column of the runs' records; of a metric that has other units in other runs, a number."""
+    """Return the unit of a column: ``number`` where a metric has different units in different runs."""
     if column in LOSSES:
         return "loss"
     name = column.partition("_")[2]
@@ -99,7 +99,7 @@ def _criterion_of(metric: str, runs: Sequence[Run]) -> Criterion:
     known = next((item for item in CRITERIA if item.column == column), None)
     with_it = [run for run in runs if np.isfinite(run.column(column)).any()]
     if not with_it:
-        measured = {name for run in runs for name, values in run.columns.items() if np.isfinite(values).any()}
+        measured = {name for run in runs for name in run.record.columns[run.record.notna().any()]}
         names = sorted(name.removeprefix("test_") for name in measured if name.startswith("test_"))
         asked = [given for run in runs if (given := _in_recipe(run, metric)) is not None]
         if asked:

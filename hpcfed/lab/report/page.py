@@ -84,7 +84,7 @@ def render_page(
 
 
 def templates(*rooms: str) -> jinja2.Environment:
-    """Return the templates of some rooms of the package, the first one's before those of the next."""
+    """Return the templates of several folders of the package; the first folder's win."""
     return jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader("hpcfed", room) for room in rooms]),
         autoescape=True,

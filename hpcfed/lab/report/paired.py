@@ -108,8 +108,8 @@ def other_samples(ours: Run, theirs: Run, column: str) -> str:
 
 
 def samples_note(groups: Sequence[Group], column: str) -> str:
-    """Return a sentence on the samples that each group's scores are of, ``Test samples differ: 74 for FedAvg; …``;
-    "" if all are of as many, of the same clients.
+    """Return a sentence on groups that were scored on different samples, ``Test samples differ: 74 for FedAvg; …``; ""
+    if all were scored on the same clients' and the same number.
     """
     if not _differ([group.runs[0] for group in groups], column):
         return ""
@@ -131,7 +131,9 @@ def _part(column: str) -> str:
 
 
 def _samples(run: Run, column: str) -> str:
-    """Return ``54 (without mono)``, or ``those of all clients but mono`` if their number is not recorded."""
+    """Describe the samples of a score: ``54 (without mono)``; where their number is not recorded, ``those of all
+    clients but mono``.
+    """
     names = _value(run.environment, "without.clients")
     names = names if isinstance(names, Mapping) else {}
     left_out = ", ".join(str(names.get(number, number)) for number in run.left_out(column))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -18,10 +18,14 @@ from pydantic import ValidationError
 from hpcfed.config.metrics import a_metric, larger_is_better, listed
 from hpcfed.errors import InputError, shown
 from hpcfed.io.text import MAX_JSON_BYTES, MAX_YAML_LENGTH, Malformed, parse_json, parse_yaml, read_text
+from hpcfed.lab.frame import record
 from hpcfed.lab.report.clients import Clients, read_clients
 from hpcfed.run_folder import code
 from hpcfed.run_folder.files import CLIENTS, RECIPE
-from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, interval_of, is_own, iterate_rounds, skipped_in
+from hpcfed.run_folder.rounds import RECORD, count_rounds, is_own
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SWEEP = "sweep.yaml"
 SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
@@ -33,20 +37,20 @@ HASH_DIGITS = 8
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. T is the number of rounds recorded so far; round t is entry t − 1 of every column."""
+    """One run folder. T is the number of rounds recorded so far."""
 
     folder: Path
     recipe: Mapping[str, Any]
     environment: Mapping[str, Any]  # empty when the run recorded none
     code: Mapping[str, str]  # the user's files → hash, and later hashes with their first round; empty if not recorded
     status: str  # finished, stopped, diverged, failed; unfinished: no result, or one older than the record
-    columns: Mapping[str, np.ndarray]  # name, or "seconds.timer" -> (T,) float64, nan where the record says null
+    record: pd.DataFrame  # T rows by round, a column a name, or "seconds.timer": float64, nan where it says null
     clients: Clients | None  # the last evaluation of clients, if the recipe asked for it
     skipped: Mapping[int, int] = field(default_factory=dict)  # client -> rounds that left its update out
 
     @property
     def num_rounds(self) -> int:
-        return len(self.columns["gradients"])
+        return len(self.record)
 
     @property
     def seed(self) -> str:
@@ -61,21 +65,21 @@ class Run:
         """Return a column (T,): a metric, ``round``, ``seconds.<timer>``, ``params`` (sent up plus sent down), or
         ``seconds`` (since the first round began, without waits in a queue); nan if the record does not have it.
         """
-        if name == "round":
-            return np.arange(1, self.num_rounds + 1, dtype=np.float64)
         if name == "params":
-            return self.columns["params_up"] + self.columns["params_down"]
+            return self.column("params_up") + self.column("params_down")
         if name == "seconds":
-            return np.cumsum(self.columns["seconds.total"])
-        found = self.columns.get(name)
-        return np.full(self.num_rounds, np.nan) if found is None else found
+            return np.cumsum(self.column("seconds.total"))
+        if name == "round":
+            return self.record.index.to_numpy(np.float64)
+        return self.record[name].to_numpy(np.float64) if name in self.record else np.full(self.num_rounds, np.nan)
 
     def left_out(self, column: str) -> tuple[str, ...]:
-        """Return the clients, by number, whose data do not count in a score: those of ``cohort.without``, but on a
-        common test set, whose samples are nobody's.
+        """Return the numbers of the clients whose data a score leaves out: those of ``cohort.without``.
+
+        A common test set belongs to no client, so its scores leave out nobody.
         """
         if column.startswith("test_"):
-            numbers = {name.split(".")[1] for name in self.columns if name.startswith("apart.")}
+            numbers = {name.split(".")[1] for name in self.record if name.startswith("apart.")}
             return tuple(sorted(numbers, key=lambda number: (len(number), number)))
         without = (self.recipe.get("cohort") or {}).get("without")
         if not column.startswith("train_") or not isinstance(without, Mapping) or without.get("evaluate") == "all":
@@ -100,7 +104,7 @@ class Run:
     @property
     def own_metrics(self) -> list[str]:
         """The columns of the recipe's own metrics, on the test set and on the training set."""
-        return [name for name in self.columns if is_own(name)]
+        return [name for name in self.record if is_own(name)]
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -188,47 +192,18 @@ def read_run(folder: Path) -> Run:
     """
     recipe = read_recipe(folder / RECIPE)
     skipped = Counter[int]()
-    columns = _on_schedule(read_record(folder / RECORD, skipped), recipe.get("evaluate"))
+    numbers = record(folder / RECORD, recipe.get("evaluate"), skipped)
     result = read_json(folder / "result.json")
     return Run(
         folder=folder,
         recipe=recipe,
         environment=read_json(folder / "environment.json"),
         code=read_code(folder / code.CODE_FILE),
-        status=run_status(result, len(columns["gradients"])),
-        columns=columns,
+        status=run_status(result, len(numbers)),
+        record=numbers,
         clients=read_clients(folder / CLIENTS),
         skipped=skipped,
     )
-
-
-def read_record(path: Path, skipped: Counter[int] | None = None) -> dict[str, np.ndarray]:
-    """Read ``metrics.jsonl`` into columns (T,) by dotted names (see `hpcfed.run_folder.rounds`); count in `skipped` the
-    rounds that left out a client's update.
-
-    Raises InputError naming the line: malformed, out of order, or a value that is no number.
-    """
-    columns = columns_of(_counted(iterate_rounds(path), Counter() if skipped is None else skipped), path)
-    if not columns.rounds:
-        raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
-    return {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
-
-
-def _counted(rows: Iterable[dict[str, Any]], skipped: Counter[int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows; count clients that they name as skipped."""
-    for row in rows:
-        skipped.update(skipped_in(row))
-        yield row
-
-
-def _on_schedule(columns: Mapping[str, np.ndarray], evaluate: Any) -> dict[str, np.ndarray]:
-    """Return the columns without scores of a former last round (`interval_of`)."""
-    found = {}
-    for name, column in columns.items():
-        rounds = np.arange(1, len(column) + 1)
-        due = (rounds % interval_of(name, evaluate or {}) == 0) | (rounds == len(column))
-        found[name] = np.where(due, column, np.nan)
-    return found
 
 
 def run_status(result: Mapping[str, Any], num_rounds: int) -> str:

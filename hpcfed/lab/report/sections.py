@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hpcfed.lab.report.group import Group
 from hpcfed.lab.report.plots import ClientsPlot, DifferencePlot, LinePlot, SecondsPlot
 from hpcfed.lab.report.read import Run
+from hpcfed.lab.report.tables import Table, clients_table, sites_table, timing_table
 
 Plot = LinePlot | DifferencePlot | ClientsPlot | SecondsPlot
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """A heading of the page, and the figures under it."""
+    """A heading of the page, the figures under it, and what makes its table, if it has one."""
 
     title: str
     plots: tuple[Plot, ...]
+    table: Callable[[Sequence[Group]], Table | None] = lambda _: None
 
 
 AGAINST = {
@@ -81,9 +84,10 @@ DIFFERENCES = PageSection(
 CLIENTS = PageSection(
     "Clients",
     (ClientsPlot("clients", "What each client gets from the last model evaluated, clients in order, worst first."),),
+    clients_table,
 )
-SITES = PageSection("Clients by name", ())
-TIME = PageSection("Time", (SecondsPlot("seconds", "Where the time of a round goes."),))
+SITES = PageSection("Clients by name", (), sites_table)
+TIME = PageSection("Time", (SecondsPlot("seconds", "Where the time of a round goes."),), timing_table)
 
 
 def own_metrics(runs: Sequence[Run]) -> PageSection:

@@ -172,7 +172,7 @@ def differences_table(
 
 
 def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:
-    """Say what the two runs of a pair have in common; by group if groups differ."""
+    """Return a sentence on the cohorts and batches that the two runs of a pair share; one for each kind of pair."""
     said = []
     for what, labels in shared.items():
         of_whom = "Both runs" if len(shared) == 1 else f"{', '.join(labels)} and the baseline"

@@ -286,7 +286,7 @@ def _check_targets(experiment: Experiment, key: str, case: Case, recipes: Mappin
 
 
 def _period(column: str, recipe: Recipe) -> int:
-    """Return the rounds from one value of a column to the next; 0 for a column that is not measured."""
+    """Return the number of rounds between values of a column; 0 for a column that is not measured."""
     evaluate = recipe.evaluate
     return {"test": evaluate.every, "train": evaluate.train.every}.get(column.partition("_")[0], 1)
 

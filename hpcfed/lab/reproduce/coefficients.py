@@ -58,7 +58,7 @@ def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folde
         recipe = layout.recipe_of(number)
         first.setdefault(setting.case, recipe)
         with Federation.open(recipe.data) as federation:
-            cohorts = Cohorts(recipe, federation.sizes, recipe.weights or "samples")
+            cohorts = Cohorts(recipe, federation.sizes)
         rounds = [constants(cohorts.round(t), recipe.local.momentum) for t in range(1, recipe.rounds + 1)]
         means = [f"{value:,.1f}" for value in np.mean(rounds, axis=0)]
         rows.append((experiment.cases[setting.case].title, experiment.methods[setting.method].title, *means))

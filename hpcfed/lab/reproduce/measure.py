@@ -139,7 +139,7 @@ def _has_rounds(folder: Path) -> bool:
 
 
 def criterion_of(experiment: Experiment) -> Criterion:
-    """Return the criterion of the measured column; the recipes' metrics say what it is."""
+    """Return the criterion of the measured column: its title, unit and better direction."""
     column, metrics = experiment.measure.column, experiment.metrics
     known = next((one for one in CRITERIA if one.column == column), None)
     if known is not None:
@@ -254,7 +254,7 @@ def by_case(experiment: Experiment, measured: Sequence[SettingRuns]) -> dict[str
 
 
 def rounds_apart(settings: Iterable[SettingRuns], column: str) -> int:
-    """Return the usual number of rounds from one recorded value of a column to the next; 1 without two of them."""
+    """Return the usual distance, in rounds, between recorded values of a column; 1 if there are fewer than two."""
     runs = [run for one in settings for run in one.runs.values()]
     gaps = [np.diff(np.flatnonzero(np.isfinite(run.column(column)))) for run in runs]
     return int(np.median(found)) if len(found := np.concatenate([*gaps, []])) else 1

@@ -140,7 +140,10 @@ def compare_projections(
 
 
 def _problem(path: Path, start: Path | None) -> tuple[float, int, float]:
-    """Return ‖w⁰ − w*‖², d, and the largest eigenvalue of a client's A_iᵀA_i, of a regression with test set (I, w*)."""
+    """Read a regression; return ‖w⁰ − w*‖², d, and the largest eigenvalue of a client's A_iᵀA_i.
+
+    Its test set is (I, w*).
+    """
     with Federation.open(path) as federation:
         optimum = federation.test(0, federation.num_test)[1].reshape(-1).astype(np.float64)
         clients = [federation.client(k)[0] for k in range(federation.num_clients)]

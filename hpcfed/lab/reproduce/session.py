@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
+from hpcfed.lab.frame import as_csv
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.reproduce.bounds import compare_bounds
 from hpcfed.lab.reproduce.classes import compare_classes
@@ -26,7 +27,6 @@ from hpcfed.lab.sweep.claims import Claims
 from hpcfed.lab.sweep.failures import endings, raise_if_failed
 from hpcfed.lab.sweep.plan import Plan
 from hpcfed.lab.sweep.run import Redo, run_sweep, states_until_stable
-from hpcfed.lab.sweep.table import as_csv
 from hpcfed.ranks.world import World
 
 
@@ -114,7 +114,8 @@ class ReproduceSession:
         return ready
 
     def run(self, experiment: Experiment) -> bool:
-        """Run what is left of an experiment with prepared data, on all ranks; return whether it was stopped early.
+        """Run the unfinished runs of an experiment with prepared data, on all ranks; return whether it was stopped
+        early.
 
         Raises:
             InputError: a recipe cannot be run, or runs were refused.

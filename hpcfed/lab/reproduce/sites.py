@@ -136,7 +136,7 @@ def _metric(experiment: Experiment, federation: Federation) -> Callable[[Tensor,
 
 
 def _parsed(text: object) -> Spread | None:
-    """Return published mean and deviation, ``0.7308 ± 0.0192``, of five seeds; its deviation divides by n."""
+    """Parse a published mean and deviation of five seeds, ``0.7308 ± 0.0192``; the deviation divides by n."""
     if text is None:
         return None
     mean, _, std = str(text).partition("±")

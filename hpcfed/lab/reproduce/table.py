@@ -106,8 +106,8 @@ def _references(experiment: Experiment) -> dict[str, str]:
 
 
 def setting_records(experiment: Experiment, measured: Sequence[SettingRuns]) -> list[dict[str, Any]]:
-    """Return a row for each point of the methods' grids: its values, runs, and mean score with what its ± is; [] if
-    there is no grid.
+    """Return a row for each point of the methods' grids: its values, runs, mean score and deviation; [] without
+    grids.
     """
     keys = dict.fromkeys(key for one in measured for key in one.setting.point.keys)
     rows = []

@@ -189,7 +189,7 @@ def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, 
     recipe = done.recipe
     dtype, cpu = getattr(torch, recipe.dtype), torch.device("cpu")
     method = algorithms.build(recipe.algorithm, recipe.python_path)
-    cohort = Cohorts(recipe, sizes, recipe.weights or method.local.weights).round(1)
+    cohort = Cohorts(recipe, sizes).round(1)
     effective_steps, factors = effective_steps_and_factors(method, Stepping(recipe.local), cohort, 1)
     alike = common_to_all(effective_steps) is not None and are_ones(factors)
     kind = KINDS[recipe.reduction]

@@ -150,9 +150,9 @@ def _allreduce_terms(ranks: int, num_bytes: float) -> tuple[float, float]:
 def _least_squares(
     terms: Sequence[tuple[float, float]], seconds: Sequence[float], scale: Sequence[float]
 ) -> tuple[float, float]:
-    """Return the two factors ≥ 0, of two terms each, that best fit `seconds`, (n,), in units of `scale`, (n,).
+    """Fit `seconds`, (n,), by two nonnegative factors of two terms, in units of `scale`, (n,); return the factors.
 
-    Terms are scaled to one length; of two that are collinear the first gets the factor.
+    Terms are scaled to one length; if they are collinear, the first one gets the factor.
     """
     from scipy.optimize import nnls  # slow to import
 

@@ -66,7 +66,7 @@ def overrides(recipe: Recipe, setting: StudySetting, rounds: int, output: Path) 
 
 
 def of_size(recipe: Recipe, size: int) -> CohortSection:
-    """Return the recipe's section ``cohort`` for cohorts of another size: drawn as before, of the same clients."""
+    """Return the recipe's section ``cohort`` with another cohort size."""
     return recipe.cohort.model_copy(update={"size": size, "fraction": None, "schedule": None})
 
 
@@ -82,7 +82,7 @@ def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> L
         recipe = recipe.model_copy(update={"cohort": of_size(recipe, cohort)})
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     balanced = recipe.balances(method.local.stateful)
-    drawn = Cohorts(recipe, sizes, recipe.weights or method.local.weights)
+    drawn = Cohorts(recipe, sizes)
     home, slowest, average = homes(sizes, ranks), [], []
     for round in range(1, min(DRAWN_ROUNDS, recipe.rounds) + 1):
         members = drawn.round(round)

@@ -95,9 +95,9 @@ class Arm:
 
 
 def training_amount(recipe: Recipe, sizes: Sequence[np.ndarray]) -> TrainingAmount:
-    """Return a recipe's steps, rounds and sites a round; `sizes` of each split, (N,): the sites' training samples.
+    """Return a recipe's steps, rounds and sites a round.
 
-    Epochs are those of a site of mean size.
+    `sizes` are the sites' training samples in each split, (N,). An epoch has the steps of a site of mean size.
 
     Raises:
         InputError: the recipe has a schedule of cohorts, leaves clients out, or has a rule to stop early.

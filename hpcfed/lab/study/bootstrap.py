@@ -51,7 +51,7 @@ COUNTS, MOST_AT_ONCE = 1 << 20, 50
 
 @dataclass(frozen=True)
 class _OfSplit:
-    """A row's metric at a site in one split: the places of its test samples among all of the site's, and its models."""
+    """A row's metric at a site in one split: its test samples, by place among the site's, and its models."""
 
     places: np.ndarray
     models: Sequence[Weighted]
@@ -234,7 +234,7 @@ def _of_row(study: Study, row: StudyRow, outputs: Mapping[str, list[Outputs]], s
 
 
 def _weighs(study: Study, split: int) -> dict[str, Weigh]:
-    """Return the study's metrics that are numbers, of samples with multiplicities."""
+    """Return the study's scalar metrics as functions of samples with multiplicities."""
     recipe, dataset = study.recipe, study.samples.dataset
     sums, wholes = functions_of(study, split)
     found: dict[str, Weigh] = {name: partial(_of_sums, metric) for name, metric in sums.items()}

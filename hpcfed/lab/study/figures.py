@@ -25,7 +25,10 @@ SHADE = 0.55
 
 
 def curves_of(view: View, metric: StudyMetric, site: int) -> Curves:
-    """Return each row's mean over splits and seeds on a site, against rounds; those of longer runs are divided."""
+    """Return each row's learning curve at a site: means over splits and seeds, against rounds.
+
+    The rounds of longer runs are scaled to the methods' number.
+    """
     arms = {arm.key: arm for arm in view.study.arms}
     found = {}
     for row in view.rows:

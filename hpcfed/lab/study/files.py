@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hpcfed.lab.report.tables import Table
 
@@ -23,13 +21,9 @@ LONG = 32
 
 def csv_of_table(table: Table) -> str:
     """Return a table as CSV, its cells as they are shown."""
-    return _csv([table.header, *table.rows])
-
-
-def csv_of_records(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return records as CSV; numbers read back as the same bits, matrices are JSON, None is empty."""
-    names = list(dict.fromkeys(name for record in records for name in record))
-    return _csv([names, *([_cell(record.get(name)) for name in names] for record in records)])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([table.header, *table.rows])
+    return text.getvalue()
 
 
 def latex_of_table(table: Table) -> str:
@@ -61,15 +55,3 @@ def _escaped(text: str) -> str:
         return "".join(ESCAPED.get(sign, sign) for sign in text)
     words = "".join(ESCAPED.get(sign, sign) + r"\allowbreak{}" * (sign in "_-./,:") for sign in text)
     return rf"\parbox[t]{{4cm}}{{\raggedright\hspace{{0pt}}{words}}}"
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return json.dumps(value) if isinstance(value, list) else repr(value) if isinstance(value, float) else str(value)
-
-
-def _csv(rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()

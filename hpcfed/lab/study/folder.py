@@ -10,8 +10,6 @@ study.html            the results, with tables/ and figures/
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +21,7 @@ from hpcfed.config.load import dump_yaml, read_yaml
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_new, write_whole
+from hpcfed.lab.frame import as_csv
 from hpcfed.lab.study.federations import files_of, remarks_on, write_split
 from hpcfed.lab.study.plan import DATA, FIGURES, PAGE, SWEEP, TABLES, TUNING, Study
 from hpcfed.lab.study.tuning import naming_tune
@@ -35,7 +34,7 @@ OF_A_STUDY = {SETTINGS, PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING, SAMPLES}
 def prepare(study: Study, *, fresh: bool) -> list[str]:
     """Make the study's folder and the splits' files; return remarks on them. On rank 0 only.
 
-    Files of the same splits are kept. Those of others are refused, or set aside as ``previous-1`` if `fresh`.
+    A folder with other splits is refused, or set aside as ``previous-1`` if `fresh`.
 
     Raises:
         InputError: the folder holds other files, or a study of other splits; or it may not be written.
@@ -121,14 +120,11 @@ def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path, fresh: b
 
 def _samples_csv(study: Study) -> str:
     """Return a row a sample: its number in ``/train/row``, site, label, any group, and the splits that test on it."""
-    samples, text = study.samples, io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    head = ("sample", "site", "label") if samples.group is None else ("sample", "site", "label", "group")
-    writer.writerow((*head, "tested"))
-    tests = np.array([split.tests for split in study.splits.each])
-    for number, site in enumerate(samples.owner.tolist()):
-        label = "" if samples.label is None else samples.labels[samples.label[number]]
-        tested = " ".join(map(str, np.flatnonzero(tests[:, number])))
-        group = () if samples.group is None else (int(samples.group[number]),)
-        writer.writerow((number, samples.sites[site], label, *group, tested))
-    return text.getvalue()
+    samples, tests = study.samples, np.array([split.tests for split in study.splits.each])
+    return as_csv([
+        {"sample": number, "site": samples.sites[site],
+         "label": "" if samples.label is None else samples.labels[samples.label[number]],
+         **({} if samples.group is None else {"group": int(samples.group[number])}),
+         "tested": " ".join(map(str, np.flatnonzero(tests[:, number])))}
+        for number, site in enumerate(samples.owner.tolist())
+    ])  # fmt: skip

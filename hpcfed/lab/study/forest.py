@@ -112,7 +112,7 @@ class Forest:
 
 
 def forest_of(view: View, metric: StudyMetric) -> Forest:
-    """Return the marks of a metric's values, and of the differences from the reference where there are other rows."""
+    """Return the marks of a metric's values and, if there are several rows, of the differences from the reference."""
     methods = {arm.key for arm in view.study.arms if arm.kind == FEDERATED}
     reference = next(k for k, row in enumerate(view.rows) if row is view.reference)
     direction = {True: ", larger is better", False: ", smaller is better", None: ""}[metric.larger_is_better]
@@ -135,7 +135,7 @@ def forest_of(view: View, metric: StudyMetric) -> Forest:
 
 
 def _panels(view: View, metric: StudyMetric, axis: str, minus: int | None) -> list[ForestPanel]:
-    """Return the panels of all sites and their mean, of values or of differences from the row `minus`."""
+    """Return a panel for each site and for the mean of sites: values, or differences from the row `minus`."""
     count = len(view.sites)
     resampled = [None if view.resampled is None else view.resampled.get((row.key, metric.name)) for row in view.rows]
     if minus is not None:

@@ -55,7 +55,7 @@ class TestedLabels:
         return bool((self.lack_some == self.tested).all())
 
     def missing(self, sites: Sequence[str]) -> str:
-        """Return what is missing at which of the sites: ``ill at west; 3, 8 at north in 2 of 5 splits``."""
+        """Return the missing labels by site: ``ill at west; 3, 8 at north in 2 of 5 splits``."""
         found = []
         for k, site in enumerate(sites):
             lacks, of = int(self.lack_some[:, k].sum()), int(self.tested[:, k].sum())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from hpcfed.config.metrics import UNMEASURED_COLUMNS
 from hpcfed.config.recipe import Seeds
 from hpcfed.errors import InputError
-from hpcfed.io.text import Malformed, read_text
-from hpcfed.lab.report.clients import MAX_TABLE_BYTES
+from hpcfed.lab.frame import clients_table
 from hpcfed.lab.study.arms import Arm
 from hpcfed.lab.study.plan import Study
 from hpcfed.lab.study.results import GLOBAL, RunResult, StudyResults, Values
@@ -51,7 +49,7 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
     trainers = study.trainers(split)
     skipped = frozenset(trainers[client] for row in record for client in skipped_in(row) if not arm.pools)
     out = study.splits.each[split].site
-    columns = (*last, *(() if out is not None else next(_rows(folder / CLIENTS), ())))
+    columns = (*last, *(() if out is not None else clients_table(folder / CLIENTS)))
     if absent := [metric.name for metric in study.metrics if metric.name not in columns]:  # of a run finished before
         remedy = "name the metrics of its first call, or choose another --output"
         raise InputError(f"this run has not measured {', '.join(absent)}", where=str(folder), remedy=remedy)
@@ -68,7 +66,7 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
     sites: dict[tuple[str, int], Values] = {}
     rounds: dict[tuple[str, int], int] = {}
     curves = {}
-    for row in _rows(folder / CLIENTS):
+    for row in clients_table(folder / CLIENTS).to_dict("records"):
         client = int(row["client"]) - first
         if row["split"] != "test" or client < 0:
             continue
@@ -83,13 +81,6 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
         expected, remedy = f"rows of round {measured} for all sites", "remove the run's folder to train it again"
         raise InputError("rows are missing", where=str(folder / CLIENTS), expected=expected, remedy=remedy)
     return RunResult(split, seed.model, sites, curves, last, skipped)
-
-
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    try:
-        yield from csv.DictReader(read_text(path, MAX_TABLE_BYTES).splitlines())
-    except (OSError, Malformed, csv.Error) as error:
-        raise InputError("cannot be read", where=str(path), got=str(error), remedy="remove the run's folder") from None
 
 
 def _parsed(text: str | None) -> Any:

@@ -74,7 +74,7 @@ class StudyMetric:
 
 
 def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
-    """Return the recipe with the metrics of the study; those that need scikit-learn only where it is installed."""
+    """Return the recipe with the study's metrics; without scikit-learn, without those that need it."""
     named, kind = dict(recipe.evaluate.metrics), targets_of(task, num_classes)
     has_sklearn = find_spec("sklearn") is not None
     usual = DEFAULT_METRICS.get(kind, "")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from hpcfed.config.load import dump_yaml
 from hpcfed.errors import counted, visible
 from hpcfed.io.figure_style import DARK, LIGHT, to_files, to_svg
+from hpcfed.lab.frame import as_csv
 from hpcfed.lab.report.group import ABSENT
 from hpcfed.lab.report.page import Picture, line_key, templates
 from hpcfed.lab.report.read import read_recipe
@@ -18,7 +19,7 @@ from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study import tables
 from hpcfed.lab.study.arms import FEDERATED
 from hpcfed.lab.study.figures import curves_of, draw_confusion, draw_cross, draw_curves
-from hpcfed.lab.study.files import csv_of_records, csv_of_table, file_name, latex_of_table
+from hpcfed.lab.study.files import csv_of_table, file_name, latex_of_table
 from hpcfed.lab.study.forest import MOST_PANELS, PAPER, Forest, draw_forest, forest_of
 from hpcfed.lab.study.forest import PAGE as ON_PAGE
 from hpcfed.lab.study.measures import StudyMetric, matrix_of
@@ -69,14 +70,14 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
     files: dict[str, str | bytes] = {}
     named = [(_full_title(chapter, table), table) for chapter in chapters for table in chapter.tables]
     if intervals := bootstrap_records(view, metrics):
-        files[f"{TABLES}/bootstrap.csv"] = csv_of_records(intervals)
+        files[f"{TABLES}/bootstrap.csv"] = as_csv(intervals)
     if points := tuning_records(view.study):
-        files[f"{TABLES}/tuning-points.csv"] = csv_of_records(points)
+        files[f"{TABLES}/tuning-points.csv"] = as_csv(points)
     for title, table in [*named, ("sites", splits_table(view.study))]:
         name = f"{TABLES}/{file_name(title)}"
         files |= {f"{name}.csv": csv_of_table(table), f"{name}.tex": latex_of_table(table)}
-    files[f"{TABLES}/results.csv"] = csv_of_records(result_records(view, metrics))
-    files[f"{TABLES}/values.csv"] = csv_of_records(value_records(view))
+    files[f"{TABLES}/results.csv"] = as_csv(result_records(view, metrics))
+    files[f"{TABLES}/values.csv"] = as_csv(value_records(view))
     for name, shown in (("by-site", forest.values), ("differences", forest.differences)):
         drawn = to_files(draw_forest(forest, shown, PAPER)) if shown else {}
         files |= {f"{FIGURES}/{name}{suffix}": content for suffix, content in drawn.items()}

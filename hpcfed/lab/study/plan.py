@@ -98,7 +98,7 @@ class Study:
 
     @property
     def arms(self) -> list[Arm]:
-        """What is trained."""
+        """The arms: models to be trained on each split and seed."""
         if self.variants is not None:
             return list(self.variants)
         return make_arms(self.methods.each, self.methods.reference, self.baselines, self.samples.sites, self.amount)
@@ -145,7 +145,7 @@ class Study:
         return self.splits.each[split].trainers(self.samples.owner)
 
     def inner(self) -> Study:
-        """Return the study that tunes: its splits are those of the training parts, its arms the points of the grids.
+        """Return the inner study, which tunes: its splits divide the training parts, its arms are the grids' points.
 
         Raises:
             InputError: a site has too few training samples; naming ``--tune``.
@@ -195,7 +195,7 @@ class Study:
         return self.folder / SWEEP / "runs" / self.run_name(arm, split, seed)
 
     def plan(self) -> StudyPlan:
-        """Return all runs, those of one split before the next; the splits' files must be there.
+        """Return all runs, split by split; the splits' files must exist.
 
         Raises:
             InputError: a recipe cannot be run; naming its arm.

@@ -76,7 +76,7 @@ def tuning_records(study: Study) -> list[dict[str, Any]]:
 
 
 def _numbers(prefix: str, value: MeanEstimate | None) -> dict[str, float | str | None]:
-    """Return mean and interval as columns, and what the interval was computed by."""
+    """Return an estimate as columns: mean, ends of its interval, and the interval's method."""
     mean = None if value is None else value.mean
     low, high = (None if value is None else value.interval) or (None, None)
     method = value.method if value is not None and value.interval is not None else None

@@ -64,7 +64,7 @@ def steps_of(study: Study, arm: Arm, rounds: int) -> str:
 
 
 def _steps(study: Study, arm: Arm) -> str:
-    """Return an arm's gradient steps, of a method those at each site."""
+    """Return an arm's gradient steps as text; for a federated method, the steps at each site."""
     if arm.kind != FEDERATED:
         return arm.steps
     return f"{steps_of(study, arm, arm.rounds)} {at_each(study.amount.sites)}"

@@ -112,7 +112,7 @@ def read_samples(path: Path) -> SiteSamples:
 
 
 def _owners(federation: Federation) -> np.ndarray:
-    """Return the client of each training sample, then of each of the clients' own test samples, (n,)."""
+    """Return the client of each sample, (n,): of all training samples, then of the clients' own test samples."""
     clients, offsets = np.arange(federation.num_clients), federation.test_offsets
     owner = np.repeat(clients, federation.sizes)
     return owner if offsets is None else np.concatenate([owner, np.repeat(clients, np.diff(offsets))])
@@ -189,7 +189,7 @@ def _categories(federation: Federation) -> tuple[tuple[int, int], ...]:
 
 
 def _labels(federation: Federation, y: np.ndarray) -> np.ndarray | None:
-    """Return one label a sample, (n,); of survival the event."""
+    """Return a label for each sample, (n,); in survival data, whether there was an event."""
     if federation.task == "classification":
         return y.astype(np.int64)
     if federation.task == "survival" or (federation.task == "multi-label" and federation.num_classes == 1):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def run_study(
     study: Study, world: World, groups: int | None, redo: Redo, *, quiet: bool = False
 ) -> tuple[bool, list[str], Study]:
-    """Prepare the splits, tune, and run what is left, on all ranks.
+    """Prepare the splits, tune, and run the unfinished runs, on all ranks.
 
     Returns:
         Whether it was stopped, remarks, and the study with the values that were chosen.
@@ -58,7 +58,7 @@ def run_study(
 
 
 def next_runs(study: Study, redo: Redo) -> Plan:
-    """Prepare the splits, and return the runs that come next: those that tune until all have ended. On rank 0 only.
+    """Prepare the splits, and return the next runs: the tuning ones until all of them have ended. On rank 0 only.
 
     Raises:
         InputError, EnvironmentFailure: as `run_study`.
@@ -154,7 +154,7 @@ def _write(view: View, words: Sequence[str], remarks: Sequence[str]) -> None:
 
 
 def _with_ensemble(study: Study, results: StudyResults) -> StudyResults:
-    """Return the results with those of the ensembles whose models are all there."""
+    """Return the results with an ensemble for each split and seed whose models are all there."""
     from hpcfed.lab.study.ensemble import ensemble_result
 
     if ENSEMBLE not in study.baselines:

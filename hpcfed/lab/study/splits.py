@@ -267,7 +267,10 @@ def holdout(strata: Sequence[np.ndarray], fraction: float, rng: np.random.Genera
 
 
 def _quotas(sizes: np.ndarray, fraction: float) -> np.ndarray:
-    """Return the test samples of each stratum, by largest remainders; of 2 or more at least 1, and not all."""
+    """Return the number of test samples in each stratum, by largest remainders.
+
+    A stratum of two samples or more has at least one on each side.
+    """
     exact = fraction * sizes
     quotas = np.floor(exact).astype(np.int64)
     left = round(float(exact.sum())) - int(quotas.sum())

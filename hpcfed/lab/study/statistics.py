@@ -43,7 +43,7 @@ Ends = tuple[float, float]
 
 
 def corrected(values: Sequence[float], ratio: float, *, share: bool = False) -> MeanEstimate | None:
-    """Return mean and corrected interval of one value a split, those that are not finite left out; None without any.
+    """Return the mean of one value a split and its corrected interval; None without finite values, which alone count.
 
     Args:
         values: one a split, (J,).

@@ -188,7 +188,7 @@ def _header(view: View, metric: StudyMetric, *more: str, pools: bool = False) ->
 
 
 def _methods(cells: Sequence[MeanEstimate | None]) -> str:
-    """Return a sentence on what the intervals of some cells were computed by; "" without any."""
+    """Return a sentence on how the intervals of some cells were computed; "" without intervals."""
     found = dict.fromkeys(one.method for one in cells if one is not None and one.interval is not None and one.method)
     names = [name for method in found if (name := _explained(method))]
     return f" Intervals of {CONFIDENCE}: {'; '.join(dict.fromkeys(names))}." if names else ""

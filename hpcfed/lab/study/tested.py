@@ -37,9 +37,10 @@ def tested_sizes(study: Study) -> list[str]:
 
 
 def tested_note(study: Study, metric: StudyMetric) -> str:
-    """Return a sentence on how many samples of each site are tested on, which sites have one class, and their events.
+    """Return a sentence on the tested samples: their number by site, sites with a single class, and events; "" for
+    none.
 
-    Of more than `MOST_COUNTED` sites those of one class alone are named; "" if there are none.
+    Above `MOST_COUNTED` sites it names the sites with a single class alone.
     """
     held, labels, events = _held(study), study.tested_labels, _events(study)
     said = []
@@ -84,7 +85,7 @@ def _events(study: Study) -> np.ndarray | None:
 
 
 def _events_text(counts: np.ndarray) -> str:
-    """Return the events of a site in the splits that test on it, (J,), as text."""
+    """Return the number of events at a site in each split that tests on it, (J,), as text."""
     low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
     return counted(high, "event") if low == high else f"{low:,} to {high:,} events"
 
@@ -95,7 +96,7 @@ def _held(study: Study) -> np.ndarray:
 
 
 def _counts(study: Study, kept: np.ndarray) -> np.ndarray:
-    """Return how many of the samples `kept`, (n,) bool, of each site each split tests on, (J, N)."""
+    """Count the samples `kept`, (n,) bool, by split and site, among those tested on, (J, N)."""
     owner, sites = study.samples.owner, len(study.samples.sites)
     return np.array([np.bincount(owner[one.tests & kept], minlength=sites) for one in study.splits.each])
 
@@ -108,7 +109,7 @@ def _range(counts: np.ndarray) -> str:
 
 
 def _one_class(labels: TestedLabels, site: int) -> str:
-    """Return in how many splits a site's tested samples are of one class, of several labels of which; "" for none."""
+    """Say in how many splits a site's tested samples have a single class, and for which labels; "" for none."""
     counts, splits = labels.of_one_class[:, site].sum(axis=0), labels.tested[:, site].sum()
     found = [
         f"{f'of label {labels.labels[k]} ' if labels.several else ''}in {count} of {splits}"

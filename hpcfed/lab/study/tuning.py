@@ -124,7 +124,7 @@ def _keys_of(name: str) -> list[str]:
 
 @contextmanager
 def naming_tune() -> Iterator[None]:
-    """Let errors of the inner splits name the option."""
+    """Name ``--tune`` in errors of the inner splits."""
     try:
         yield
     except InputError as error:
@@ -194,14 +194,14 @@ def choose(
 
 
 def _rank(one: TuningCandidate, larger_is_better: bool | None) -> tuple[float, float]:
-    """Return what the best candidate has least of."""
+    """Return a candidate's sort key; the best one's is the smallest."""
     if larger_is_better is None or math.isnan(one.value):
         return (math.inf if larger_is_better is not None else 0.0), one.loss
     return (-one.value if larger_is_better else one.value), one.loss
 
 
 def _mean(run: RunResult, sites: Sequence[int], metric: str) -> float:
-    """Return the mean of a metric of the model over sites that have it, nan if none has."""
+    """Return a metric's mean over the sites at which it is defined; nan if there are none."""
     values = [run.sites.get(("global", site), {}).get(metric) for site in sites]
     finite = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     return float(np.mean(finite)) if finite else math.nan

@@ -136,8 +136,8 @@ class View:
         return is_share(metric.name, self.study.recipe.evaluate.metrics)
 
     def estimates(self, row: StudyRow, metric: StudyMetric) -> list[MeanEstimate | None]:
-        """Return a row's estimate of each site, of the mean of the measured sites, and of all test samples together,
-        (N + 2,).
+        """Return a row's estimates, (N + 2,): at each site, of the mean of the measured sites, and of all test samples
+        together.
         """
         values, share = self.site_values(row, metric), self.is_share(metric)
         over = self.over_sites(values, self.measured(metric))
@@ -154,7 +154,9 @@ class View:
     def _of_one_split(
         self, row: StudyRow, metric: StudyMetric, site: int, one: MeanEstimate | None
     ) -> MeanEstimate | None:
-        """Return a site's estimate; of one split with the interval of its samples, if these are independent."""
+        """Return a site's estimate; a single split's value has the interval of its samples, if these are
+        independent.
+        """
         if one is None or one.count != 1 or self.study.samples.group is not None:
             return one
         if metric.name == ACCURACY:
@@ -164,7 +166,7 @@ class View:
         return one if ends is None else replace(one, ends=ends, method=DELONG)
 
     def differences(self, row: StudyRow, metric: StudyMetric) -> list[MeanEstimate | None]:
-        """Return the same of the differences from the reference, split by split; intervals of shares are cut at ±1."""
+        """Return a row's differences from the reference, as `estimates` does, paired by split; shares are cut at ±1."""
         values, theirs = self.site_values(row, metric), self.site_values(self.reference, metric)
         apart = values - theirs
         over = self.over_sites(apart, self.measured(metric))

@@ -291,7 +291,7 @@ def _lives(pid: int, born: float) -> bool:
 
 
 def _born(process: psutil.Process) -> float:
-    """Return when a process started, in seconds since the node was booted: setting its clock moves all other times."""
+    """Return a process's start in seconds since boot; unlike times of day, it does not move when the clock is set."""
     try:
         line = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(line.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")

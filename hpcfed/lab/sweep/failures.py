@@ -20,7 +20,7 @@ class RunEnding:
 
 
 def endings(plan: Plan) -> dict[str, RunEnding]:
-    """Return how the runs of a plan have ended, by name; "" for those that have not.
+    """Return each run's ending by its name; "" while it has not ended.
 
     Raises:
         EnvironmentFailure: the disk refuses.

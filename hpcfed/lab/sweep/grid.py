@@ -149,7 +149,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _split(text: str, where: str) -> list[str]:
-    """Return the texts of the values, of which there are 1 to `MAX_VALUES`."""
+    """Split a grid into the texts of its values, 1 to `MAX_VALUES` of them."""
     try:
         parts = split_list(text)
     except Malformed:

@@ -63,7 +63,7 @@ class Plan:
         return f"{counted(len(self.points), 'configuration')} × {counted(seeds, 'seed')}"
 
     def unlike(self) -> list[str]:
-        """Return lines on what its methods differ in beside themselves."""
+        """Return lines on settings in which the methods differ besides themselves."""
         plain = [to_plain(recipe) for recipe in {unit.point: unit.recipe for unit in self.units}.values()]
         equal = all(_has_equal_clients(path) for path in {unit.recipe.data for unit in self.units})
         return unlike([(method_name(recipe), recipe) for recipe in plain], equal_clients=equal)

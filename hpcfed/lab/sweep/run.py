@@ -43,7 +43,7 @@ OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results
 
 @dataclass(frozen=True)
 class Redo:
-    """Treatment of existing runs that differ from what the sweep would run now.
+    """What to do with existing runs that are not those that the sweep would run now.
 
     Attributes:
         retry: whether refused, failed and lost runs are tried again.
@@ -65,7 +65,7 @@ def run_sweep(
     redo: Redo | None = None,
     waits: bool = False,
 ) -> bool:
-    """Run what is left of a sweep on all ranks; called on every rank.
+    """Run the unfinished runs of a sweep; called on every rank.
 
     Args:
         plan: the same on every rank.
@@ -335,9 +335,9 @@ def _pull_all(
 def _next(
     plan: Plan, claims: Claims, caught: Signals, avoided: set[str], progress: SweepProgress, *, waits: bool
 ) -> tuple[Unit, int] | None:
-    """Claim the next run; None if nothing is left or this job stops.
+    """Claim the next run; None if there is none, or this job is to stop.
 
-    It waits for holders that may be dead, and, if it `waits`, for those that are alive.
+    It waits for holders that may be dead; if it `waits`, for live ones, too.
     """
     while caught.name is None and not claims.asked_to_stop():
         states = run_states(plan, claims)

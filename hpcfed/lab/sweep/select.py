@@ -15,7 +15,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcfed.config.metrics import ALWAYS_MEASURED, direction_of_column, is_matrix, is_percentage
 from hpcfed.config.recipe import Recipe
@@ -23,7 +23,10 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.lab.report.read import mixed_code
 from hpcfed.lab.sweep.plan import Plan, Unit
-from hpcfed.run_folder.rounds import COLUMNS, interval_of, numbers_of, read_rounds
+from hpcfed.run_folder.rounds import COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RULE = re.compile(r"([\w.-]+?)(?::last(\d+))?(?::(max|min))?")
 LAST = 10
@@ -47,15 +50,18 @@ class Rule:
         rounds = "the last round" if self.last == 1 else f"the last {self.last} rounds"
         return f"{'largest' if self.largest else 'smallest'} mean {self.column} over {rounds}"
 
-    def score(self, rows: Sequence[Mapping[str, float]]) -> float:
+    def score(self, record: pd.DataFrame) -> float:
         """Return a run's score, the mean over its last rounds; nan if none of them recorded the column.
 
         The last round is always evaluated: a loss missing there was not finite, so the run has no score.
         """
-        if rows and self.column.startswith(("test_", "train_")) and self.column not in rows[-1]:
+        if self.column not in record:
             return math.nan
-        numbers = [row[self.column] for row in rows[-self.last :] if self.column in row]
-        return statistics.fmean(numbers) if numbers else math.nan
+        numbers = record[self.column].tail(self.last)
+        if self.column.startswith(("test_", "train_")) and math.isnan(numbers.iloc[-1]):
+            return math.nan
+        found = numbers.dropna()
+        return statistics.fmean(found) if len(found) else math.nan
 
     def better(self, first: float, second: float) -> bool:
         return first > second if self.largest else first < second
@@ -143,34 +149,16 @@ def _own_columns(recipe: Recipe) -> Iterator[str]:
         yield from (f"clients.{'.'.join(parts)}" for parts in itertools.product(*over_clients))
 
 
-def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> Rule:
-    """Return the default rule, of the first of `DEFAULT_COLUMNS` that any run recorded: the mean over the last rounds.
+def usual_rule(plan: Plan, records: Iterable[pd.DataFrame]) -> Rule:
+    """Return the default rule: the mean over the last rounds of the first of `DEFAULT_COLUMNS` that any run recorded.
 
-    Of runs that end by their scores it is the last round alone, since a fast one has few rounds, and so poor ones.
+    Where runs end by their scores it is the last round alone: a fast run has few rounds, and early ones are poor.
     """
-    recorded = {column for rows in records for row in rows[-1:] for column in DEFAULT_COLUMNS if column in row}
+    recorded = {column for one in records for column in one.columns[one.tail(1).notna().any()]}
     column = next((column for column in DEFAULT_COLUMNS if column in recorded), DEFAULT_COLUMNS[-1])
     by_scores = any(unit.recipe.stop.by_scores for unit in plan.units)
     last = 1 if by_scores else min(LAST, *(unit.recipe.rounds for unit in plan.units))
     return Rule(column, last, bool(direction_of_column(column, {})), is_percentage(column))
-
-
-def read_numbers(path: Path, recipe: Recipe) -> list[dict[str, float]]:
-    """Return each round's recorded numbers by column, without scores of a former last round; empty without a record.
-
-    Raises:
-        InputError: a line is damaged.
-    """
-    rows = read_rounds(path) if path.exists() else []
-    evaluate = recipe.evaluate.model_dump(include={"every", "train", "clients"})
-    return [
-        {
-            name: value
-            for name, value in numbers_of(row, path).items()
-            if math.isfinite(value) and (number == len(rows) or number % interval_of(name, evaluate) == 0)
-        }
-        for number, row in enumerate(rows, 1)
-    ]
 
 
 def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
+from hpcfed.lab.frame import as_csv
+from hpcfed.lab.frame import record as read_record
 from hpcfed.lab.report.read import read_code
 from hpcfed.lab.sweep.claims import RunState
 from hpcfed.lab.sweep.plan import Plan
-from hpcfed.lab.sweep.select import Candidate, Row, Rule, read_numbers, usual_rule
+from hpcfed.lab.sweep.select import Candidate, Row, Rule, usual_rule
 from hpcfed.run_folder import code
-from hpcfed.run_folder.rounds import RECORD
+from hpcfed.run_folder.rounds import RECORD, count_rounds
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Record = dict[str, Any]
 
@@ -28,9 +32,10 @@ def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) 
     Raises:
         InputError: a run's record is damaged.
     """
+    import pandas
+
     records = {
-        unit.name: read_numbers(unit.recipe.output / RECORD, unit.recipe) if states[unit.name].decided else []
-        for unit in plan.units
+        unit.name: _record_of(unit.recipe) if states[unit.name].decided else pandas.DataFrame() for unit in plan.units
     }
     chosen = rule or usual_rule(plan, records.values())
     rows = []
@@ -42,7 +47,7 @@ def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) 
                 unit=unit,
                 status="stopped" if status in ("busy", "again") else status,
                 rounds=len(record),
-                seconds=sum(row.get("seconds.total", 0.0) for row in record),
+                seconds=float(record.get("seconds.total", pandas.Series(dtype=float)).sum()),
                 metrics=_final(record),
                 score=chosen.score(record) if status == "finished" else math.nan,
                 message=one.claim.message if one.decided else "",
@@ -57,12 +62,19 @@ def code_of(recipe: Recipe) -> dict[str, str]:
     return read_code(recipe.output / code.CODE_FILE) if code.references(recipe) else {}
 
 
-def _final(record: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _record_of(recipe: Recipe) -> pd.DataFrame:
+    """Return a run's recorded numbers, without rounds if it has no record."""
+    import pandas
+
+    path = recipe.output / RECORD
+    evaluate = recipe.evaluate.model_dump(include={"every", "train", "clients"})
+    return read_record(path, evaluate) if count_rounds(path) else pandas.DataFrame()
+
+
+def _final(record: pd.DataFrame) -> dict[str, float]:
     """Return the last value of each metric, timers excluded."""
-    final: dict[str, float] = {}
-    for row in record:
-        final |= row
-    return {name: value for name, value in final.items() if not name.startswith("seconds.")}
+    final = record.ffill().tail(1).dropna(axis=1)
+    return {name: column.item() for name, column in final.items() if not name.startswith("seconds.")}
 
 
 def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
@@ -120,18 +132,6 @@ def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record
         raise EnvironmentFailure("the tables cannot be written", where=str(plan.folder), got=got) from None
 
 
-def check_parquet() -> None:
-    """Check that Parquet files can be written.
-
-    Raises:
-        InputError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise InputError("--parquet", expected="pyarrow", got="none", remedy="pip install pyarrow") from None
-
-
 def _settings(plan: Plan, point: int) -> Record:
     """Return a configuration's values by key, as numbers if the whole grid is numeric."""
     pairs = zip(plan.grids, plan.points[point].values, strict=True)
@@ -148,15 +148,6 @@ def _spread(name: str, rows: Sequence[Row]) -> Record:
         f"{name}_mean": statistics.fmean(values) if values else None,
         f"{name}_std": statistics.stdev(values) if len(values) > 1 else None,
     }
-
-
-def as_csv(records: Sequence[Record]) -> str:
-    """Return records, at least one, as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
 
 
 def _parquet(records: Sequence[Record]) -> bytes:

@@ -132,7 +132,7 @@ def _chosen(num_clients: int, permutations: int | None) -> tuple[list[Subset], O
 
 
 def _value(num_clients: int, subset: Subset, cohorts: str) -> Value:
-    """Return the grid's value for a subset: who is left out of it."""
+    """Return the grid's value for a subset: a ``cohort.without`` that names all other clients."""
     others = frozenset(range(num_clients)) - subset
     if not others:
         return Value("null", "none")
@@ -167,7 +167,7 @@ def _rule(text: str | None, base: RecordedRun, plan: Plan) -> Rule:
 
 
 def run_coalitions(coalitions: Coalitions, world: World, groups: int | None, *, quiet: bool, redo: Redo) -> bool:
-    """Run what is left of the subsets on all ranks; return whether a signal ended it before the last."""
+    """Run the unfinished subsets on all ranks; return whether a signal ended it before the last."""
     world.on_root(lambda: _begin_all(coalitions, redo))
     return run_sweep(coalitions.plan, world, groups, quiet=quiet, redo=redo)
 
@@ -189,7 +189,7 @@ def _begin_all(coalitions: Coalitions, redo: Redo) -> None:
 
 
 def rounds_of(coalitions: Coalitions) -> tuple[int, int, int]:
-    """Return rounds of all runs, those computed, and those that differ from the recorded run's."""
+    """Count rounds: of all runs, to be computed, and different from the recorded run's."""
     base, total, computed, needed = coalitions.base, 0, 0, 0
     for unit in coalitions.plan.units:
         rounds = unit.recipe.rounds

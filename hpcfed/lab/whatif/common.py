@@ -52,7 +52,7 @@ def on_common_samples(before: Recipe, folder: Path, recipe: Recipe) -> Iterator[
 
 
 def _score(run: LoadedRun, federation: Federation, clients: list[int]) -> float:
-    """Return the accuracy, or the loss, of a run's evaluated model on the test samples of some clients."""
+    """Return the accuracy (or loss) of a run's evaluated model on some clients' test samples."""
     dtype, cpu = getattr(torch, run.recipe.dtype), torch.device("cpu")
     shards = Shards(federation, dtype, cpu, capacity=0)
     private = run.recipe.parameters.keeps_private

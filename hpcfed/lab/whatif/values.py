@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +14,7 @@ import numpy as np
 from hpcfed.assembly import assemble
 from hpcfed.errors import EnvironmentFailure, counted
 from hpcfed.io.atomic import write_whole
-from hpcfed.io.text import open_file
+from hpcfed.lab.frame import as_csv, clients_table
 from hpcfed.lab.sweep.claims import Claims
 from hpcfed.lab.sweep.report import RankedSweep
 from hpcfed.lab.sweep.run import run_states
@@ -127,7 +125,7 @@ def _over(coalitions: Coalitions) -> str:
 
 
 def _drawn(coalitions: Coalitions) -> str:
-    """Return what the values in the figure are means over, in words."""
+    """Say over what the figure's values are means: seeds or random orders."""
     if coalitions.orders:
         return counted(len(coalitions.orders), "random order")
     return counted(len(coalitions.seeds), "seed")
@@ -152,7 +150,7 @@ def contributed(coalitions: Coalitions) -> CoalitionValues:
 
 
 def _of_initial_model(coalitions: Coalitions, seed: str) -> float:
-    """Return v(none), of w⁰."""
+    """Return v(∅), the initial model's score."""
     every = frozenset(range(len(coalitions.names)))
     recipe = coalitions.unit_of[every, seed].recipe
     parts, evaluator = assemble(recipe, World())
@@ -203,10 +201,9 @@ def _own_score(coalitions: Coalitions, subset: Subset, seed: str, client: int, f
     if path is None or not coalitions.own_tests or not path.exists():
         return math.nan
     measure = coalitions.rule.column.removeprefix("test_")
-    with open_file(path) as file:
-        rows = list(csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")))
-    mine = [row for row in rows if row["client"] == str(client) and (row["model"], row["split"]) == ("global", "test")]
-    last = max(mine, key=lambda row: int(row["round"]), default={})
+    scores = clients_table(path)
+    own = scores[(scores["client"] == str(client)) & (scores["model"] == "global") & (scores["split"] == "test")]
+    last: dict[str, str] = max(own.to_dict("records"), key=lambda row: int(row["round"]), default={})
     return float(last.get(measure) or math.nan)
 
 
@@ -221,8 +218,8 @@ def write_contributions(found: CoalitionValues) -> Path:
     figure, files = draw(found.clients, own.rule.column, _drawn(own), has_shapley=has_shapley)
     try:
         refuse_link(folder / FIGURES)
-        write_whole(folder / TABLE, _csv([_record(one) for one in found.clients]))
-        write_whole(folder / VALUES, _csv(list(_value_records(found))))
+        write_whole(folder / TABLE, as_csv([_record(one) for one in found.clients]))
+        write_whole(folder / VALUES, as_csv(_value_records(found)))
         (folder / FIGURES).mkdir(exist_ok=True)
         for name, content in files.items():
             write_whole(folder / FIGURES / name, content)
@@ -290,13 +287,3 @@ def _value_records(found: CoalitionValues) -> Sequence[dict[str, Any]]:
         for seed, values in zip(own.seeds, found.values, strict=True)
         for subset, value in values.items()
     ]
-
-
-def _csv(records: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    for record in records:
-        plain = {key: "" if isinstance(value, float) and math.isnan(value) else value for key, value in record.items()}
-        writer.writerow(plain)
-    return text.getvalue()

@@ -180,8 +180,7 @@ def _remove_remains(folder: Path) -> None:
 def branch_point_of(base: RecordedRun, recipe: Recipe) -> BranchPoint:
     """Return where a run of `recipe`, without some clients, leaves the recorded one."""
     with Federation.open(base.recipe.data) as federation:
-        weights = str(recipe.weights)
-        there, here = (Cohorts(one, federation.sizes, weights) for one in (base.recipe, recipe))
+        there, here = (Cohorts(one, federation.sizes) for one in (base.recipe, recipe))
         rounds = range(1, min(len(base.rows), recipe.rounds) + 1)
         joined = next((t for t in rounds if not same(there.round(t), here.round(t))), rounds.stop)
         others = [
@@ -245,7 +244,7 @@ def _other_scores(base: RecordedRun, here: Recipe, federation: Federation) -> It
 
 
 def described(branch: BranchPoint, base: RecordedRun, recipe: Recipe) -> Iterator[str]:
-    """Yield lines on the rounds that are computed, and on those that would have to be."""
+    """Yield lines on the first round that differs, and on the rounds to be computed."""
     total, who = recipe.rounds, ", ".join(_names(recipe))
     if branch.joined <= len(base.rows):
         yield f"the first round that is another without {who}: {branch.joined}"

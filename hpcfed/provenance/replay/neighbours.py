@@ -83,7 +83,7 @@ def dependences(
 
 
 def _arrangements(begun: RewoundRun, plan: RoundPlan, ranks: int) -> Iterator[tuple[str, Tiles]]:
-    """Yield ways to train a round's members, and what they are called; a member is in one tile of each."""
+    """Yield ways to divide a round's members into tiles, with their names."""
     engine = begun.parts.engine
     order = np.argsort(-plan.cohort.steps, kind="stable")  # as `Training` trains them
 

@@ -33,7 +33,7 @@ def table(replay: Replay) -> Table:
 
 
 def lines(replay: Replay) -> list[str]:
-    """Return what was replayed, what it reported, and whether that is what the run recorded."""
+    """Return lines on the replayed client, its update, and whether the run recorded the same."""
     vectors = ", ".join(f"‖{name}‖ {float(vector.norm()):.6g}" for name, vector in replay.reported.vectors.items())
     scalars = "".join(f", {name} {value:.6g}" for name, value in replay.reported.scalars.items())
     found = [f"reports {vectors}{scalars}; hash {replay.reported.hash:016x}", _verdict(replay)]

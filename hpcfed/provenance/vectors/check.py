@@ -45,7 +45,7 @@ def read_vectors(path: Path) -> dict[str, Any]:
 
 
 def agreements(path: Path) -> Iterator[Agreement]:
-    """Yield how each method of a file agrees with the trajectory computed here: models after each round.
+    """Yield, for each method of a file, how far its models agree with the trajectory computed here.
 
     Raises:
         InputError: the file is none of vectors, names an unknown method, or is of another problem.

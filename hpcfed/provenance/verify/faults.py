@@ -28,7 +28,7 @@ MAX_LISTED = 4
 
 
 def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
-    """Yield faults of a run folder, and as text what was found right or could not be checked.
+    """Yield faults of a run folder; and lines on checks that passed or were impossible.
 
     Raises:
         InputError: there is no ssh-keygen to check a signature with.
@@ -101,7 +101,7 @@ def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
 
 
 def data_faults(recipe: Recipe) -> Iterator[Fault | str]:
-    """Yield faults of the data that a recipe names, and as text what was found right.
+    """Yield faults of the recipe's data; and lines on checks that passed.
 
     Raises:
         InputError: the data are not there.

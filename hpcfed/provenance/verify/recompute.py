@@ -164,7 +164,9 @@ class Again:
         self._simulation.w = torch.where(w == 0, w, moved)
 
     def is_as_kept(self) -> bool:
-        """Whether the state kept after the present round is the present one, to the bit, those of clients included."""
+        """Whether the state kept after the present round equals the computed one bit for bit, clients' states
+        included.
+        """
         try:
             kept = self._read(self.round)
         except InputError:
@@ -181,7 +183,7 @@ class Again:
         return all(self._world.gather(all(same)))
 
     def wrong_files(self) -> list[str]:
-        """Return which models and private parts of the folder are not those of the present state, its last one.
+        """Return the names of models and private parts in the folder that differ from the present, last state.
 
         Raises:
             OSError: as the system reports it.
@@ -199,9 +201,9 @@ class Again:
         return sorted({*wrong, *others})
 
     def measured_files(self, due: Due) -> RoundAgain:
-        """Measure the models and private parts in the folder as those of the last round, whose state is not kept.
+        """Measure the folder's models and private parts in the place of the last state, which is not kept.
 
-        The simulation is of no use afterwards.
+        The simulation cannot be used afterwards.
 
         Raises:
             InputError: a file is damaged, or another module's.

@@ -19,7 +19,7 @@ class Segment:
 
     @property
     def rounds(self) -> range:
-        """The rounds."""
+        """The rounds to compute, in order."""
         return range(self.start + 1, self.stop + 1)
 
 
@@ -55,7 +55,7 @@ def drawn(rounds: Sequence[int], weights: np.ndarray, count: int, seed: int) -> 
 
 
 def oddness(cohorts: Sequence[Sequence[int]], sizes: np.ndarray, batch: int | str) -> np.ndarray:
-    """Return a weight of each round: 1 and, of cohorts of several, the members whose last minibatch is short."""
+    """Return the weight of each round in the draw: 1, plus the members whose last minibatch is short."""
     short = sizes % batch != 0 if isinstance(batch, int) else np.full(len(sizes), False)
     several = ([k for k in cohort if 0 <= k < len(sizes)] if len(cohort) > 1 else [] for cohort in cohorts)
     return np.array([1.0 + short[members].sum() for members in several])

@@ -21,7 +21,7 @@ from hpcfed.run_folder.update_hashes import KIND, UPDATE_HASHES
 
 
 class RecordedTables:
-    """Rows of the tables of a run, compared with those that are computed.
+    """The run's tables, to be compared with computed rows.
 
     Args:
         run: as it is recorded.
@@ -40,7 +40,7 @@ class RecordedTables:
         return round in self._places
 
     def faults_of_sizes(self) -> Iterator[Fault]:
-        """Yield what the tables have too much of, or lack."""
+        """Yield tables that have too many or too few rows."""
         beyond = [round for round in self._places if not 1 <= round <= len(self._run.rows)]
         if beyond:
             yield Fault(CLIENTS, f"has round {beyond[0]}, which is not recorded")
@@ -51,7 +51,7 @@ class RecordedTables:
                 yield Fault(UPDATE_HASHES, f"has {path.stat().st_size} bytes, {expected} by the recipe and the record")
 
     def faults(self, round: int, here: RoundAgain) -> list[Fault]:
-        """Return what is wrong with the rows of a round that was computed."""
+        """Return the faults of a computed round's rows."""
         found = [] if here.clients is None or not self._columns else [*self._of_clients(round, here.clients)]
         hashes = self._run.folder / UPDATE_HASHES
         if here.update_hashes is not None and hashes.exists():
@@ -87,7 +87,7 @@ class RecordedTables:
 
 
 def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
-    """Return the columns of ``clients.csv``, and of each round the byte at which its rows begin, and their number.
+    """Index ``clients.csv``: its columns, and for each round the offset and number of its rows.
 
     Raises:
         InputError: it is not a run's table.

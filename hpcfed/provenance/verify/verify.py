@@ -416,7 +416,7 @@ class Verifier:
         return DIFFERS
 
     def _say_verdict(self) -> int:
-        """Print what was found right; return the exit code."""
+        """Print what was verified; return the exit code."""
         total = len(self._run.rows)
         where = "on 1 rank" if self._world.size == 1 else f"on {self._world.size} ranks"
         in_table = self._world.on_root(lambda: {f"{CLIENTS}: {name}" for name in self._tables[0].unknown})

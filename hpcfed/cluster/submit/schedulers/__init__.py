@@ -1,0 +1,1 @@
+"""Schedulers by name, a file each (`hpcfed.cluster.submit.scheduler`)."""

@@ -1,0 +1,97 @@
+"""PBS (OpenPBS, PBS Professional): the script of a job, and the commands that list and submit jobs.
+
+It has never run on a PBS: the scripts are tested, their commands are those of its manual.
+"""
+
+from __future__ import annotations
+
+import getpass
+import math
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpcfed.cluster.submit import script
+from hpcfed.cluster.submit.commands import begin, call, last_line
+from hpcfed.cluster.submit.scheduler import QueuedJob
+from hpcfed.cluster.submit.script import Job, check_words, notice_of, seconds_of
+from hpcfed.cluster.submit.site import Site
+from hpcfed.errors import EnvironmentFailure, InputError
+
+SUFFIX, CANCEL = "pbs", "qdel"
+LAUNCH = ("mpirun",)
+"""Starts the ranks: an MPI with PBS's support finds the hosts by itself."""
+LETTERS = {"account": "A", "partition": "q", "queue": "q"}
+"""Options of qsub with a letter; all others are resources, ``-l key=value``."""
+
+
+def render(job: Job, site: Site) -> str:
+    """Return the batch script of a job, as `Scheduler.render` does."""
+    options = {**site.options, **job.options}
+    check_words(options, job.output)
+    limit = seconds_of(job.time)
+    if math.isinf(limit):
+        raise InputError("--time", expected="a limit, which PBS needs", got=job.time)
+    ranks, threads = job.ranks_per_node, job.threads
+    size: dict[str, str | int] = {"ncpus": ranks * threads, "mpiprocs": ranks, "ompthreads": threads}
+    if gpus := options.pop("gpus-per-node", None):
+        size["ngpus"] = gpus
+    select = ":".join([f"select={job.nodes}", *(f"{key}={value}" for key, value in size.items())])
+    hours, rest = divmod(int(limit), 3600)
+    directives = [
+        f"-N {job.label}",
+        f"-l {select}",
+        f"-l walltime={hours}:{rest // 60:02}:{rest % 60:02}",
+        "-j oe",
+        f"-o {job.output}.log",
+        "-r n",
+        *([] if job.array is None else [f"-J 1-{job.array}"]),
+        *(_option(key, value) for key, value in options.items() if key not in ("requeue", "no-requeue")),
+    ]
+    runs_for = int(limit) - notice_of(job.time, job.notice)
+    return script.render(
+        "pbs.sh.j2", job, site, LAUNCH, directives=directives, runs_for=runs_for, script=job.script(SUFFIX)
+    )
+
+
+def _option(key: str, value: str | int | None) -> str:
+    resource = key if value is None else f"{key}={value}"
+    return f"-{LETTERS[key]} {value}" if key in LETTERS else f"-l {resource}"
+
+
+def doubt_of(site: Site) -> str:
+    """Return nothing: mpirun is the MPI's own."""
+    return ""
+
+
+def jobs_named(label: str) -> list[QueuedJob]:
+    """Return this user's pending and running jobs of a name, as `Scheduler.jobs_named` does."""
+    found = []
+    for letter, state in (("HQW", "PENDING"), ("EBR", "RUNNING")):
+        listed = _pbs(["qselect", "-u", getpass.getuser(), "-N", label, "-s", letter])
+        if listed.returncode != 0:
+            raise EnvironmentFailure(
+                "qselect failed", got=last_line(listed.stderr), remedy="try again, or ask the site"
+            )
+        found += [QueuedJob(number, state) for number in listed.stdout.split()]
+    return found
+
+
+def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
+    """Submit a script as `chain` jobs, as `Scheduler.submit` does."""
+    numbers: list[str] = []
+    for _ in range(chain):
+        after = ["-W", f"depend=afternotok:{numbers[-1]}"] if numbers else []
+        hold = ["-h"] if make_room and not numbers else []
+        done = _pbs(["qsub", *after, *hold, str(script)])
+        if done.returncode != 0:
+            remedy = f"submitted: {', then '.join(numbers)}" if numbers else "change the options"
+            raise InputError("qsub refuses the job", where=str(script), got=last_line(done.stderr), remedy=remedy)
+        numbers.append(done.stdout.strip())
+        if hold and make_room and not begin(make_room, _pbs, ["qrls", numbers[0]], ["qdel", numbers[0]]):
+            return []
+    return numbers
+
+
+def _pbs(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return call(command, "PBS")

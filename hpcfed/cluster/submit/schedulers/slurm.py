@@ -1,0 +1,156 @@
+"""SLURM: the script of a job, and the commands that list and submit jobs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+
+from hpcfed.cluster.doctor.launch import Mpi, find_mpi
+from hpcfed.cluster.submit import script
+from hpcfed.cluster.submit.commands import begin, call, last_line
+from hpcfed.cluster.submit.scheduler import QueuedJob
+from hpcfed.cluster.submit.script import Job, check_words, notice_of
+from hpcfed.cluster.submit.site import Site
+from hpcfed.errors import EnvironmentFailure, InputError
+
+SUFFIX, CANCEL = "sbatch", "scancel"
+PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
+"""The `srun --mpi` plugin of each MPI; under another one every rank would be a world of one."""
+TOGETHER = "--wait=60"
+"""Ends a step 60 s after its first rank: all leave together, and srun lets the others of a rank that died wait."""
+REQUEUE = ("requeue", "no-requeue")
+"""Options of sbatch that `Job.requeue` stands for."""
+OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+"""Variables of SLURM that do not describe a job."""
+NOT_OURS = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
+"""Variables of sbatch that would make an array of a job, or have us wait for its end."""
+
+
+def render(job: Job, site: Site) -> str:
+    """Return the batch script of a job, as `Scheduler.render` does."""
+    return script.render("slurm.sh.j2", job, site, [] if site.launch else _srun(), directives=_directives(job, site))
+
+
+def doubt_of(site: Site) -> str:
+    """Return a line for the user if nothing says which PMI the ranks need, else ""."""
+    if site.launch or _mpi().vendor in PMI:
+        return ""
+    library = _mpi().vendor or _mpi().library
+    which = f"{library} is the MPI" if library else "no MPI can be loaded"
+    return f"{which} here, so the script leaves the PMI to srun; the site file may name one: 'launch: srun --mpi=…'"
+
+
+def _srun() -> list[str]:
+    vendor = _mpi().vendor
+    return ["srun", f"--mpi={PMI[vendor]}", TOGETHER] if vendor in PMI else ["srun", TOGETHER]
+
+
+@cache
+def _mpi() -> Mpi:
+    return find_mpi({})
+
+
+def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
+    """Return the options of sbatch; the job's override the site's."""
+    options = {**site.options, "time": job.time, **job.options}
+    options = {key: value for key, value in options.items() if key not in REQUEUE}
+    notice = notice_of(str(options["time"]), job.notice)
+    if "job-name" in options:
+        raise InputError("option job-name", expected="none, since a run's jobs are found by their name")
+    if "array" in options and job.array is None:
+        remedy = "hpcfed sweep --array N has jobs share its runs"
+        raise InputError("option array", expected="none, since its jobs would be in one folder", remedy=remedy)
+    if "signal" in options:
+        expected = "none, since the script waits for its own signal"
+        raise InputError("option signal", expected=expected, remedy="--notice says how long before the limit it comes")
+    if "wrap" in options:
+        raise InputError("option wrap", expected="none, since the job's commands are those of its script")
+    check_words(options, job.output)
+    log = str(job.output).replace("%", "%%")
+    return {
+        "job-name": job.label,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.ranks_per_node,
+        "cpus-per-task": job.threads,
+        "signal": f"B:USR1@{notice}",
+        ("requeue" if job.requeue else "no-requeue"): None,
+        "open-mode": "append",
+        "output": f'"{log}-{"%j" if job.array is None else "%A_%a"}.log"',
+        **({} if job.array is None else {"array": f"1-{job.array}"}),
+        **options,
+    }
+
+
+def jobs_named(label: str) -> list[QueuedJob]:
+    """Return this user's pending and running jobs of a name.
+
+    Raises:
+        InputError: SLURM is not installed here.
+        EnvironmentFailure: SLURM does not answer.
+    """
+    listed = _slurm(["squeue", "--noheader", f"--user={os.getuid()}", f"--name={label}", "--format=%i %T"])
+    if listed.returncode != 0:
+        raise EnvironmentFailure("squeue failed", got=last_line(listed.stderr), remedy="try again, or ask the site")
+    rows = (line.split() for line in listed.stdout.splitlines() if line.strip())
+    return [QueuedJob(number, state) for number, state in rows]
+
+
+def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
+    """Submit a script as `chain` jobs; each waits for the one before and starts only if that did not finish its run.
+
+    A job whose run ends for good cancels all waiting ones (see ``slurm.sh.j2``): SLURM counts a cancelled job as not
+    finished, so cancelling the next job alone would start the one after it.
+
+    Args:
+        script, chain: path of the script, and number of jobs.
+        make_room: moves earlier runs away and returns whether anything is left to do; called once SLURM has accepted
+            the first job, which is held meanwhile.
+
+    Returns:
+        The jobs' numbers; none if nothing is left to do.
+
+    Raises:
+        InputError: SLURM refuses a job.
+        EnvironmentFailure: SLURM does not answer.
+    """
+    numbers: list[str] = []
+    options = _options(script.read_text(encoding="utf-8"))
+    for _ in range(chain):
+        after = [f"--dependency=afternotok:{numbers[-1]}", "--kill-on-invalid-dep=yes"] if numbers else []
+        hold = ["--hold"] if make_room and not numbers else []
+        done = _slurm(["sbatch", "--parsable", *options, *after, *hold, str(script)])
+        if done.returncode != 0:
+            before = f"submitted: {', then '.join(numbers)}"
+            what = f"sbatch refuses job {len(numbers) + 1} of {chain}" if numbers else "sbatch refuses the job"
+            remedy = before if numbers else "change the options"
+            raise InputError(what, where=str(script), got=last_line(done.stderr), remedy=remedy)
+        numbers.append(done.stdout.strip().partition(";")[0])  # "number;cluster" with several clusters
+        if hold and make_room:
+            release = [] if "--hold" in options else ["scontrol", "release", numbers[0]]
+            if not begin(make_room, _slurm, release, ["scancel", numbers[0]]):
+                return []
+    return numbers
+
+
+def _options(script: str) -> list[str]:
+    """Return the options that a script sets; on the command line they override variables such as SBATCH_TIMELIMIT."""
+    head = takewhile(lambda line: line.startswith("#"), script.split("\n"))  # sbatch reads no further
+    lines = (line.removeprefix("#SBATCH ") for line in head if line.startswith("#SBATCH "))
+    return [word for line in lines for word in shlex.split(line)]
+
+
+def _slurm(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return call(command, "SLURM", _environment())
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment for sbatch to read and pass on, without the variables of the job around this process."""
+    variables = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+    if "SLURM_JOB_ID" not in variables:
+        return variables
+    return {key: value for key, value in variables.items() if key in OF_THE_CLUSTER or not key.startswith("SLURM_")}
