@@ -156,7 +156,7 @@ def _end_all(number: int, _: FrameType | None) -> None:
 def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
     """Yield groups of launches that run side by side; those of several ranks run alone, because waiting ranks spin."""
     if options.device and not options.paths:
-        yield tuple(Launch(sys.executable, ranks, paths) for ranks, paths in OF_A_DEVICE)
+        yield tuple(Launch(sys.executable, ranks, ("-v", *paths)) for ranks, paths in OF_A_DEVICE)
         return
     of_the_mpi = tuple(folder for folder in OF_THE_MPI if (ROOT / folder).is_dir())
     second = [Launch(options.openmpi, 1, (*ONE_MORE, *OF_A_LAUNCHER))] if options.openmpi else []
