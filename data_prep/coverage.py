@@ -9,12 +9,17 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.split import NATURAL, NOBODY, Split
+from data_prep.tables.standardize import moments
 from hpcfed.data.content import rows_per_block
 from hpcfed.errors import first_of
 
 MAX_LISTED = 6
 MOST_CELLS = 1 << 24
 """Clients times classes, up to which it is compared which clients have which classes."""
+FEWEST_ROWS, SPREADS, FACTOR, ALIKE = 5, 2.0, 2.0, 3.0
+"""Clients of so many rows whose means are apart by more than so many deviations of both, and by such a factor, as their
+deviations are within another one, may have a feature in another unit.
+"""
 
 
 def coverage(dataset: Dataset, done: Split) -> Iterator[str]:
@@ -23,6 +28,7 @@ def coverage(dataset: Dataset, done: Split) -> Iterator[str]:
     is_natural = done.partition["scheme"] == NATURAL and done.num_clients > 1
     if is_natural and dataset.features is not None and done.clients is not None:
         yield from _levels_apart(dataset, done)
+        yield from _units_apart(dataset, done)
     if dataset.task == "classification" and dataset.num_classes is not None and is_natural:
         yield from _alone(dataset, done)
 
@@ -48,6 +54,29 @@ def _levels_apart(dataset: Dataset, done: Split) -> Iterator[str]:
             of_each = {k: [words[c] for c in np.flatnonzero(own[k]).tolist()] for k in lonely.tolist()}
             some = first_of([f"{done.clients[k]} ({first_of(each, 4)})" for k, each in of_each.items()], MAX_LISTED)
             yield f"{column!r}: no word in common with any other client: {some}; do they mean the same?"
+
+
+def _units_apart(dataset: Dataset, done: Split) -> Iterator[str]:
+    """Yield a line on each feature whose values at a client are those of others times a factor, in mean and scatter."""
+    assert dataset.features is not None
+    assert done.clients is not None
+    if dataset.x.ndim != 2 or dataset.x.dtype.kind != "f" or len(done.clients) * dataset.x.shape[1] > MOST_CELLS:
+        return
+    found = moments(dataset, done, by_client=True)
+    several = np.flatnonzero(found.rows >= FEWEST_ROWS)
+    if len(several) < 2:
+        return
+    mean, std = found.mean[several], found.std[several]
+    usual = np.argsort(mean, axis=0, kind="stable")[(len(mean) - 1) // 2]
+    own_mean, own_std = (np.take_along_axis(one, usual[None], axis=0) for one in (mean, std))
+    with np.errstate(divide="ignore", invalid="ignore"):  # of indicators and constants, which are none
+        factor, scatter = mean / own_mean, std / own_std
+        is_far = np.abs(mean - own_mean) > SPREADS * (std + own_std)
+        odd = is_far & (np.maximum(factor, 1 / factor) >= FACTOR) & (np.abs(np.log(scatter / factor)) < np.log(ALIKE))
+    for column in np.flatnonzero(odd.any(axis=0)).tolist():
+        of_each = [usual[column], *np.flatnonzero(odd[:, column])]
+        some = [f"{done.clients[several[k]]} ({mean[k, column]:.3g} on average)" for k in of_each]
+        yield f"{dataset.features[column]!r}: another unit? {first_of(some, MAX_LISTED)}"
 
 
 def untrained(dataset: Dataset, done: Split) -> Iterator[str]:

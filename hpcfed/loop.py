@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -100,6 +100,7 @@ def train(
                 with (
                     Recorder(folder, parts, totals, suspected=bool(suspicions)) as recorder,
                     observers.watching(facts, done),
+                    closing(checkpoints),
                     _startup_objects_frozen(),
                 ):
                     session = Session(

@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -135,6 +136,24 @@ def _read_json(text: str) -> Any:
         return from_json(text, cache_strings="keys")
     except ValueError:
         return json.loads(text)
+
+
+def doubled_key(text: str) -> str | None:
+    """Return a key that an object of a JSON text has twice; None if none does. Readers differ in which value they take.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    doubled = list[str]()
+
+    def note(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            doubled.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        return found
+
+    json.loads(text, object_pairs_hook=note)
+    return doubled[0] if doubled else None
 
 
 def parse_yaml(text: str) -> Any:

@@ -16,6 +16,7 @@ from hpcfed.errors import InputError
 from hpcfed.io.text import open_file
 from hpcfed.lab.report.read import CLIENTS, RECIPE, read_json
 from hpcfed.run_folder.files import EVALUATED
+from hpcfed.run_folder.outcome import recorded_status
 from hpcfed.run_folder.rounds import RECORD, columns_of, read_rounds
 
 if TYPE_CHECKING:
@@ -56,8 +57,15 @@ class LoadedRun:
 
     @property
     def status(self) -> str:
-        """How it ended: ``finished``, ``stopped``, ``diverged``, ``failed``; ``unfinished`` if it has not."""
-        return str(read_json(self.folder / "result.json").get("status", "unfinished"))
+        """How it ended: ``finished``, ``stopped``, ``diverged``, ``failed``; ``unfinished`` if it has not.
+
+        Whether it is finished follows from the record and the recipe, whatever ``result.json`` says.
+
+        Raises:
+            InputError: the record is damaged.
+        """
+        record = self.folder / RECORD
+        return recorded_status(self.folder, self.recipe, read_rounds(record) if record.exists() else [])
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:

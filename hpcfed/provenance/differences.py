@@ -85,6 +85,11 @@ def not_computed(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str
     return {key for key in recorded.keys() - row.keys() - {*VARYING_COLUMNS} if recorded[key] is not None}
 
 
+def lacking(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
+    """Return the scores that a record lacks, and the round has here."""
+    return {key for key, value in row.items() if is_score(key) and value is not None and recorded.get(key) is None}
+
+
 def beyond(recorded: Mapping[str, Any], row: Mapping[str, Any], tolerance: float) -> list[Difference]:
     """Return the columns that rounding cannot explain.
 
@@ -124,6 +129,11 @@ def largest(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> float:
 def tolerance_from(changed: float, dtype: str) -> float:
     """Return the tolerance of single rounds, from the relative difference that the last bits of the model make."""
     return min(TOLERANCE[dtype], MARGIN * max(changed, EPSILON[dtype]))
+
+
+def of_drawn_model(tolerance: float, dtype: str) -> float:
+    """Return the tolerance of a round that begins with an initial model of other last bits, drawn in float32."""
+    return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
 
 
 def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:

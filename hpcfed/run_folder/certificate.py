@@ -46,6 +46,8 @@ IRRELEVANT_KEYS = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
 """Keys of the recipe that decide no result."""
 KINDS = {"recipe": dict, "named_files": dict, "code": dict, "rounds": list, "chain": str, "files": dict}
 """Entries that are read, by their types."""
+CHECKED = ("environment", "stopped", "name", "bits", "arithmetic", "code", "code_before", "why_not", "repeatable")
+"""Entries that other files of the folder give."""
 
 
 def write_certificate(folder: RunFolder, recipe: Recipe, stopped: str | None) -> None:
@@ -253,6 +255,8 @@ def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fa
     for entry, (value, source) in expected.items():
         if certificate.get(entry) != value:
             yield Fault(CERTIFICATE, f"its {entry!r} is not that of {source}")
+    for entry in sorted(certificate.keys() - {"format", "version", "data", *KINDS, *CHECKED}):
+        yield Fault(CERTIFICATE, f"has an entry {entry!r}, which is none of a certificate's")
     for key in sorted(key for key, value in recipe.items() if certified.get(key) != value):
         yield Fault(CERTIFICATE, f"its recipe has {key}: {certified.get(key)}, {RECIPE} {recipe[key]}")
 

@@ -44,6 +44,7 @@ class FolderLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _name_holder(self._file)
         except BlockingIOError:
+            self._close()
             raise Busy(
                 f"a run is going on in this folder{_holder(self._folder / LOCK)}",
                 where=str(self._folder),
@@ -51,6 +52,7 @@ class FolderLock:
             ) from None
         except OSError as error:
             if error.errno not in UNSUPPORTED:
+                self._close()
                 raise unusable(self._folder, error) from None
 
     def release(self) -> None:
@@ -58,8 +60,12 @@ class FolderLock:
         if self._file is None:
             return
         self._remove_if_empty()
-        self._file.close()
-        self._file = None
+        self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _remove_if_empty(self) -> None:
         with suppress(OSError):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
 from hpcfed.ranks.world import World
-from hpcfed.run_folder.files import RESULT
+from hpcfed.run_folder.cut import MODELS
+from hpcfed.run_folder.files import RESULT, read_mapping
 from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.stopping import reason_to_stop
 
 ENDED_BY: dict[type[HpcfedError], str] = {Diverged: "diverged", Stopped: "stopped"}
 
@@ -24,6 +27,24 @@ def status_of(error: BaseException | None) -> str:
     if error is None:
         return "finished"
     return next((status for kind, status in ENDED_BY.items() if isinstance(error, kind)), "failed")
+
+
+def has_ended(folder: Path, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the record itself says that its run has ended: it has the last round, or ``stop`` holds after its last.
+
+    A run that was killed after its last round is not finished either: it has left no models.
+    """
+    is_last = len(rows) == recipe.rounds or reason_to_stop(recipe, rows) is not None
+    return is_last and (folder / MODELS[0]).is_file()
+
+
+def recorded_status(folder: Path, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how a run ended, by its record; ``result.json`` says only why one that has not ended goes no further."""
+    if has_ended(folder, recipe, rows):
+        return "finished"
+    result = read_mapping(folder / RESULT)
+    is_of_record = result.get("rounds") == len(rows) and result.get("status") in (*ENDED_BY.values(), "failed")
+    return str(result["status"]) if is_of_record else "unfinished"
 
 
 @dataclass

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -199,6 +199,23 @@ def stopping_of(recipe: Recipe, progress: Mapping[str, Any] | None) -> Stopping:
     section = recipe.evaluate
     measured = {"model": section.model, "statistics": section.statistics}
     return Stopping(recipe.stop, progress, section.metrics, measured)
+
+
+def reason_to_stop(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why ``stop`` ends a run after the last of its recorded rounds; None if it does not.
+
+    Which of the scores counted follows from ``evaluate.every``, unless that has changed on the way: then all do.
+    """
+    every, none = recipe.evaluate.every, {"test_loss": None, "test_accuracy": None}
+    for counts in (lambda round: bool(every) and round % every == 0, lambda round: True):
+        stopping = stopping_of(recipe, None)
+        for round, row in enumerate(rows, start=1):
+            if counts(round):
+                numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
+                stopping.add(none | numbers, round)
+        if stopping.reason is not None and counts(len(rows)):
+            return stopping.reason
+    return None
 
 
 def has_own_scores(recipe: Recipe) -> bool:

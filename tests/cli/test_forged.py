@@ -147,6 +147,105 @@ def test_other_bits_explain_no_more_than_rounding(forged, command):
     assert (done.returncode, "differs in round 20, by more than 3.1e-05" in done.stdout) == (1, True), done.stdout
 
 
+def claim_other_processor(run: Path) -> None:
+    facts = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps(facts | {"cpu": "Another CPU @ 3 GHz"}))
+
+
+def test_other_bits_do_not_cover_the_evaluated_model(tmp_path, command):
+    """Its statistics are measured anew, with rounding: it is compared by its scores. A round has other last bits."""
+    write_small(tmp_path)
+    (tmp_path / "normed.py").write_text(NORMED)
+    recipe = small(tmp_path / "run", data=str(tmp_path / "small.h5"), python_path=[str(tmp_path)], rounds=4)
+    recipe |= {"model": {"factory": "normed:net"}, "parameters": {"buffers": "averaged"}}
+    run = hpcfed.run(recipe | {"evaluate": {"statistics": "training"}}, quiet=True).folder
+    claim_other_processor(run)
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[1])
+    edit_rows(run, range(2, 3), local_loss=row["local_loss"] * (1 + 1e-9))
+    certify_anew(run)
+    assert command(["verify", run, "--all"], tmp_path).returncode == 5
+    invent_model(run / "model-evaluated.safetensors")
+    certify_anew(run)
+    done = command(["verify", run, "--all"], tmp_path)
+    assert (done.returncode, "differs in round 4, by more than" in done.stdout) == (1, True), done.stdout
+
+
+NORMED = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+"""
+
+
+def test_an_unfinished_run_has_no_invented_model(forged, command):
+    recipe, result = forged / "recipe.yaml", json.loads((forged / "result.json").read_text())
+    recipe.write_text(recipe.read_text().replace(f"rounds: {ROUNDS}\n", "rounds: 99\n"))
+    (forged / "result.json").write_text(json.dumps(result | {"status": "stopped"}))
+    certify_anew(forged)
+    done = command(["verify", forged], forged.parent)
+    assert (done.returncode, f"is not finished (stopped): {ROUNDS} of 99" in done.stdout) == (5, True), done.stdout
+    invent_model(forged / "model.safetensors")
+    certify_anew(forged)
+    done = command(["verify", forged], forged.parent)
+    assert (done.returncode, f"model.safetensors: is not the model after round {ROUNDS}" in done.stdout) == (1, True)
+
+
+def twice_in_rows(run: Path) -> None:
+    rows = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(rows.replace('"round": 9', '"test_accuracy": 0.9999, "round": 9', 1))
+
+
+def twice_in_facts(run: Path) -> None:
+    facts = (run / "environment.json").read_text()
+    (run / "environment.json").write_text(facts.replace('"method"', '"method": "scaffold", "method"', 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (twice_in_rows, "metrics.jsonl: has 'test_accuracy' twice, in line 9"),
+        (twice_in_facts, "environment.json: has 'method' twice"),
+    ],
+)
+def test_an_entry_that_readers_may_take_from_two_places_is_a_fault(change, told, forged, command):
+    change(forged)
+    certify_anew(forged)
+    done = command(["verify", forged], forged.parent)
+    assert (done.returncode, told in done.stdout) == (1, True), done.stdout
+
+
+def test_a_table_has_no_column_twice(tmp_path, command):
+    """Verification would read the last one, and a program the first."""
+    write_small(tmp_path)
+    recipe = small(tmp_path / "run", data=str(tmp_path / "small.h5"), evaluate={"clients": {"every": 1}})
+    run = hpcfed.run(recipe, quiet=True).folder
+    header, *rows = (run / "clients.csv").read_text().splitlines()
+    place = header.split(",").index("accuracy")
+    lines = [("accuracy", header.split(",")), *(("0.9999", row.split(",")) for row in rows)]
+    text = [",".join([*cells[:place], first, *cells[place:]]) for first, cells in lines]
+    (run / "clients.csv").write_text("\n".join(text) + "\n")
+    certify_anew(run)
+    done = command(["verify", run, "--all"], tmp_path)
+    assert (done.returncode, "a column twice" in done.stderr) == (2, True), done.stdout
+
+
+def test_scores_that_are_left_out_are_said_to_lack(forged, command):
+    """Those of bad rounds, say; the recipe asks for them."""
+    edit_rows(forged, range(30, 41), test_accuracy=None)
+    certify_anew(forged)
+    done = command(["verify", forged, "--all"], forged.parent)
+    told = "the record lacks scores of 11 computed rounds that the recipe asks for"
+    assert (done.returncode, told in done.stdout) == (5, True), done.stdout
+
+
+def test_a_certificate_has_no_further_entries(forged, command):
+    certificate = json.loads((forged / "certificate.json").read_text())
+    (forged / "certificate.json").write_text(json.dumps(certificate | {"best_accuracy": 0.9999}))
+    done = command(["verify", forged], forged.parent)
+    assert (done.returncode, "has an entry 'best_accuracy', which is none of" in done.stdout) == (1, True), done.stdout
+
+
 @pytest.fixture
 def signed(long, tmp_path) -> Path:
     """A signed copy of the long run, and ``signers``."""

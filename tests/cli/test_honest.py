@@ -115,8 +115,9 @@ def test_that_went_on_with_other_measures(folder, command):
     trained(rounds=6, evaluate={"every": 1})
     done = command(["verify", "run", "--all"], folder)
     assert done.returncode == 5, done.stdout
-    *_, note, last = done.stdout.splitlines()
+    *_, note, lack, last = done.stdout.splitlines()
     assert note == "columns of the record that the recipe does not measure are not checked: test_auroc"
+    assert lack == "the record lacks scores of 2 computed rounds that the recipe asks for"
     assert last == "verified in part: all 6 rounds, bit for bit, on 1 rank"
 
 
@@ -179,6 +180,59 @@ def test_of_another_processor_that_computes_the_same_bits(folder, command):
     (run / "certificate.json").unlink()
     write_certificate(RunFolder(run), load_recipe(run / "recipe.yaml"), None)
     check(run, command)
+
+
+ELSEWHERE = {"ATEN_CPU_CAPABILITY": "default"}
+"""Kernels without vector instructions, as on a processor that has none: other last bits, by ``environment.json``."""
+CLIENTS = {"every": 2, "models": ["global", "fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}}
+
+
+@pytest.fixture(params=["fedavg", "scaffold", "float64", "private"])
+def elsewhere(request, folder) -> Path:
+    """A run of eight rounds that was computed with other instructions than this process has."""
+    changes: dict[str, Any] = {
+        "fedavg": {"update_hashes": True, "evaluate": {"model": "last-two", "train": {"every": 3}, "clients": CLIENTS}},
+        "scaffold": {"algorithm": {"name": "scaffold"}, "cohort": {"size": 3}},
+        "float64": {"dtype": "float64", "evaluate": {"metrics": ["auroc"], "clients": {"every": 2}}},
+        "private": {"parameters": {"private": ["*.bias"]}, "evaluate": {"every": 0, "clients": {"every": 2}}},
+    }[request.param]
+    write_recipe(folder, rounds=8, local={"steps": 20, "batch_size": 10, "lr": 0.1}, **changes)
+    done = launch(2, ["run", "recipe.yaml", "-q"], cwd=folder, env=ELSEWHERE)
+    assert done.returncode == 0, done.stderr
+    here = trained("here", rounds=8, local={"steps": 20, "batch_size": 10, "lr": 0.1}, **changes)
+    if (here / "model.safetensors").read_bytes() == (folder / "run" / "model.safetensors").read_bytes():
+        check(folder / "run", command=request.getfixturevalue("command"))
+        pytest.skip("this processor has no other instructions")
+    return folder / "run"
+
+
+def test_of_another_processor_that_computes_other_bits(elsewhere, folder, command):
+    for options in (["--all"], ["--rounds", 2]):
+        done = command(["verify", elsewhere, *options], folder)
+        assert (done.returncode, done.stderr) == (5, ""), done.stdout
+        assert "this machine computes other bits: instruction set: DEFAULT there" in done.stdout
+        last, has_hashes = done.stdout.splitlines()[-1], (elsewhere / "update-hashes.bin").exists()
+        assert re.fullmatch(r"agrees within \S+, not to the bit: 8 rounds .*the last models as recorded", last)
+        assert ("update-hashes.bin has the bits of the other" in done.stdout) == has_hashes
+        assert "clients.csv" not in done.stdout
+
+
+def test_other_bits_of_clients_are_rounding_alone(elsewhere, folder, command):
+    """Their rows are checked within the tolerance: rounding is, an invented number is not."""
+    table = elsewhere / "clients.csv"
+    if not table.exists():
+        return
+    lines = table.read_text().splitlines()
+    names, row = lines[0].split(","), lines[-1].split(",")
+    for name, value, code in (("loss", 1 + 1e-15, 5), ("loss", 1.2, 1), ("accuracy", 0.1, 1), ("name", 0, 1)):
+        changed = [*row]
+        place = names.index(name)
+        changed[place] = "another" if name == "name" else repr(float(row[place]) * value)
+        table.write_text("\n".join([*lines[:-1], ",".join(changed)]) + "\n")
+        (elsewhere / "certificate.json").unlink()
+        write_certificate(RunFolder(elsewhere), load_recipe(elsewhere / "recipe.yaml"), None)
+        done = command(["verify", elsewhere, "--all"], folder)
+        assert (done.returncode, f": {name} " in done.stdout) == (code, code == 1), done.stdout
 
 
 def test_moved_with_its_data(folder, command):

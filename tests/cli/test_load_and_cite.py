@@ -15,7 +15,7 @@ import hpcfed
 from data_prep.catalogue import SOURCES
 from data_prep.partition import SCHEMES
 from hpcfed import algorithms
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, Stopped
 from hpcfed.lab import cite
 from hpcfed.models import named
 from tests.launch import ROOT
@@ -45,6 +45,46 @@ def test_what_was_recorded_comes_back_as_a_table(finished):
     assert run.clients is None
     (finished.folder / "clients.csv").write_text("round,client,accuracy\n3,0,0.5\n")
     assert hpcfed.load(finished.folder).clients["accuracy"].tolist() == [0.5]
+
+
+def edit_result(run, **changes):
+    (run / "result.json").write_text(json.dumps(json.loads((run / "result.json").read_text()) | changes))
+
+
+def test_status_is_that_of_the_record(finished):
+    """Whatever ``result.json`` says."""
+    run = finished.folder
+    for status in ("stopped", "failed", "diverged", "excellent"):
+        edit_result(run, status=status)
+        assert hpcfed.load(run).status == "finished"
+    (run / "result.json").unlink()
+    assert hpcfed.load(run).status == "finished"
+    first = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[0]
+    (run / "metrics.jsonl").write_text(first)
+    assert hpcfed.load(run).status == "unfinished"
+    (run / "result.json").write_text('{"status": "finished", "rounds": 1, "stopped": "stop.patience: …"}')
+    assert hpcfed.load(run).status == "unfinished"
+    edit_result(run, status="stopped")
+    assert hpcfed.load(run).status == "stopped"  # why it goes no further is in no row
+    edit_result(run, rounds=3)
+    assert hpcfed.load(run).status == "unfinished"
+    (run / "metrics.jsonl").write_text("")
+    assert hpcfed.load(run).status == "unfinished"
+
+
+@pytest.mark.parametrize("evaluate", [{}, {"every": 2}, {"every": 0}])
+def test_status_of_a_run_that_was_stopped_by_its_scores(evaluate, tmp_path):
+    write_small(tmp_path)
+    recipe = small(tmp_path / "run", data=str(tmp_path / "small.h5"), rounds=30, evaluate=evaluate)
+    recipe |= {"stop": {"patience": 2}, "local": {"steps": 1, "batch_size": 10, "lr": 1e-6}}
+    if evaluate.get("every") == 0:
+        recipe |= {"stop": {"max_hours": 1e-9}, "checkpoint": {"every": 1}}
+        with pytest.raises(Stopped):
+            hpcfed.run(recipe, quiet=True)
+    else:
+        hpcfed.run(recipe, quiet=True)
+    run = hpcfed.load(tmp_path / "run")
+    assert (len(run.metrics) < 30, run.status) == (True, "finished" if "patience" in recipe["stop"] else "stopped")
 
 
 def test_a_run_that_goes_on_or_has_moved(finished, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 import hpcfed
 from hpcfed.lab.cite import bibtex
+from tests.launch import launch
 from tests.mpi.recipes import write_recipe, write_small
 
 pytestmark = pytest.mark.one_mpi
@@ -54,6 +55,45 @@ def test_a_file_named_like_a_library_does_not_run_in_its_place(python_path, tmp_
     assert command(["verify", "run", "--all"], tmp_path).returncode == 0
     assert not (tmp_path / "ran").exists()
     assert sys.path == before
+
+
+LATE = ("matplotlib", "sklearn", "scipy", "pandas", "PIL", "pyarrow", "rich", "tensorboard", "threadpoolctl")
+SESSION = """
+import sys
+import hpcfed.cli.main
+
+for words in (
+    ["run", "recipe.yaml", "-q"],
+    ["replay", "run", "--round", "1", "--client", "0", "--picture", "steps.png"],
+    ["verify", "run", "--all"],
+    ["report", "run", "--output", "page"],
+    ["inspect", "small.h5", "--picture", "clients.png"],
+    ["export", "run", "--output", "model"],
+    ["cite", "run"],
+    ["compare", "run", "run"],
+):
+    try:
+        hpcfed.cli.main.main(words)
+    except SystemExit as ending:
+        assert not ending.code, (words, ending.code)
+"""
+
+
+@pytest.mark.parametrize("python_path", [None, ["."]])
+def test_no_command_runs_a_file_beside_the_recipe_that_is_named_like_a_library(python_path, tmp_path):
+    """Each library that hpcfed imports late, matplotlib for the picture of a replay, in a process that has none yet."""
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "strangers"
+    folder.mkdir()
+    write_small(folder)
+    changes = {} if python_path is None else {"python_path": python_path}
+    write_recipe(folder, rounds=2, evaluate={"metrics": ["auroc"]}, observers=["tensorboard"], **changes)
+    for name in LATE:
+        (folder / f"{name}.py").write_text(NEIGHBOUR.format(ran=str(tmp_path / "ran")))
+    (tmp_path / "session.py").write_text(SESSION)
+    done = launch(0, [], cwd=folder, program=[str(tmp_path / "session.py")])
+    assert (done.returncode, (tmp_path / "ran").exists()) == (0, False), done.stdout + done.stderr
+    assert all((folder / name).stat().st_size for name in ("steps.png", "clients.png"))
 
 
 LAZY = """

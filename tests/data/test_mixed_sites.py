@@ -195,3 +195,20 @@ def test_other_sources_skip_clutter(tmp_path: Path) -> None:
         shutil.move(tmp_path / "cinic" / kind / "ill" / "0.png", tmp_path / "cinic" / kind / "0.png")
         junk(tmp_path / "cinic" / kind / "._0.png")
     assert {path.name for _, path in cinic._of_folder(tmp_path / "cinic")} == {"0.png"}
+
+
+def test_a_feature_in_another_unit_is_asked_about(tmp_path: Path, command) -> None:
+    """Height in metres at one site of three, creatinine in µmol/l at another; age differs, and is no other unit."""
+    rng, folder = np.random.default_rng(3), tmp_path / "sites"
+    folder.mkdir()
+    for site, height, creatinine, age in (("a", 1, 1, 60), ("b", 0.01, 1, 55), ("c", 1, 88.4, 40)):
+        rows = [
+            f"{height * rng.normal(170, 9):.4f},{creatinine * rng.normal(1, 0.2):.4f},{rng.normal(age, 12):.0f},7,{k}"
+            for k in (0, 1) * 20
+        ]
+        (folder / f"{site}.csv").write_text("\n".join(["height,creatinine,age,constant,y", *rows]) + "\n")
+    done = command(["prepare", "own", "--raw", folder, "-o", "sites.h5"], tmp_path)
+    asked = [line.strip() for line in done.stdout.splitlines() if "another unit" in line]
+    assert [line.partition(":")[0] for line in asked] == ["'height'", "'creatinine'"], done.stdout
+    assert "b (1.7" in asked[0]
+    assert "c (8" in asked[1]

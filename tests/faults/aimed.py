@@ -31,7 +31,6 @@ STAGES = {
     "train_tile": LOCAL,
     "sum_in_place": REDUCTION,
     "_evaluate": EVALUATION,
-    "settle": RENAMED,
 }
 """Functions of the main thread that identify a stage."""
 TEMPORARY = re.compile(r"/\.round-(\d{8})\.(json)?[^/]*$")
@@ -114,10 +113,11 @@ class _Aim:
 
 
 def client_label() -> tuple[str, int]:
-    """Return the stage and round that the main thread is in."""
+    """Return the stage and round that the main thread is in; on the thread that makes checkpoints valid, its own."""
     main = list(_stack(sys._current_frames()[threading.main_thread().ident or 0]))
     round = next((frame.f_locals["round"] for frame in main if isinstance(frame.f_locals.get("round"), int)), 0)
-    return next((STAGES[frame.f_code.co_name] for frame in main if frame.f_code.co_name in STAGES), ELSEWHERE), round
+    stage = next((STAGES[frame.f_code.co_name] for frame in main if frame.f_code.co_name in STAGES), ELSEWHERE)
+    return RENAMED if threading.current_thread().name == "validity" else stage, round
 
 
 def attempt() -> int:

@@ -29,6 +29,7 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder.checkpoint.layout import _digest
 from hpcfed.run_folder.files import LOCK, unusable
 from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.lock import FolderLock
 from hpcfed.run_folder.stopping import TimeLeft
 from hpcfed.simulation import Simulation
 from tests.mpi.recipes import METHODS, small, write_recipe, write_small
@@ -547,6 +548,21 @@ def test_a_run_without_a_round_makes_room_for_another_recipe(world, folder, capf
     assert len(lines) == world.is_root
     assert all("/run/previous-1: seed" in line for line in lines)
     assert "checkpoints do not fit" in (run / "previous-1" / "result.json").read_text()
+
+
+def test_a_folder_that_another_job_has_leaves_no_open_file(tmp_path):
+    lock = tmp_path / LOCK
+
+    def open_locks() -> int:
+        return sum(path.resolve() == lock for path in Path("/proc/self/fd").iterdir())
+
+    held, other = FolderLock(tmp_path), FolderLock(tmp_path)
+    held.take()
+    with pytest.raises(Busy, match="a run is going on"):
+        other.take()
+    assert open_locks() == 1
+    held.release()
+    assert open_locks() == 0
 
 
 def test_a_recipe_where_no_run_began_is_refused(world, folder):

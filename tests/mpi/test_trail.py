@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,11 +14,14 @@ import torch
 import hpcfed
 from hpcfed.config.limits import Checkpoint
 from hpcfed.errors import InputError
+from hpcfed.io.atomic import to_disk
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.run_folder.certificate import faults, read_certificate
-from hpcfed.run_folder.checkpoint.writer import Retention, remove_all_but, round_of
+from hpcfed.run_folder.checkpoint.restore import damage_of
+from hpcfed.run_folder.checkpoint.writer import Retention, manifests, remove_all_but, round_of
+from hpcfed.run_folder.rounds import count_rounds
 from hpcfed.run_folder.update_hashes import read_update_hashes
 from tests.mpi.recipes import METHODS, small, write_small
 
@@ -158,6 +162,27 @@ def test_twenty_states_at_equal_distances_are_kept_by_default(world, folder):
     assert len(found) <= 22
     assert found[-1] == 90
     assert all(later - earlier <= 6 for earlier, later in pairwise([0, *found]))
+
+
+def test_rounds_do_not_wait_until_the_states_between_are_on_disk(world, folder, monkeypatch):
+    """A disk that takes its time, here until the fifteenth round of twenty; in the end all of them are there."""
+    record, found = folder / "run" / "metrics.jsonl", list[int]()
+
+    def slow(path: Path) -> None:
+        deadline = time.monotonic() + 60
+        while count_rounds(record) < 15 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found.append(count_rounds(record))
+        to_disk(path)
+
+    monkeypatch.setattr("hpcfed.run_folder.checkpoint.writer.to_disk", slow)
+    run = hpcfed.run(of("scaffold", rounds=20, output="run"), world=world, quiet=True).folder
+    world.gather(None)
+    if world.is_root:
+        assert min(found) >= 15
+        kept = manifests(run / "checkpoints")
+        assert sorted(map(round_of, kept)) == [*range(1, 21)]
+        assert not any(damage_of(manifest) for manifest in kept)
 
 
 def test_evenly_spaced_states_take_less_than_a_gibibyte():

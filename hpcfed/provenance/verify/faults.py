@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -10,6 +11,7 @@ import h5py
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.content import KIND, content_hash
 from hpcfed.errors import EnvironmentFailure, InputError, first_of
+from hpcfed.io.text import doubled_key, lines_of, open_file
 from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.provenance.signature import checked
 from hpcfed.provenance.verify.tables import RecordedTables
@@ -18,10 +20,10 @@ from hpcfed.run_folder.checkpoint.restore import damage_of
 from hpcfed.run_folder.checkpoint.writer import manifests, round_of
 from hpcfed.run_folder.code import CODE_FILE, CodeRecord
 from hpcfed.run_folder.contents import CHECKPOINTS, contents_of
-from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, SIGNATURE
+from hpcfed.run_folder.outcome import has_ended
 from hpcfed.run_folder.rounds import RECORD
-from hpcfed.run_folder.stopping import stopping_of
+from hpcfed.run_folder.stopping import reason_to_stop
 
 MAX_LISTED = 4
 """Files that are named in a line."""
@@ -46,6 +48,7 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
         return
     except OSError as error:
         raise EnvironmentFailure("cannot be read", where=str(run), got=str(error)) from error
+    found += _doubled_entries(run)
     yield from found
     if others := contents_of(run).others:
         yield f"not a run's, and not looked at: {first_of(others, MAX_LISTED)}"
@@ -59,23 +62,22 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
             yield Fault(f"checkpoints/{manifest.name}", damage)
 
 
+def _doubled_entries(run: Path) -> Iterator[Fault]:
+    """Yield the files that have an entry twice: a program, or an eye, may take the other one than verification does."""
+    for name in (CERTIFICATE, *contents_of(run).results):
+        path = run / name
+        if path.suffix not in (".json", ".jsonl") or not path.is_file():
+            continue
+        with suppress(OSError, ValueError), open_file(path) as file:  # which is told elsewhere
+            for number, line in enumerate(lines_of(file) if path.suffix == ".jsonl" else [file.read()], start=1):
+                if (key := doubled_key(line.decode())) is not None:
+                    yield Fault(name, f"has {key!r} twice{f', in line {number}' if path.suffix == '.jsonl' else ''}")
+                    break
+
+
 def ended(run: RecordedRun) -> bool:
-    """Whether the record itself says that the run has ended: it has the last round, or ``stop`` holds after its last.
-
-    A run that was killed after its last round is not finished either: it has left no models.
-    """
-    is_last = len(run.rows) == run.recipe.rounds or reason_to_stop(run) is not None
-    return is_last and (run.folder / MODELS[0]).is_file()
-
-
-def reason_to_stop(run: RecordedRun) -> str | None:
-    """Return why ``stop`` ends the run after its last recorded round; None if it does not."""
-    recipe, last = run.recipe, len(run.rows)
-    stopping = stopping_of(recipe, None)
-    for round, row in enumerate(run.rows, start=1):
-        if recipe.evaluate.every and round % recipe.evaluate.every == 0:
-            stopping.add({"test_loss": None, "test_accuracy": None, **row}, round)
-    return stopping.reason if recipe.evaluate.every and last % recipe.evaluate.every == 0 else None
+    """Whether the record itself says that the run has ended."""
+    return has_ended(run.folder, run.recipe, run.rows)
 
 
 def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
@@ -88,7 +90,7 @@ def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
         yield Fault(RESULT, f"says {rounds} rounds, the record has {last}")
     if last > run.recipe.rounds:
         yield Fault(RECORD, f"has {last} rounds, the recipe {run.recipe.rounds}")
-    if status == "finished" and run.result.get("stopped") is not None and reason_to_stop(run) is None:
+    if status == "finished" and run.result.get("stopped") is not None and reason_to_stop(run.recipe, run.rows) is None:
         yield Fault(RESULT, f"says {run.result['stopped']!r}, which the record does not bear out")
     for manifest in manifests(run.folder / CHECKPOINTS):
         if round_of(manifest) > last:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from hpcfed.assembly import assemble
 from hpcfed.assembly.left_out import without_facts
@@ -182,8 +184,11 @@ class Again:
             same += [_same(tensor, own[name].cpu()) for name, tensor in state.items()]
         return all(self._world.gather(all(same)))
 
-    def wrong_files(self) -> list[str]:
+    def wrong_files(self, tolerance: float | None = None) -> list[str]:
         """Return the names of models and private parts in the folder that differ from the present, last state.
+
+        With a tolerance the initial private part, which is drawn, may differ from the one drawn here by so much of its
+        largest entry.
 
         Raises:
             OSError: as the system reports it.
@@ -193,12 +198,19 @@ class Again:
         expected = dict(models_of(model, simulation.w, w, self._evaluator.averaged_for(w)))
         private = dict(private_files_of(self._parts))
         wrong = [name for name, content in private.items() if _bytes(folder / name) != content]
+        if tolerance is not None and INITIAL in wrong and _is_near(folder / INITIAL, private[INITIAL], tolerance):
+            wrong.remove(INITIAL)
         found = self._world.gather(([*private], wrong))
         names = {name for own, _ in found for name in own}
         others = {name for name in _private_files(folder) if name not in names}
         wrong = [name for _, own in found for name in own]
         wrong += [name for name in MODELS if _bytes(folder / name) != expected.get(name)]
         return sorted({*wrong, *others})
+
+    def left_files(self) -> list[str]:
+        """Return the models and private parts that are in the folder."""
+        models = [name for name in MODELS if (self._run.folder / name).is_file()]
+        return [*models, *_private_files(self._run.folder)]
 
     def measured_files(self, due: Due) -> RoundAgain:
         """Measure the folder's models and private parts in the place of the last state, which is not kept.
@@ -245,6 +257,20 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
+
+
+def _is_near(path: Path, content: bytes, tolerance: float) -> bool:
+    """Whether a file's tensors are those of `content` but for rounding."""
+    try:
+        found, expected = load(path.read_bytes()), load(content)
+    except (OSError, SafetensorError):
+        return False
+    if {name: (own.dtype, own.shape) for name, own in found.items()} != {
+        name: (own.dtype, own.shape) for name, own in expected.items()
+    }:
+        return False
+    pairs = ((found[name].double(), own.double()) for name, own in expected.items() if own.numel())
+    return all(bool((one - other).abs().max() <= tolerance * other.abs().max()) for one, other in pairs)
 
 
 def _private_files(folder: Path) -> list[str]:

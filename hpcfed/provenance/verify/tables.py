@@ -9,15 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.config.metrics import UNMEASURED_COLUMNS
 from hpcfed.errors import InputError
 from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.io.text import Malformed, lines_of, open_file
+from hpcfed.provenance.differences import NEAR
 from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.provenance.verify.recompute import RoundAgain
 from hpcfed.run_folder.certificate import Fault
 from hpcfed.run_folder.files import CLIENTS
 from hpcfed.run_folder.rounds import RESTORE
 from hpcfed.run_folder.update_hashes import KIND, UPDATE_HASHES
+
+BOUNDARY = 2
+"""Samples of a client that other last bits may put on the other side of a boundary."""
 
 
 class RecordedTables:
@@ -50,11 +55,16 @@ class RecordedTables:
             if path.stat().st_size != expected:
                 yield Fault(UPDATE_HASHES, f"has {path.stat().st_size} bytes, {expected} by the recipe and the record")
 
-    def faults(self, round: int, here: RoundAgain) -> list[Fault]:
-        """Return the faults of a computed round's rows."""
-        found = [] if here.clients is None or not self._columns else [*self._of_clients(round, here.clients)]
+    def faults(self, round: int, here: RoundAgain, tolerance: float | None = None) -> list[Fault]:
+        """Return the faults of a computed round's rows, in bits or beyond a tolerance.
+
+        With a tolerance update hashes are not compared: they do not show how far two updates are apart.
+        """
+        found = list[Fault]()
+        if here.clients is not None and self._columns:
+            found += self._of_clients(round, here.clients, tolerance)
         hashes = self._run.folder / UPDATE_HASHES
-        if here.update_hashes is not None and hashes.exists():
+        if tolerance is None and here.update_hashes is not None and hashes.exists():
             own = here.update_hashes.astype(KIND).tobytes()
             with hashes.open("rb") as file:
                 file.seek(int(self._ends[round - 1]) - len(own))
@@ -62,7 +72,7 @@ class RecordedTables:
                     found.append(Fault(UPDATE_HASHES, f"another hash of an update of round {round}"))
         return found
 
-    def _of_clients(self, round: int, scores: ClientScores) -> Iterator[Fault]:
+    def _of_clients(self, round: int, scores: ClientScores, tolerance: float | None) -> Iterator[Fault]:
         kept = [*self._rows(round)]
         here = [dict(zip(scores.columns, map(str, row), strict=True)) for row in scores.rows(round)]
         if len(kept) != len(here):
@@ -71,7 +81,7 @@ class RecordedTables:
         for number, (own, other) in enumerate(zip(kept, here, strict=True), start=1):
             self.unknown |= {name for name in own.keys() - other.keys() if own[name]}
             for name in own.keys() & other.keys():
-                if own[name] != other[name]:
+                if own[name] != other[name] and not (tolerance and _is_near(name, own[name], other, tolerance)):
                     values = f"{own[name]} recorded, {other[name]} here"
                     yield Fault(CLIENTS, f"row {number} of round {round}: {name} {values}")
                     return
@@ -84,6 +94,18 @@ class RecordedTables:
             file.seek(start)
             text = b"".join(file.readline() for _ in range(count)).decode(errors="replace")
         yield from csv.DictReader(io.StringIO(text, newline=""), fieldnames=self._columns)
+
+
+def _is_near(name: str, recorded: str, here: Mapping[str, str], tolerance: float) -> bool:
+    """Whether a cell differs by rounding alone: a loss by the tolerance, a metric by `BOUNDARY` samples."""
+    if name in UNMEASURED_COLUMNS:
+        return False
+    try:
+        one, other, size = float(recorded), float(here[name]), int(here["n"])
+    except ValueError:  # one of them is undefined
+        return False
+    apart = tolerance if name == "loss" else max(NEAR, BOUNDARY / size)
+    return abs(one - other) <= apart * max(abs(one), abs(other), 1)
 
 
 def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
@@ -99,6 +121,9 @@ def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
         with open_file(path) as file:
             lines = lines_of(file)
             header = next(lines, b"")
+            columns = next(csv.reader([header.decode(errors="replace")]), [])
+            if len(columns) > len({*columns}):  # of which readers take one or the other
+                raise Malformed("a column twice")
             position, last = len(header), 0
             for line in lines:
                 digits = line.partition(b",")[0]
@@ -110,4 +135,4 @@ def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
                 position += len(line)
     except (OSError, Malformed) as error:
         raise InputError("not a run's table", where=str(path), got=str(error), remedy=RESTORE) from None
-    return next(csv.reader([header.decode(errors="replace")]), []), places
+    return columns, places

@@ -18,8 +18,10 @@ from hpcfed.provenance.differences import (
     beyond,
     from_record,
     is_score,
+    lacking,
     largest,
     not_computed,
+    of_drawn_model,
     of_environments,
     own_doubts,
     tolerance_from,
@@ -34,6 +36,7 @@ from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import Fault
 from hpcfed.run_folder.checkpoint.restore import RestoredState
+from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RESULT, SIGNATURE
 from hpcfed.run_folder.progress import QUIET_SECONDS
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
@@ -83,13 +86,13 @@ class _Differs(HpcfedError):
         self,
         faults: Sequence[object],
         round: int | None = None,
-        here: Mapping[str, Any] | None = None,
+        here: RoundAgain | None = None,
         *,
         by_rounding: bool = False,
         place: str = "",
     ):
         super().__init__("not as recorded")
-        self.faults, self.round, self.here = faults, round, here or {}
+        self.faults, self.round, self.here = faults, round, here
         self.by_rounding, self.place = by_rounding, place
 
 
@@ -162,7 +165,7 @@ class Verifier:
         self._computed, self._measured = set[int](), set[int]()
         self._drawn, self._out_of_reach = list[int](), set[int]()
         self._notes = list[str]()
-        self._unknown, self._remeasured = set[str](), dict[str, int]()
+        self._unknown, self._remeasured, self._unscored = set[str](), dict[str, int](), set[int]()
         self._tolerance: float | None = None
         self._other_bits: _Differs | None = None
         self._of = ""
@@ -290,17 +293,21 @@ class Verifier:
             row = {key: value for key, value in row.items() if not is_score(key)}
         place = self._of if trained else ", measured from the model that is kept"
         found: Sequence[object] = from_record(row, here.row)
-        if self._tolerance is not None:
+        tolerance = self._tolerance_of(round)
+        if tolerance is not None:
             self._worst = max(self._worst, largest(row, here.row))
-            found = beyond(row, here.row, self._tolerance)
+            found = beyond(row, here.row, tolerance)
         if found:
-            raise _Differs(found, round, here.row, by_rounding=self._tolerance is None, place=place)
-        if self._tolerance is None and not other:
-            faults = self._world.on_root(lambda: self._tables[0].faults(round, here))
+            raise _Differs(found, round, here, by_rounding=self._tolerance is None, place=place)
+        if not other:
+            faults = self._world.on_root(lambda: self._tables[0].faults(round, here, tolerance))
             if faults:
-                raise _Differs(faults, round, here.row, place=place)
+                by_rounding = self._tolerance is None and all(fault.part == CLIENTS for fault in faults)
+                raise _Differs(faults, round, here, by_rounding=by_rounding, place=place)
         if trained:
             self._unknown |= not_computed(row, here.row)
+        if lacking(row, here.row):
+            self._unscored.add(round)
 
     def _check_facts(self, again: Again) -> None:
         for name, value in again.facts.items():
@@ -308,23 +315,29 @@ class Verifier:
                 raise _Differs([Fault("environment.json", f"{name}: {self._run.environment[name]}, here {value}")])
 
     def _check_end(self, again: Again) -> None:
-        """Check the models that a finished run left: by its last state, or else by the last row that they give.
+        """Check the models that are left: by the last state, or else by the last row that they give.
+
+        A run that has not ended need not have left any.
 
         Raises:
             _Differs: they are others.
         """
-        last = len(self._run.rows)
-        if not ended(self._run):
+        last, left, has_ended = len(self._run.rows), again.left_files(), ended(self._run)
+        if MODELS[0] not in left and not has_ended:
             return
         trained_here = again.round == last and self._tolerance is None  # else its bits are this machine's
         if not trained_here and last in self._run.checkpoints and self._enter(again, last):
             self._compare(last, again.measured(self._due(last)), trained=False)
         if again.round == last and (self._tolerance is None or last in self._run.checkpoints):
             rounded = self._tolerance is not None and self._run.recipe.evaluate.statistics == "training"
-            if wrong := [name for name in again.wrong_files() if not (rounded and "evaluated" in name)]:
+            found = [name for name in again.wrong_files(self._tolerance_of(1)) if has_ended or name in left]
+            if wrong := [name for name in found if not (rounded and name == MODELS[1])]:
                 raise _Differs([Fault(name, f"is not the model after round {last}") for name in wrong])
-        else:
-            self._compare(last, again.measured_files(self._due(last)), trained=False)
+            if not (rounded and MODELS[1] in found):
+                return
+        elif MODELS[1] in left:
+            self._notes.append(f"{MODELS[0]} is not measured: the state after round {last} is not kept")
+        self._compare(last, again.measured_files(self._due(last)), trained=False)
 
     def _within(self, difference: _Differs) -> int:
         """Compare single rounds and all kept states within the tolerance; return the exit code.
@@ -343,9 +356,8 @@ class Verifier:
         except Diverged as error:
             self._say(f"differs: {error}")
             return DIFFERS
-        for name in (CLIENTS, UPDATE_HASHES):
-            if (self._run.folder / name).is_file():
-                self._notes.append(f"{name} has the bits of the other machine: it is not checked")
+        if (self._run.folder / UPDATE_HASHES).is_file():
+            self._notes.append(f"{UPDATE_HASHES} has the bits of the other machine: it is not checked")
         for note in self._notes:
             self._say(note)
         self._say(
@@ -363,7 +375,8 @@ class Verifier:
         if self._other_bits is not None:
             first, self._other_bits = self._other_bits, None
             assert first.round is not None
-            self._compare(first.round, RoundAgain(first.here, None), trained=True)
+            assert first.here is not None
+            self._compare(first.round, first.here, trained=True)
             self._computed.add(first.round)
         for start in self._check_states(again, one):
             if start < one.last:
@@ -380,6 +393,12 @@ class Verifier:
                 again.perturb()
             rows.append(again.next(self._due(start + 1)).row)
         return tolerance_from(largest(*rows), self._run.recipe.dtype)
+
+    def _tolerance_of(self, round: int) -> float | None:
+        """Return the tolerance of a round; the first begins with the model as it is drawn here, in float32."""
+        if self._tolerance is None or round > 1 or self._request.tolerance:
+            return self._tolerance
+        return of_drawn_model(self._tolerance, self._run.recipe.dtype)
 
     def _row(self, round: int) -> Mapping[str, Any]:
         return self._run.rows[round - 1]
@@ -410,7 +429,8 @@ class Verifier:
             self._say(f"differs from round {difference.round}{difference.place}")
         else:
             place = difference.place or ", from its recorded state"
-            self._say(f"differs in round {difference.round}, by more than {self._tolerance:.2g}{place}")
+            tolerance = self._tolerance_of(difference.round)
+            self._say(f"differs in round {difference.round}, by more than {tolerance:.2g}{place}")
         for fault in difference.faults[:MAX_LISTED]:
             self._say(f"  {fault}")
         return DIFFERS
@@ -423,6 +443,9 @@ class Verifier:
         if unknown := self._unknown | in_table:
             columns = ", ".join(sorted(unknown))
             self._notes.append(f"columns of the record that the recipe does not measure are not checked: {columns}")
+        if self._unscored:
+            count = counted(len(self._unscored), "computed round")
+            self._notes.append(f"the record lacks scores of {count} that the recipe asks for")
         self._notes += [
             f"scores of {counted(count, 'round')} are of another model, with {other}: they are not checked"
             for other, count in self._remeasured.items()

@@ -64,7 +64,7 @@ class Checkpoints:
 
     @property
     def written(self) -> int:
-        """Round of the last checkpoint of which this rank's part is on disk."""
+        """Round of the last checkpoint of which this rank's part is written."""
         return self._writer.written
 
     @property
@@ -171,14 +171,15 @@ class Checkpoints:
         if every == 0 and not early:
             return
         self._is_due |= last or Request.CHECKPOINT in requests or (isinstance(every, int) and round % every == 0)
-        self._is_due |= self._begins_stretch(round)
+        is_between = not self._is_due and self._begins_stretch(round)
+        self._is_due |= is_between
         if last:
             self.finish()
         if self._is_due and (last or self._saved_round <= max(written, self.done)):  # the one before must be valid
             self._is_due = False
             self._last = time.monotonic()
             self._saved_round = round
-            self._writer.start(self._snapshot(round, progress))
+            self._writer.start(self._snapshot(round, progress, is_between=is_between))
         if not last and self._begins_stretch(round + 1):  # whose reduction then says that this one is written
             self._writer.wait()
 
@@ -187,7 +188,7 @@ class Checkpoints:
         before, now = (stretch_of(one, self._recipe.rounds, self._states) for one in (round - 1, round))
         return now > before
 
-    def _snapshot(self, round: int, progress: Mapping[str, Any]) -> Snapshot:
+    def _snapshot(self, round: int, progress: Mapping[str, Any], *, is_between: bool) -> Snapshot:
         simulation, touched = self._simulation, np.flatnonzero(self._simulation.touched)
         homes = self._parts.placement.home_of(touched)
         by_home = touched[np.argsort(homes, kind="stable")]
@@ -198,6 +199,7 @@ class Checkpoints:
             np.bincount(homes, minlength=self._world.size).tolist(),
             self._parts.clients.snapshot(),
             {**progress, "magnitudes": simulation.magnitudes.state()},
+            is_between,
         )
 
     def finish(self) -> None:
@@ -208,7 +210,12 @@ class Checkpoints:
         """
         self._writer.wait()
         self._settle(min(self._world.gather(self._writer.written)))
+        self._writer.wait_for_validity()
         self._raise_failure()
+
+    def close(self) -> None:
+        """Wait until nothing is written any more, whatever has ended the run."""
+        self._writer.close()
 
     def _settle(self, written: int) -> None:
         if written == self._saved_round:

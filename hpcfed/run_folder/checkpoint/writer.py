@@ -1,8 +1,9 @@
 """Writing of checkpoints on a background thread, while the next rounds train.
 
 States are never changed in place, so a snapshot is references; the thread turns them into bytes. Each rank writes the
-clients at home on it. A later round's reduction carries how far each rank is; once all are done, rank 0 renames the
-files and writes the manifest.
+clients at home on it. A later round's reduction carries how far each rank is; once all are done, a second thread of
+rank 0 waits for the disk, renames the files and writes the manifest. Of the evenly spaced states several may await it:
+a run of a second does not wait twenty times for a disk.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Snapshot:
         sections: how many are at home on each rank, (P,).
         clients: states of those at home here.
         progress: plain JSON, the same on every rank.
+        is_between: whether it is an evenly spaced state alone, which is not due by ``checkpoint.every``.
     """
 
     round: int
@@ -61,6 +63,7 @@ class Snapshot:
     sections: Sequence[int]
     clients: Mapping[int, State]
     progress: Mapping[str, Any]
+    is_between: bool = False
 
 
 class CheckpointWriter:
@@ -94,12 +97,13 @@ class CheckpointWriter:
         self._pending: Manifest | None = None
         self._failure: EnvironmentFailure | None = None
         self._done = 0
-        self.seconds = 0.0
-        """Seconds of the last checkpoint, from snapshot to the end of this rank's part."""
+        self._lock, self._unsettled = threading.Lock(), list[Manifest]()
+        self._settling: threading.Thread | None = None
+        self._written_in = self._settled_in = 0.0
 
     @property
     def written(self) -> int:
-        """Round of the last checkpoint of which this rank's part is on disk."""
+        """Round of the last checkpoint of which this rank's part is written."""
         return self._done
 
     @property
@@ -107,9 +111,16 @@ class CheckpointWriter:
         """The error with which this rank's part could not be written, or None."""
         return self._failure
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of the last checkpoint: of this rank's part and, on rank 0, until it was valid."""
+        return self._written_in + self._settled_in
+
     def start(self, snapshot: Snapshot) -> None:
-        """Begin to write; `wait` has ended the write before, whose checkpoint is valid by now or never will be."""
+        """Begin to write; `wait` has ended the write before, whose checkpoint is valid soon or never will be."""
         self._pending = None
+        if not snapshot.is_between:
+            self.wait_for_validity()
         self._thread = start(threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True))
 
     def wait(self) -> None:
@@ -124,22 +135,58 @@ class CheckpointWriter:
         return self._pending is not None and self._pending.round == written_everywhere
 
     def settle(self, run: RunFolder) -> None:
-        """Make the checkpoint valid: rename its files, write the manifest, remove the oldest checkpoint.
+        """Begin to make the checkpoint valid, on a thread. An OSError becomes the `failure`.
 
-        The run's record must have the checkpoint's rounds on disk before. An OSError becomes the `failure`.
+        Rename its files, write the manifest, remove the oldest checkpoint; all of it on disk in this order, after the
+        rounds of the run's record.
         """
         manifest, self._pending = self._pending, None
         if manifest is None:
             return
-        try:
-            run.to_disk()
+        with self._lock:
+            self._unsettled.append(manifest)
+            if self._settling is None:
+                settling = threading.Thread(target=self._settle_all, args=(run,), name="validity", daemon=True)
+                self._settling = start(settling)
+
+    def wait_for_validity(self) -> None:
+        """Wait until each checkpoint that `settle` has begun with is valid, or has failed."""
+        settling = self._settling
+        if settling is not None:
+            settling.join()
+
+    def close(self) -> None:
+        """Wait for both threads."""
+        self.wait()
+        self.wait_for_validity()
+
+    def _settle_all(self, run: RunFolder) -> None:
+        while found := self._to_settle():
+            started = time.perf_counter()
+            try:
+                self._make_valid(run, found)
+            except Exception as error:  # an exception that ends a thread is lost otherwise
+                log.error("the checkpoint of round %d cannot be written", found[-1].round, exc_info=error)
+                self._failure = self._refused(found[-1].round, error)
+            self._settled_in = time.perf_counter() - started
+
+    def _to_settle(self) -> list[Manifest]:
+        """Return the checkpoints to be made valid; with the last one the thread ends."""
+        with self._lock:
+            found, self._unsettled = self._unsettled, []
+            if not found:
+                self._settling = None
+            return found
+
+    def _make_valid(self, run: RunFolder, manifests: Sequence[Manifest]) -> None:
+        run.to_disk()
+        for manifest in manifests:
+            to_disk(self._temporary(manifest.round, "server"))
             for suffix in ("server", "clients") if manifest.num_clients else ("server",):
                 self._temporary(manifest.round, suffix).replace(self._folder / f"{stem(manifest.round)}.{suffix}")
             write_whole(self._folder / f"{stem(manifest.round)}.json", manifest.to_json())
-            to_disk(self._folder)  # the names, before older ones go
-            remove_all_but(self._folder, self._keep)
-        except OSError as error:
-            self._failure = self._refused(manifest.round, error)
+        to_disk(self._folder)  # the names, before older ones go
+        remove_all_but(self._folder, self._keep)
 
     def _write(self, snapshot: Snapshot) -> None:
         started = time.perf_counter()
@@ -153,7 +200,7 @@ class CheckpointWriter:
             log.error("the checkpoint of round %d cannot be written", snapshot.round, exc_info=error)
             self._failure = self._refused(snapshot.round, error)
             return
-        self.seconds = time.perf_counter() - started
+        self._written_in = time.perf_counter() - started
         self._done = snapshot.round
 
     def _write_clients(self, snapshot: Snapshot) -> None:
@@ -187,7 +234,6 @@ class CheckpointWriter:
         written.chmod(allowed)
         written.replace(path)
         folder.rmdir()
-        to_disk(path)
         digest, sha256 = xxhash.xxh3_128(), hashlib.sha256()
         with path.open("rb") as file:
             while piece := file.read(PIECE):
