@@ -402,7 +402,7 @@ def copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return to
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def _host_bytes(tensor: Tensor) -> Tensor:
     """A host tensor's bytes, (n,): NaN is equal to itself in them."""
     return tensor.reshape(-1).view(torch.uint8)
 
@@ -415,10 +415,10 @@ def _up(to: StubTensor, source: Tensor, non_blocking: bool) -> None:
     if not (non_blocking and STUB.is_locked(source)):
         own.wait()
         return
-    before = _bytes(source).clone()
+    before = _host_bytes(source).clone()
 
     def arrive() -> None:
-        if not torch.equal(_bytes(source), before):
+        if not torch.equal(_host_bytes(source), before):
             raise AssertionError("page-locked memory changed while the device copied from it")
 
     own.pending.append(arrive)
