@@ -30,7 +30,7 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
 from hpcfed.models.reading.program import Unreadable
-from hpcfed.ranks.accelerators import is_full
+from hpcfed.ranks.accelerators import accelerator, is_full
 from hpcfed.rng import Purpose
 
 STEPS_TO_REPLAY = 3
@@ -38,6 +38,9 @@ STEPS_TO_REPLAY = 3
 
 CALLS = 6
 """Operators whose calls take as long as those of the perceptrons of which the rule of tiles was measured."""
+
+VALUES = 4
+"""A tile's values, which wait for the way back, take up to so many times the memory of its parameters, on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,12 @@ def _tile(network: StackedNetwork, model: FlatModel, work: ClientWork, width: in
         if not network.by_slot:
             return 1
         weights = network.work / max(1.0, network.calls / CALLS)
-    return tile_for(model, model.vector.device, work.cohort_size, width, work.steps, weights)
+    device = model.vector.device
+    tile = tile_for(model, device, work.cohort_size, width, work.steps, weights)
+    if isinstance(network, OperatorNetwork) and device.type != "cpu":
+        of_slot = width * network.numbers * model.vector.element_size()
+        tile = min(tile, max(1, VALUES * accelerator(device).stack_bytes // of_slot))
+    return tile
 
 
 def _minibatch(

@@ -52,6 +52,7 @@ class Operators:
         by_slot: whether the values of several slots can lie one after another.
         work: multiplications of a sample in products and convolutions, forwards.
         output_axes: of the module's output, with that of the samples.
+        numbers: of a sample's values, all together.
     """
 
     each: tuple[Operator, ...]
@@ -62,6 +63,7 @@ class Operators:
     by_slot: bool
     work: int
     output_axes: int
+    numbers: int
 
 
 def simplified(program: Program) -> Program:
@@ -157,6 +159,7 @@ class _Builder:
             "other" not in self._kinds.values() and self._kinds[self._program.output] == "samples",
             self._work,
             len(self._program.shapes[self._program.output]),
+            sum(_numbers(self._program.shapes[number]) for number, kind in self._kinds.items() if kind == "samples"),
         )
 
     def _kind(self, number: int) -> str:

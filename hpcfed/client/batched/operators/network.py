@@ -39,6 +39,7 @@ class OperatorNetwork:
         by_slot: whether several clients can be trained at once.
         work: multiplications of a sample, forwards.
         calls: operators, whose calls a step takes.
+        numbers: of a sample's values, all together.
         masks: of the dropouts.
         gains: whether one client alone gains by its operators, few of which are calls of the module's own.
         has_images: whether images are convolved.
@@ -51,7 +52,7 @@ class OperatorNetwork:
     def __init__(self, operators: Operators, loss: Loss, matmul: Blas, *, mixes: bool):
         self._operators, self._loss, self._matmul = operators, loss, matmul
         self.by_slot, self.work, self.masks = operators.by_slot and not mixes, operators.work, operators.masks
-        self.calls = len(operators.each)
+        self.calls, self.numbers = len(operators.each), operators.numbers
         own = [one for one in operators.each if isinstance(one, General) and one.takes_gradients]
         self.gains = len(own) * MANY_CALLS < len(operators.each)
         self.has_images = any(isinstance(one, Convolution) and len(one.stride) == 2 for one in operators.each)
