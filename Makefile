@@ -63,6 +63,10 @@ test-slurm: $(mpich) $(openmpi) ## Run jobs of both MPIs on a real SLURM of two 
 test-network: $(mpich) $(openmpi) ## Run jobs of both MPIs between four hosts that are namespaces of this machine (root)
 	@$(if $(VENV_OPENMPI),HPCFED_OPENMPI=$(abspath $(VENV_OPENMPI)/bin/python)) $(python) -m pytest -p no:cacheprovider -rs tests/network
 
+.PHONY: test-gpu
+test-gpu: $(mpich) ## Run what trains on a GPU on this machine's; without one say so (HPCFED_TEST_DEVICE=cuda: fail)
+	@OMP_NUM_THREADS=1 $(python) -m tests.run_suite --device $(or $(HPCFED_TEST_DEVICE),gpu)
+
 .PHONY: test-docs
 test-docs: $(mpich) ## Run what the README, the pages and the notebook show, as they show it, and the wheel, installed
 	@OMP_NUM_THREADS=1 $(python) -m pytest -p no:cacheprovider tests/docs
@@ -76,7 +80,7 @@ fuzz: $(mpich) ## Try 20,000 inputs that nobody meant on every parser (hours; FU
 	@OMP_NUM_THREADS=1 $(python) -m tests.fuzz $(FUZZ)
 
 .PHONY: test-all
-test-all: test test-docs test-python test-slurm test-network soak ## Run all six
+test-all: test test-docs test-python test-slurm test-network test-gpu soak ## Run all seven
 
 .PHONY: lint
 lint: $(mpich) ## Check style and types

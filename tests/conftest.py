@@ -34,6 +34,7 @@ SERIAL = {
     "docs",
     "faults",
     "fuzz",
+    "gpu",
     "harness",
     "network",
     "report",

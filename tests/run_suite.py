@@ -2,6 +2,7 @@
 
     python -m tests.run_suite                       on the MPI of this environment
     python -m tests.run_suite --openmpi PYTHON      and what depends on the MPI on that of another environment as well
+    python -m tests.run_suite --device gpu          what trains on a GPU, on this machine's (``make test-gpu``)
 
 A launch counts only if it ended in time, with exit code 0, and left a report. The first line names the processor and
 torch's kernels, since bits on another say nothing; the last line adds up all launches.
@@ -26,7 +27,9 @@ from types import FrameType
 from xml.etree import ElementTree
 
 import psutil
+import torch
 
+from hpcfed.ranks.cpu import cores
 from tests.harness.machine import machine
 from tests.launch import ROOT, Overtime, launch, launcher
 
@@ -71,8 +74,24 @@ LEFT_OUT = {
     ),
 }
 """What says nothing new at a rank count: references are followed on 3 ranks, tests/mpi whole on 2."""
-ELSEWHERE = ("tests/slurm", "tests/docs", "tests/network")
-"""They have targets of their own: ``make test-slurm``, ``make test-docs``, ``make test-network``."""
+ELSEWHERE = ("tests/slurm", "tests/docs", "tests/network", "tests/gpu")
+"""They have targets of their own: ``make test-slurm``, ``make test-docs``, ``make test-network``, ``make test-gpu``."""
+REBOUND = "test_it_trains_as_its_twin_that_writes_in_place"
+OF_A_DEVICE = (
+    (1, ("tests/gpu",)),
+    (1, _files("contract", "tiles")),
+    (1, _files("contract", "methods", "worked_methods", "client_states", "combinations")),
+    (1, _files("contract", "add_a_method", "own_step", "stopping")),
+    (1, (*_files("mpi", "tensor_kinds", "tile_recorded"), "tests/mpi/test_rebinding.py::" + REBOUND)),
+    (2, _files("mpi", "same_result", "moving_states", "bad_clients", "sentinel", "models")),
+    (2, _files("mpi", "parameters", "replay", "verify", "resume", "metrics", "clients_evaluated")),
+    (4, _files("mpi", "same_result", "models")),
+)
+"""Launches on a device: ranks, and tests whose recipes ``HPCFED_TEST_DEVICE`` moves to it."""
+NO_GPU = """
+torch sees no GPU: NOTHING WAS TESTED ON ONE
+(HPCFED_TEST_DEVICE=cuda makes that a failure, HPCFED_TEST_DEVICE=stub tries the tests on the strict device)
+"""
 
 
 @dataclass(frozen=True)
@@ -105,9 +124,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _end_all)
     print(machine(), flush=True)
+    if options.device:
+        os.environ["HPCFED_TEST_DEVICE"] = kind = "cuda" if options.device == "gpu" else options.device
+        if kind == "cuda" and not torch.cuda.is_available():
+            print(NO_GPU)
+            return 1 if options.device == "cuda" else 0
+        print(f"on {torch.cuda.get_device_name() if kind == 'cuda' else kind}", flush=True)
+    at_once = max(1, len(cores()) // 2) if options.device else SIDE_BY_SIDE
     total: Counter[str] = Counter()
     for side_by_side in plan(options):
-        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        with ThreadPoolExecutor(at_once) as pool:
             endings = pool.map(partial(run, timeout=LONG if options.soak else options.timeout), side_by_side)
             for planned, ending in zip(side_by_side, endings, strict=True):
                 total += ending.counts
@@ -129,6 +155,9 @@ def _end_all(number: int, _: FrameType | None) -> None:
 
 def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
     """Yield groups of launches that run side by side; those of several ranks run alone, because waiting ranks spin."""
+    if options.device and not options.paths:
+        yield tuple(Launch(sys.executable, ranks, ("-v", *paths)) for ranks, paths in OF_A_DEVICE)
+        return
     of_the_mpi = tuple(folder for folder in OF_THE_MPI if (ROOT / folder).is_dir())
     second = [Launch(options.openmpi, 1, (*ONE_MORE, *OF_A_LAUNCHER))] if options.openmpi else []
     if options.soak:
@@ -205,6 +234,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run the test suite at several rank counts.")
     parser.add_argument("paths", nargs="*", help="tests to run on this environment's MPI (default: all)")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 3, 4], metavar="N", help="rank counts")
+    parser.add_argument(
+        "--device", choices=["gpu", "cuda", "stub", "cpu"], help="train on it; gpu: if there is one, cuda: it must be"
+    )
     parser.add_argument("--openmpi", metavar="PYTHON", help="interpreter of an environment with Open MPI")
     parser.add_argument(
         "--soak", type=int, default=0, metavar="N", help="run everything N times, the long tests included"

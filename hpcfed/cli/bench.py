@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpcfed.lab.bench.timing import Timing
 
 WORKLOADS = ("mlp", "mlp-100", "cnn", "logistic", "logistic-200")
-PAPERS = ("fedexp", "resnet18", "lstm", "lstm256")
+PAPERS = ("fedexp", "resnet18", "lstm", "lstm256", "pfl-cifar10")
 OWN = ("mlp-layers", "mlp-class", "cnn-class", "logistic-class")
 ENTRIES = (100_000, 1_000_000, 11_000_000)
 
@@ -74,15 +74,21 @@ def command() -> None:
     "own_loops",
     multiple=True,
     metavar="[NAME=]COMMAND",
-    help="A loop of your own, repeatable; {workload}, {folder}, {rounds} and {warm_up} in it are replaced. Its last "
-    'line is a JSON object with "ms_med" (and "cpu_ms_med").',
+    help="A loop of your own, repeatable; {workload}, {folder}, {rounds}, {warm_up} and {device} in it are replaced. "
+    'Its last line is a JSON object with "ms_med" (and "cpu_ms_med"), or means: "ms_mean".',
 )
+@click.option("--go-on", is_flag=True, help="Leave out loops of your own that fail, as floors that fail are.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "auto", "cuda"]),
     default="cpu",
     show_default=True,
     help="Of all contenders but your own loop; auto: the GPU, if there is one.",
+)
+@click.option(
+    "--floors",
+    is_flag=True,
+    help="Also time the same arithmetic by hand: a client's epoch or a round as one CUDA graph, torch.func's vmap.",
 )
 @json_file
 def rounds_command(
@@ -93,18 +99,22 @@ def rounds_command(
     ranks: tuple[int, ...],
     apart: bool,
     own_loops: tuple[str, ...],
+    go_on: bool,
     device: str,
+    floors: bool,
     json_file: Path | None,
 ) -> None:
     """Time rounds of WORKLOADS beside a bare PyTorch loop, and say where their time goes.
 
     Default: the first five. Others are models of the papers, whose rounds take seconds, and these as people write them.
 
-    Sampling, data, reduction, server step and record are included, evaluation and start-up are not.
+    Sampling, data, reduction, server step and record are included, evaluation and start-up are not. Of pfl-cifar10,
+    pfl's own benchmark, evaluations count: rounds are rounded up to tens, and a round's time is their mean.
     """
     from hpcfed.errors import InputError, nearest
     from hpcfed.lab.bench import tables
     from hpcfed.lab.bench.timing import bare, in_turn, ours, ours_apart, own
+    from hpcfed.lab.bench.timing import floors as floors_of
     from hpcfed.lab.bench.workloads import WORKLOADS as KNOWN
     from hpcfed.lab.bench.workloads import write_workload
 
@@ -117,13 +127,18 @@ def rounds_command(
         with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
             folder = Path(scratch)
             write_workload(name, folder, device)
-            contenders = [bare(name, folder, rounds, warm_up, device)]
-            contenders += [ours(folder, rounds, warm_up, count) for count in ranks]
-            contenders += [ours_apart(folder, rounds, warm_up, count) for count in ranks if apart and count > 1]
-            known = {"workload": name, "folder": folder, "rounds": rounds, "warm_up": warm_up}
-            contenders += [own(*_named(loop, known)) for loop in own_loops]
+            counted = -(-rounds // work.evaluate_every) * work.evaluate_every if work.evaluates else rounds
+            contenders = [bare(name, folder, counted, warm_up, device)]
+            contenders += [ours(folder, counted, warm_up, count, mean=work.evaluates) for count in ranks]
+            contenders += [ours_apart(folder, counted, warm_up, count) for count in ranks if apart and count > 1]
+            contenders += floors_of(name, folder, counted, warm_up, device) if floors else []
+            known = {"workload": name, "folder": folder, "rounds": counted, "warm_up": warm_up, "device": device}
+            contenders += [own(*_named(loop, known), optional=go_on) for loop in own_loops]
             timings = in_turn(contenders, repeats, _print)
         _show(tables.rounds(timings), tables.phases(timings))
+        if work.whole:
+            seconds = ", ".join(f"{timing.name} {timing.wall * work.whole / 1e3:.0f} s" for timing in timings)
+            _print(f"{work.whole:,} rounds at this speed: {seconds}")
         results[name] = _plain(timings)
     _keep(json_file, "rounds", results)
 

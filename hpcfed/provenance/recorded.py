@@ -11,6 +11,7 @@ from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.provenance.code_of_rounds import NO_PERMISSION, CodeOfRounds, Permission, code_of_rounds
+from hpcfed.ranks.devices import visible_devices
 from hpcfed.run_folder.certificate import DIGITS, named_files, read_certificate, sha256_of
 from hpcfed.run_folder.checkpoint.layout import Damaged, Manifest, refuse_other_arithmetic, stem
 from hpcfed.run_folder.checkpoint.writer import manifests, round_of
@@ -65,7 +66,7 @@ class RecordedRun:
 
 
 def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
-    """Return the recipe of a run folder, its data and the user's code where they lie now.
+    """Return the recipe of a run folder, its data and the user's code where they lie now, on a device that is there.
 
     A schedule or weights file that is not where the recipe names it is found by its name and content, beside the
     federation file, in the run folder, beside it, or in the folder of the code.
@@ -78,6 +79,8 @@ def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
         raise InputError("not a run folder", where=str(run), remedy="name the output folder of a run")
     recipe = load_recipe(path)
     moved: dict[str, Any] = {"output": run}
+    if recipe.device not in ("auto", "cpu") and not visible_devices(recipe.device):
+        moved["device"] = "cpu"  # of other bits, which `verify` says
     if data is not None:
         moved["data"] = data.resolve()
     if code is not None:

@@ -1,10 +1,12 @@
 """The bare PyTorch loop that a round is measured against: a module, torch.optim.SGD, tensors in memory, one thread.
 
-Usage: bare.py (mlp | cnn | logistic | fedexp | resnet18 | lstm | lstm256) FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE]
+Usage: bare.py MODEL FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE]
 
-FOLDER holds ``federation.h5`` and ``cohorts.json``, as `hpcfed bench` writes them. Prints one JSON object: the median
-milliseconds of a round after the warm-up, by the clock (``ms_med``) and of CPU (``cpu_ms_med``), and the rounds'
-number. DEVICE is cpu, or auto or cuda for a GPU. It uses nothing of hpcfed.
+MODEL is mlp, cnn, logistic, fedexp, resnet18, lstm, lstm256 or pfl. FOLDER holds ``federation.h5`` and
+``cohorts.json``, as `hpcfed bench` writes them. Prints one JSON object: the median milliseconds of a round after the
+warm-up, by the clock (``ms_med``) and of CPU (``cpu_ms_med``), and the number of rounds; where there is a test set,
+every tenth round evaluates on it, and the times are means (``ms_mean``). DEVICE is cpu, cuda, or auto for a GPU if
+there is one. It uses nothing of hpcfed.
 """
 
 import copy
@@ -12,9 +14,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -80,6 +83,14 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(self.embedding(x.long()))[0][:, -1])
 
 
+def with_dropout() -> nn.Module:
+    """Two 3×3 convolutions of 32 and 64 channels, a max-pool, 128-10, and dropout of ¼ and ½, for 3×32×32."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Dropout(0.25)),
+        *(nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),
+    )
+
+
 MODELS = {
     "mlp": (perceptron, 50),
     "cnn": (convolutional, 50),
@@ -88,12 +99,44 @@ MODELS = {
     "resnet18": (residual, 50),
     "lstm": (Recurrent, 50),
     "lstm256": (lambda: Recurrent(256), 50),
+    "pfl": (with_dropout, 10),
 }
+DECAYS = {"pfl": 0.0}
+"""Weight decay where it is not `WEIGHT_DECAY`."""
+EVALUATE_EVERY, TESTED_AT_ONCE = 10, 1000
 
 
-def train_client(model: nn.Module, x: torch.Tensor, y: torch.Tensor, batch_size: int) -> None:
+class Data:
+    """A workload's files on a device.
+
+    Attributes:
+        x, y: samples of all clients, one client's after another's.
+        bounds: of each client's samples in them.
+        clients: x (n, …) and y (n,) of each.
+        cohorts: clients of each round.
+        tests: x and y of the test set in parts; empty without one.
+    """
+
+    def __init__(self, folder: str, device: torch.device):
+        with h5py.File(Path(folder) / "federation.h5") as file:
+            self.x, self.y = self._of(file, "train", device)
+            self.bounds = file["train/offsets"][()].tolist()
+            self.tests = []
+            if "test" in file:
+                parts = (part.split(TESTED_AT_ONCE) for part in self._of(file, "test", device))
+                self.tests = list(zip(*parts, strict=True))
+        self.clients = [(self.x[a:b], self.y[a:b]) for a, b in pairwise(self.bounds)]
+        self.cohorts = json.loads((Path(folder) / "cohorts.json").read_text())
+
+    def _of(self, file: h5py.File, part: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = (torch.from_numpy(file[f"{part}/{name}"][()]).to(device) for name in "xy")
+        images = x.dtype == torch.uint8 and x.dim() == 4
+        return x / 255 if images else x, y.long()
+
+
+def train_client(model: nn.Module, x: torch.Tensor, y: torch.Tensor, batch_size: int, decay: float) -> None:
     """One epoch over a client's samples, in a random order."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=decay)
     order = torch.randperm(len(y), device=y.device)
     for start in range(0, len(y), batch_size):
         batch = order[start : start + batch_size]
@@ -102,7 +145,14 @@ def train_client(model: nn.Module, x: torch.Tensor, y: torch.Tensor, batch_size:
         optimizer.step()
 
 
-def train_round(server: nn.Module, model: nn.Module, clients: list, cohort: list[int], batch_size: int) -> None:
+def train_round(
+    server: nn.Module,
+    model: nn.Module,
+    clients: list,
+    cohort: list[int],
+    batch_size: int,
+    decay: float = WEIGHT_DECAY,
+) -> None:
     """One round of FedAvg, weighted by samples, into `server`."""
     ours, theirs = list(server.parameters()), list(model.parameters())
     sums, total = [torch.zeros_like(p) for p in ours], 0
@@ -111,7 +161,7 @@ def train_round(server: nn.Module, model: nn.Module, clients: list, cohort: list
         with torch.no_grad():
             for mine, parameter in zip(theirs, ours, strict=True):
                 mine.copy_(parameter)
-        train_client(model, x, y, batch_size)
+        train_client(model, x, y, batch_size, decay)
         total += len(y)
         with torch.no_grad():
             for added, mine in zip(sums, theirs, strict=True):
@@ -121,30 +171,55 @@ def train_round(server: nn.Module, model: nn.Module, clients: list, cohort: list
             parameter.copy_(added / total)
 
 
-def main(name: str, folder: str, rounds: str = "25", warm_up: str = "5", device: str = "cpu") -> None:
-    """Run the loop and print the seconds of a round."""
-    build, batch_size = MODELS[name]
+@torch.no_grad()
+def evaluate(model: nn.Module, tests: list) -> tuple[float, float]:
+    """Return the mean loss and the accuracy on the test set."""
+    model.eval()
+    found = [(model(x), y) for x, y in tests]
+    sums = [(cross_entropy(scores, y, reduction="sum"), (scores.argmax(1) == y).sum()) for scores, y in found]
+    model.train()
+    loss, right = (float(sum(part)) / sum(len(y) for _, y in tests) for part in zip(*sums, strict=True))
+    return loss, right
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device by its name in ``hpcfed bench``."""
+    on_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def timed(round_of: Callable[[int], object], rounds: str, warm_up: str, device: torch.device, *, mean: bool) -> None:
+    """Run rounds 0, 1, …, and print the milliseconds of one after the warm-up, median or mean."""
     counted, left_out = int(rounds), int(warm_up)
-    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    place = torch.device("cuda" if on_gpu else "cpu")
-    torch.manual_seed(0)
-    server = build().to(place)
-    model = copy.deepcopy(server)
-    with h5py.File(Path(folder) / "federation.h5") as file:
-        x, y = (torch.from_numpy(file[f"train/{part}"][()]).to(place) for part in "xy")
-        bounds = file["train/offsets"][()].tolist()
-    clients = [(x[a:b], y[a:b].long()) for a, b in pairwise(bounds)]
-    cohorts = json.loads((Path(folder) / "cohorts.json").read_text())
     seconds, of_cpu = [], []
-    for cohort in cohorts[: counted + left_out]:
+    for number in range(counted + left_out):
         started, worked = time.perf_counter(), time.process_time()
-        train_round(server, model, clients, cohort, batch_size)
-        if on_gpu:
+        round_of(number)
+        if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
         of_cpu.append(time.process_time() - worked)
-    times = {"ms_med": 1e3 * median(seconds[left_out:]), "cpu_ms_med": 1e3 * median(of_cpu[left_out:])}
+    name, middle = ("ms_mean", fmean) if mean else ("ms_med", median)
+    times = {name: 1e3 * middle(seconds[left_out:]), f"cpu_{name}": 1e3 * middle(of_cpu[left_out:])}
     print(json.dumps({**times, "rounds": counted, "torch": torch.__version__}))
+
+
+def main(name: str, folder: str, rounds: str = "25", warm_up: str = "5", device: str = "cpu") -> None:
+    """Run the loop and print the seconds of a round."""
+    build, batch_size = MODELS[name]
+    place = device_of(device)
+    data = Data(folder, place)
+    torch.manual_seed(0)
+    server = build().to(place)
+    model = copy.deepcopy(server)
+    decay = DECAYS.get(name, WEIGHT_DECAY)
+
+    def round_of(number: int) -> None:
+        train_round(server, model, data.clients, data.cohorts[number], batch_size, decay)
+        if data.tests and (number + 1) % EVALUATE_EVERY == 0:
+            evaluate(server, data.tests)
+
+    timed(round_of, rounds, warm_up, place, mean=bool(data.tests))
 
 
 if __name__ == "__main__":

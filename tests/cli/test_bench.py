@@ -6,11 +6,14 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
 from hpcfed.cli.bench import OWN, PAPERS, _named, command
 from hpcfed.cli.bench import WORKLOADS as OFFERED
@@ -20,6 +23,7 @@ from hpcfed.lab.bench.calibration import Calibration
 from hpcfed.lab.bench.phases import PHASES, phases_of
 from hpcfed.lab.bench.timing import (
     BARE,
+    FLOORS,
     SIDE_BY_SIDE,
     FinishedProcess,
     Timing,
@@ -31,7 +35,7 @@ from hpcfed.lab.bench.timing import (
     own,
     run_to_end,
 )
-from hpcfed.lab.bench.workloads import WORKLOADS
+from hpcfed.lab.bench.workloads import WORKLOADS, write_files
 from hpcfed.models import spec
 from tests.launch import launch
 
@@ -52,6 +56,14 @@ def test_contenders_take_turns() -> None:
     assert slow.cpu_over(fast) == 3
 
 
+def test_an_optional_contender_that_fails_is_left_out() -> None:
+    lines: list[str] = []
+    fails = own("broken", [sys.executable, "-S", "-c", "raise SystemExit('no such kernel')"], optional=True)
+    (only,) = in_turn([own("fast", printing(10)), fails], 2, lines.append)
+    assert (only.name, only.wall, len(only.turns)) == ("fast", 10, 2)
+    assert lines[0] == "  left out: broken failed with exit code 1: got no such kernel"
+
+
 def test_a_contender_that_fails_ends_the_benchmark() -> None:
     with pytest.raises(EnvironmentFailure, match="mine failed with exit code 3: got broken"):
         run_to_end("mine", [sys.executable, "-S", "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"])
@@ -60,6 +72,8 @@ def test_a_contender_that_fails_ends_the_benchmark() -> None:
         run_to_end("mine", [sys.executable, "-S", "-c", refused])
     with pytest.raises(InputError, match="no JSON object"):
         last_json("nothing here")
+    with pytest.raises(InputError, match="mine printed no time"):
+        own("mine", []).read(FinishedProcess('{"ms": 1}', 0.0, 0))
 
 
 def test_phases_add_up_to_the_round() -> None:
@@ -104,7 +118,11 @@ def test_side_by_side_ends_well_if_all_do(endings: tuple[str, str], code: int) -
 @pytest.fixture(scope="module")
 def bare_loop() -> ModuleType:
     """jobs/bench/bare.py as a module."""
-    description = importlib.util.spec_from_file_location("bare", BARE)
+    return imported(BARE)
+
+
+def imported(script: Path) -> ModuleType:
+    description = importlib.util.spec_from_file_location(script.stem, script)
     module = importlib.util.module_from_spec(description)
     description.loader.exec_module(module)
     return module
@@ -113,10 +131,44 @@ def bare_loop() -> ModuleType:
 @pytest.mark.parametrize("name", ["mlp", "cnn", "logistic", *PAPERS])
 def test_the_bare_loop_trains_the_same_model(name: str, bare_loop: ModuleType) -> None:
     work = WORKLOADS[name]
-    build, batch_size = bare_loop.MODELS[name]
+    build, batch_size = bare_loop.MODELS[name.partition("-")[0]]
+    assert bare_loop.DECAYS.get(name.partition("-")[0], bare_loop.WEIGHT_DECAY) == work.weight_decay
+    assert work.evaluate_every in (0, bare_loop.EVALUATE_EVERY)
     mine = spec(Model.model_validate(work.model)).build(work.shape, work.classes)
     assert [p.shape for p in build().parameters()] == [p.shape for p in mine.parameters()]
     assert batch_size == work.batch_size
+
+
+@pytest.mark.parametrize("kind", ["client-graph", "vmap", "round-graph"])
+def test_floors_do_the_bare_loops_arithmetic(kind: str, bare_loop: ModuleType, tmp_path, monkeypatch) -> None:
+    """Of clients with one minibatch, whose order changes nothing but rounding."""
+    monkeypatch.setitem(sys.modules, "bare", bare_loop)
+    floors = imported(FLOORS)
+    write_files("few", replace(WORKLOADS["logistic"], clients=4, samples=5, cohort=2), tmp_path)
+    data = bare_loop.Data(str(tmp_path), torch.device("cpu"))
+    torch.manual_seed(0)
+    expected, server = nn.Linear(60, 5), nn.Linear(60, 5)
+    server.load_state_dict(expected.state_dict())
+    train = floors.floor(kind, data, server, 5, 1e-4)
+    for cohort in data.cohorts[:3]:
+        bare_loop.train_round(expected, nn.Linear(60, 5), data.clients, cohort, 5)
+        train(cohort)
+    for found, parameter in zip(server.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found, parameter)
+
+
+@pytest.mark.one_mpi
+def test_pfls_benchmark_beside_its_floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small: ten rounds of two clients, with an evaluation; all contenders print means, and ours is read as one."""
+    few = replace(WORKLOADS["pfl-cifar10"], clients=2, cohort=2, samples=10, tests=20)
+    monkeypatch.setitem(WORKLOADS, "pfl-cifar10", few)
+    asked = ["pfl-cifar10", "--floors", "--repeats", "1", "--rounds", "3", "--warm-up", "0"]
+    done = CliRunner().invoke(command, [*asked, "--json", str(tmp_path / "found.json")], catch_exceptions=False)
+    found = json.loads((tmp_path / "found.json").read_text())["rounds"]["pfl-cifar10"]
+    names = ["bare", "hpcfed, 1 rank", "floor: client-graph", "floor: vmap", "floor: round-graph"]
+    assert [timing["name"] for timing in found] == names
+    assert found[1]["turns"][0]["phases"]["evaluate"] > 0
+    assert "1,500 rounds at this speed: bare " in done.output
 
 
 def test_a_choice_is_advised_where_it_is_clearly_faster() -> None:

@@ -194,7 +194,7 @@ def test_what_a_client_keeps_of_its_state_is_its_own_when_others_move_down(world
     hashes = []
     for room in (1 << 20, 2 * 704):
         parts, _ = assemble(resolve(load_recipe(recipe)), world)
-        with ClientStates("host", CPU, {"device": 0, "host": room}) as states:
+        with ClientStates("host", parts.model.vector.device, {"device": 0, "host": room}) as states:
             simulation = Simulation(replace(parts, clients=states))
             hashes.append([simulation.round(round).hash for round in range(1, 5)])
     assert hashes[0] == hashes[1]

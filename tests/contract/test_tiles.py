@@ -32,6 +32,7 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import LOSSES, Loss
 from hpcfed.models.portable import portable_loss
 from hpcfed.types import Tilt
+from tests.devices import DEVICE, prepare
 
 EXAMPLES = int(os.environ.get("HPCFED_EXAMPLES", "0"))
 """Cases of each kind; 0 for those of the suite, `USUAL`, and of the soak, `MANY`."""
@@ -46,7 +47,6 @@ USUAL: Mapping[str, int] = {
 }
 MANY: Mapping[str, int] = {kind: 30 * count for kind, count in USUAL.items()}
 """By the kind of model; ``network`` has norms, dropout, sums and attention, ``alone`` is the sequential engine."""
-CPU = torch.device("cpu")
 TILTED = "shift", "anchor", "from_anchor", "offset", "radius"
 HUGE = {torch.float32: 1e18, torch.float64: 1e150}
 """Factor of samples whose squares still have a finite sum, or not."""
@@ -132,7 +132,7 @@ def locals_of(draw: st.DrawFn, kind: str, batch: int, full: bool) -> dict[str, A
         section |= {"clip_norm": draw(st.sampled_from([0.1, 2.0])), "clip": draw(st.sampled_from(["all", "linear"]))}
     if kind == "alone":
         return section | {"engine": "sequential"}
-    if kind in ("linear", "perceptron") and draw(st.integers(0, 3)) == 0:
+    if DEVICE.type == "cpu" and kind in ("linear", "perceptron") and draw(st.integers(0, 3)) == 0:
         section["matmul"] = "onednn"
     tile = draw(st.one_of(st.just("auto"), st.integers(1, 6)))
     return section | {"engine": "batched", "tile": "auto" if full else tile}
@@ -232,7 +232,7 @@ def module_of(case: Case) -> tuple[nn.Module, tuple[int, ...]]:
 def engine_of(case: Case) -> tuple[Engine, FlatModel, tuple[int, ...]]:
     torch.manual_seed(case.seed)
     module, shape = module_of(case)
-    model = FlatModel(module, case.dtype, CPU)
+    model = FlatModel(module, case.dtype, DEVICE)
     loss: Loss = LOSSES[case.loss](case.reduction)
     if case.kind == "portable":
         loss = portable_loss(case.loss, loss)
@@ -245,6 +245,11 @@ def engine_of(case: Case) -> tuple[Engine, FlatModel, tuple[int, ...]]:
 
 
 def samples_of(case: Case, count: int, shape: tuple[int, ...], draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    x, y = _drawn_samples(case, count, shape, draws)
+    return x.to(DEVICE), y.to(DEVICE)
+
+
+def _drawn_samples(case: Case, count: int, shape: tuple[int, ...], draws: torch.Generator) -> tuple[Tensor, Tensor]:
     x = torch.randn(count, *shape, generator=draws, dtype=case.dtype)
     outputs = case.widths[-1]
     if case.loss == "cross-entropy":
@@ -280,8 +285,8 @@ def hashes(engine: Engine, w: Tensor, tasks: Sequence[Task]) -> list[str]:
     """Return a hash of each client's Δ and loss; NaN is NaN, whatever its sign."""
     found = []
     for local in engine.solve(w, tasks, 3):
-        delta = torch.where(local.delta.isnan(), math.nan, local.delta).numpy().tobytes()
-        loss = np.float64(local.loss_sum)
+        delta = torch.where(local.delta.isnan(), math.nan, local.delta).cpu().numpy().tobytes()
+        loss = np.float64(float(local.loss_sum))
         found.append(xxhash.xxh3_64(delta + (b"nan" if np.isnan(loss) else loss.tobytes())).hexdigest())
     return found
 
@@ -302,11 +307,14 @@ def check(case: Case) -> None:
 def _as_in_a_run() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    prepare(DEVICE)
     yield
     torch.set_num_threads(before)
 
 
 def check_many(kind: str, count: int) -> None:
+    if kind == "portable" and DEVICE.type != "cpu":
+        pytest.skip("bits: portable is of processors")
     usual = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
     @settings(max_examples=count, derandomize=not EXAMPLES, **usual)

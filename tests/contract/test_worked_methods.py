@@ -402,9 +402,11 @@ class Net(nn.Module):
 
     def forward(self, x):
         before, self.carried = self.carried, torch.tanh(self.a(x.flatten(1))).mean(0)
+        if self.seen.device != x.device:
+            self.seen = self.seen.to(x.device)
         self.seen += self.carried.detach()
         self.calls += 1
-        self.added = getattr(self, "added", torch.zeros(1)) + 0.01
+        self.added = getattr(self, "added", torch.zeros(1, device=x.device)) + 0.01
         x = x * (1 + self.added)
         more = 0 if before is None else 0.1 * before.detach() + 0.01 * self.seen
         return self.b(more + dropout(torch.tanh(self.a(x.flatten(1))), 0.2, training=True) + 0.1 * np.random.rand())

@@ -262,6 +262,10 @@ class StubTensor(torch.Tensor):
         assert (other.shape, other.stride()) == (self.shape, self.stride())
         self._inner, self._piece = other._inner, other._piece
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The memory that views of a tensor share."""
+        return self._inner.untyped_storage()
+
     def data_ptr(self) -> int:
         """An address that no host tensor has."""
         return (self.device.index + 1 << 56) + self._inner.data_ptr()
@@ -283,6 +287,9 @@ class StubTensor(torch.Tensor):
         if special is not None:
             return special(*args, **(kwargs or {}))
         return run(func, args, kwargs or {})
+
+
+StubTensor.__name__ = Tensor.__name__  # in messages
 
 
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -395,6 +402,11 @@ def copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return to
 
 
+def _host_bytes(tensor: Tensor) -> Tensor:
+    """A host tensor's bytes, (n,): NaN is equal to itself in them."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
 def _up(to: StubTensor, source: Tensor, non_blocking: bool) -> None:
     own = STUB[to.device]
     to._inner.copy_(source)
@@ -403,10 +415,10 @@ def _up(to: StubTensor, source: Tensor, non_blocking: bool) -> None:
     if not (non_blocking and STUB.is_locked(source)):
         own.wait()
         return
-    before = source.clone()
+    before = _host_bytes(source).clone()
 
     def arrive() -> None:
-        if not torch.equal(source, before):
+        if not torch.equal(_host_bytes(source), before):
             raise AssertionError("page-locked memory changed while the device copied from it")
 
     own.pending.append(arrive)

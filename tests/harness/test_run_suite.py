@@ -11,10 +11,11 @@ from contextlib import suppress
 
 import psutil
 import pytest
+import torch
 
 from tests.harness.machine import machine
 from tests.launch import ROOT
-from tests.run_suite import main
+from tests.run_suite import OF_A_DEVICE, main
 
 pytest.importorskip("mpi4py", reason="needs mpi4py", exc_type=ImportError)
 
@@ -67,6 +68,19 @@ def test_launch_that_does_not_end_well_fails_the_suite(suite, body, reason):
     assert code == 1
     assert any("1 rank " in line and "1 failed" in line and reason in line for line in lines), lines
     assert lines[-1] == "0 passed, 2 failed"
+
+
+def test_without_a_gpu_it_says_that_nothing_was_tested_on_one(monkeypatch, capsys):
+    """It fails where one was promised."""
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    monkeypatch.setenv("HPCFED_TEST_DEVICE", "cpu")  # which it sets
+    assert [main(["--device", device]) for device in ("gpu", "cuda")] == [0, 1]
+    assert capsys.readouterr().out.count("NOTHING WAS TESTED ON ONE") == 2
+
+
+def test_what_is_run_on_a_device_is_there():
+    assert all((ROOT / path.partition("::")[0]).exists() for _, paths in OF_A_DEVICE for path in paths)
 
 
 def test_a_suite_that_is_terminated_leaves_no_process(tmp_path):

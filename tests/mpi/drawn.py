@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.devices import WANTED
 from tests.federations import write_federation
 from tests.mpi.recipes import METHODS
 
@@ -44,7 +45,7 @@ def write_drawn(folder: Path, seed: int) -> dict[str, Any]:
     clients = [samples(size) for size in sizes]
     write_federation(path, clients, num_classes=classes, test=samples(draws.randint(1, 60)), content=f"drawn-{seed}")
     (folder / "drawn_nets.py").write_text(NETS, encoding="utf-8")
-    recipe = {"data": str(path), "device": "cpu", "seed": seed, "output": str(folder / f"run-{seed}")}
+    recipe = {"data": str(path), "device": WANTED, "seed": seed, "output": str(folder / f"run-{seed}")}
     return recipe | _recipe(draws, features, classes or 1, len(sizes), batch, folder)
 
 

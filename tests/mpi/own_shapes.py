@@ -67,8 +67,8 @@ def pinball() -> Each:
     levels = torch.tensor([0.1, 0.5, 0.9])
 
     def each(output: Tensor, target: Tensor) -> Tensor:
-        left = target.reshape(-1, 1) - output
-        return torch.maximum(levels * left, (levels - 1) * left).sum(1)
+        left, of = target.reshape(-1, 1) - output, levels.to(output.device)
+        return torch.maximum(of * left, (of - 1) * left).sum(1)
 
     return each
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcfed.algorithms import examples
 from hpcfed.config.load import dump_yaml
+from tests.devices import WANTED
 from tests.federations import blobs, write_federation
 
 METHODS: Mapping[str, Mapping[str, Any]] = examples()
@@ -47,7 +48,7 @@ def small(output: Path | str | None, **changes: Any) -> dict[str, Any]:
         "local": {"steps": 4, "batch_size": 10, "lr": 0.1},
         "algorithm": {"name": "fedavg"},
         "evaluate": {"batch_size": 64},
-        "device": "cpu",
+        "device": WANTED,
         "output": output and str(output),
     }
     recipe |= changes

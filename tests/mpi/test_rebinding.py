@@ -13,6 +13,7 @@ import hpcfed
 from hpcfed.errors import InputError
 from hpcfed.lab.export import export
 from hpcfed.ranks.world import World
+from tests.devices import KIND
 from tests.mpi.rebinding import ADOPTED, REFUSED
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_same_result import left_by
@@ -41,6 +42,8 @@ def recipe(output: str, name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ADOPTED)
 def test_it_trains_as_its_twin_that_writes_in_place(name, world, folder):
     """Bit for bit, on all ranks as alone; a merge into other parameters rounds, but leaves nothing behind."""
+    if KIND == "stub" and name in ("transposed", "set"):
+        pytest.skip("a tensor of the strict device takes no other strides or memory")
     one = {"local": {"steps": 5, "batch_size": 10, "lr": 0.2, "weight_decay": 0.01, "engine": "sequential"}}
     run = hpcfed.run(recipe("run", name) | one, world=world, quiet=True)
     if world.rank == world.size - 1:

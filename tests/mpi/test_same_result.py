@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 import hpcfed
 from hpcfed.cli.prepare import command as prepare
 from hpcfed.ranks.world import World
+from tests.devices import WANTED
 from tests.federations import blobs, write_federation
 from tests.mpi import shrinking
 from tests.mpi.recipes import METHODS, small, write_small
@@ -126,7 +127,7 @@ def test_the_readmes_recipe_is_the_same_as_alone(world, shared_tmp):
     digits = ["digits", "--clients", "20", "--partition", "dirichlet-client", "--alpha", "0.3"]
     world.on_root(lambda: prepare.main([*digits, "-o", str(shared_tmp / "digits.h5")], standalone_mode=False))
     for placement in ("static", "balanced"):
-        recipe = {**README, "data": str(shared_tmp / "digits.h5"), "placement": placement, "device": "cpu"}
+        recipe = {**README, "data": str(shared_tmp / "digits.h5"), "placement": placement, "device": WANTED}
         folder = shared_tmp / placement
         assert len(check_same_as_alone(world, folder, recipe)) == README["rounds"]
 

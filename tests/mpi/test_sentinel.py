@@ -30,7 +30,7 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
 
 
 def by_slot(x: Tensor, rank: int) -> Tensor:
-    return torch.arange(len(x), dtype=x.dtype)
+    return torch.arange(len(x), dtype=x.dtype, device=x.device)
 
 
 def by_neighbour(x: Tensor, rank: int) -> Tensor:

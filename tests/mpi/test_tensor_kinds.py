@@ -13,6 +13,7 @@ import hpcfed
 from hpcfed.errors import InputError
 from hpcfed.lab.export import export
 from hpcfed.ranks.world import World
+from tests.devices import KIND
 from tests.mpi.recipes import small, write_small
 from tests.mpi.tensor_kinds import VALUES, Buffered, Orthogonal, short
 from tests.mpi.test_same_result import left_by
@@ -27,6 +28,7 @@ OF_RUN = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn), torch.float32),
 }
 """What a dtype becomes in a run of float32; others stay."""
+SPARSE = pytest.mark.skipif(KIND == "stub", reason="the strict device has no sparse tensors")
 
 
 @pytest.fixture
@@ -95,6 +97,7 @@ def test_what_a_run_cannot_keep_is_named(world, folder, capfd):
         assert "the model's buffer bound: rounded to float32, as all of the model is; dtype: float64" in said
 
 
+@SPARSE
 def test_missing_numbers_and_sparse_buffers_are_constant(world, folder):
     for output, name, args in (
         ("missing", "Buffered", {"dtype": "float32", "missing": True}),
@@ -127,6 +130,7 @@ def test_one_without_dimensions_has_any_role(parameters, world, folder):
         assert left_by(run) == left_by(alone)
 
 
+@SPARSE
 def test_every_module_that_trains_is_exported(world, folder):
     """Buffers that are transposed or expanded, scalars and complex ones; what no file holds is named."""
     run = hpcfed.run(recipe("run", "Orthogonal", rounds=1), world=world, quiet=True)

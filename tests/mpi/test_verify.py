@@ -11,14 +11,17 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import hpcfed
 from hpcfed.data.content import content_hash
 from hpcfed.errors import InputError
+from hpcfed.provenance.recorded import placed_recipe
 from hpcfed.provenance.verify.spot_check import drawn, oddness, reachable, segments
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
-from tests.mpi.recipes import METHODS, small, write_small
+from tests.devices import KIND
+from tests.mpi.recipes import METHODS, small, write_recipe, write_small
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
 
@@ -264,6 +267,12 @@ def test_another_machine_is_compared_round_by_round_within_a_tolerance(world, fo
     code, said = verified(folder / "run", world, tolerance=1e-8)
     assert code == 1
     assert "differs in round 1, by more than 1e-08, from its recorded state\n  local_loss: " in said
+
+
+@pytest.mark.skipif(KIND == "stub", reason="knows no CUDA")
+def test_where_there_is_no_gpu_a_gpus_run_is_computed_by_the_cpu(world, folder):
+    world.on_root(lambda: (folder / "gpus").mkdir() or write_recipe(folder / "gpus", device="cuda"))
+    assert placed_recipe(folder / "gpus", None, None).device == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_code_and_data_that_have_moved_are_named(own, world, folder):

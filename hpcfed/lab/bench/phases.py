@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 PHASES = ("local", "convert", "wait", "reduce", "server", "evaluate", "record")
@@ -22,7 +22,9 @@ def phases_of(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: split[name] for name in PHASES}
 
 
-def median_ms(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the milliseconds of each phase, medians over the rounds."""
+def phases_ms(
+    rounds: Sequence[Mapping[str, float]], middle: Callable[[Iterable[float]], float] = median
+) -> dict[str, float]:
+    """Return the milliseconds of each phase, medians over the rounds, or another `middle` of them."""
     split = [phases_of(seconds) for seconds in rounds]
-    return {name: 1e3 * median(row[name] for row in split) for name in PHASES}
+    return {name: 1e3 * middle(row[name] for row in split) for name in PHASES}

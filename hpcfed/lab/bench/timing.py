@@ -22,12 +22,14 @@ import psutil
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
-from hpcfed.lab.bench.phases import median_ms
+from hpcfed.lab.bench.phases import phases_ms
+from hpcfed.lab.bench.workloads import WORKLOADS
 from hpcfed.ranks.signals import ASKING
 from hpcfed.ranks.threads import start
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 
-BARE = Path(__file__).resolve().parents[3] / "jobs" / "bench" / "bare.py"
+SCRIPTS = Path(__file__).resolve().parents[3] / "jobs" / "bench"
+BARE, FLOORS = SCRIPTS / "bare.py", SCRIPTS / "floors.py"
 SIDE_BY_SIDE = """
 import json, subprocess, sys
 sys.exit(any([process.wait() for process in [subprocess.Popen(command) for command in json.loads(sys.argv[1])]]))
@@ -58,9 +60,10 @@ class Turn:
     """A contender's measurements in one turn.
 
     Attributes:
-        wall, cpu: milliseconds of a round, medians over its rounds; `cpu` is rank 0's, None if not reported.
+        wall, cpu: milliseconds of a round, medians over its rounds, or means where evaluations count; `cpu` is rank
+            0's, None if not reported.
         peak_bytes: peak memory of the process, None under a launcher.
-        phases: milliseconds of a round by phase, medians; empty if not reported.
+        phases: milliseconds of a round by phase, likewise; empty if not reported.
     """
 
     wall: float
@@ -69,13 +72,14 @@ class Turn:
     phases: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contender:
-    """A program to time: its name, its command, and how to read a turn from the ended process."""
+    """A program to time: its name, its command, how to read a turn from the ended process, and whether it may fail."""
 
     name: str
     command: Sequence[str]
     read: Callable[[FinishedProcess], Turn]
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,20 +117,37 @@ def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "
     Raises:
         InputError: this is not a checkout, so the script is missing.
     """
-    if not BARE.is_file():
-        raise InputError("bench needs jobs/bench/bare.py", remedy="run it from a checkout of the repository")
+    return own("bare", _script(BARE, workload, folder, rounds, warm_up, device))
+
+
+def floors(workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[Contender]:
+    """Return the hand-written floors of a workload as contenders: by CUDA graphs on a GPU, else without.
+
+    Raises:
+        InputError: this is not a checkout, so the script is missing.
+    """
+    mapped = [] if WORKLOADS[workload].model.get("name") == "lstm" else ["vmap", "round-graph"]  # torch maps no LSTM
+    arguments = _script(FLOORS, workload, folder, rounds, warm_up, device)
+    return [own(f"floor: {kind}", [*arguments, kind], optional=True) for kind in ("client-graph", *mapped)]
+
+
+def _script(path: Path, workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[str]:
+    if not path.is_file():
+        raise InputError(f"bench needs jobs/bench/{path.name}", remedy="run it from a checkout of the repository")
     model = workload.partition("-")[0]
-    command = [sys.executable, str(BARE), model, str(folder), str(rounds), str(warm_up), device]
-    return own("bare", command)
+    return [sys.executable, str(path), model, str(folder), str(rounds), str(warm_up), device]
 
 
-def ours(folder: Path, rounds: int, warm_up: int, ranks: int) -> Contender:
-    """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to the next round's."""
+def ours(folder: Path, rounds: int, warm_up: int, ranks: int, *, mean: bool = False) -> Contender:
+    """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to the next round's.
+
+    Its time is the median over rounds, or the mean.
+    """
     output = folder / f"run-{ranks}"
     command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}")
 
     def read(done: FinishedProcess) -> Turn:
-        turn = recorded(output, warm_up)
+        turn = recorded(output, warm_up, mean=mean)
         return replace(turn, peak_bytes=done.peak_bytes) if ranks == 1 else turn
 
     return Contender(f"hpcfed, {ranks} rank{'s' if ranks > 1 else ''}", command, read)
@@ -152,22 +173,29 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
     return Contender(f"hpcfed, {count} apart", together, read)
 
 
-def recorded(output: Path, warm_up: int) -> Turn:
-    """Return the times of a run's rounds from its record, and remove the run."""
+def recorded(output: Path, warm_up: int, *, mean: bool = False) -> Turn:
+    """Return the times of a run's rounds from its record, medians or means, and remove the run."""
     seconds = [row["seconds"] for row in read_rounds(output / RECORD)][warm_up:]
     shutil.rmtree(output)
-    wall, cpu = (1e3 * median(row[name] for row in seconds) for name in ("total", "cpu"))
-    return Turn(wall=wall, cpu=cpu, phases=median_ms(seconds))
+    middle = fmean if mean else median
+    wall, cpu = (1e3 * middle(row[name] for row in seconds) for name in ("total", "cpu"))
+    return Turn(wall=wall, cpu=cpu, phases=phases_ms(seconds, middle))
 
 
-def own(name: str, command: Sequence[str]) -> Contender:
-    """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``."""
+def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contender:
+    """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``.
+
+    ``ms_mean`` and ``cpu_ms_mean`` come first, where it has them.
+    """
 
     def read(done: FinishedProcess) -> Turn:
         report = last_json(done.output)
-        return Turn(wall=report["ms_med"], cpu=report.get("cpu_ms_med"), peak_bytes=done.peak_bytes)
+        wall, cpu = (report.get(f"{kind}ms_mean", report.get(f"{kind}ms_med")) for kind in ("", "cpu_"))
+        if wall is None:
+            raise InputError(f"{name} printed no time", expected='a line with {"ms_med": …}')
+        return Turn(wall=wall, cpu=cpu, peak_bytes=done.peak_bytes)
 
-    return Contender(name, command, read)
+    return Contender(name, command, read, optional)
 
 
 def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
@@ -179,16 +207,24 @@ def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
 def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], None]) -> list[Timing]:
     """Run A B C A B C …, so that drifts of the machine's speed affect all contenders alike.
 
+    An optional one that fails is left out, and said.
+
     Raises:
-        EnvironmentFailure: a contender failed.
+        EnvironmentFailure: another one failed.
     """
-    found: list[list[Turn]] = [[] for _ in contenders]
+    found: dict[Contender, list[Turn]] = {contender: [] for contender in contenders}
     for repeat in range(1, repeats + 1):
-        for contender, turns in zip(contenders, found, strict=True):
-            turns.append(contender.read(run_to_end(contender.name, contender.command)))
-        times = (f"{c.name} {turns[-1].wall:.1f} ms" for c, turns in zip(contenders, found, strict=True))
+        for contender in list(found):
+            try:
+                found[contender].append(contender.read(run_to_end(contender.name, contender.command)))
+            except (EnvironmentFailure, InputError) as error:
+                if not contender.optional:
+                    raise
+                del found[contender]
+                say(f"  left out: {error}")
+        times = (f"{contender.name} {turns[-1].wall:.1f} ms" for contender, turns in found.items())
         say(f"  {repeat}/{repeats}  {'  '.join(times)}")
-    return [Timing(c.name, tuple(turns)) for c, turns in zip(contenders, found, strict=True)]
+    return [Timing(contender.name, tuple(turns)) for contender, turns in found.items()]
 
 
 def run_to_end(name: str, command: Sequence[str]) -> FinishedProcess:

@@ -30,6 +30,11 @@ class Workload:
         model: the recipe's ``model``.
         clients, samples, shape, classes: N, n_i, shape of a sample, number of labels.
         cohort, batch_size: S and B.
+        weight_decay: of local SGD, whose step size is 0.1.
+        images: whether samples are bytes, and used as x / 255.
+        tests: samples of the test set.
+        evaluate_every: rounds from one evaluation on it to the next; 0: none.
+        whole: rounds of the whole experiment, where it is a published one.
     """
 
     letter: str
@@ -41,6 +46,16 @@ class Workload:
     classes: int
     cohort: int
     batch_size: int
+    weight_decay: float = 1e-4
+    images: bool = False
+    tests: int = 0
+    evaluate_every: int = 0
+    whole: int = 0
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether evaluations count, so that a round's time is the mean over rounds in place of the median."""
+        return self.evaluate_every > 0
 
 
 MLP = Workload(
@@ -59,6 +74,23 @@ CNN = Workload(
 )
 LOGISTIC = Workload("C", "logistic 60→5", {"name": "logistic"}, 1000, 100, (60,), 5, cohort=20, batch_size=5)
 LSTM = Workload("F", "FedDyn's LSTM 8-100-100-80", {"name": "lstm"}, 20, 100, (80,), 80, cohort=4, batch_size=50)
+PFL = Workload(
+    "H",
+    "pfl's CIFAR-10 benchmark, conv3(32)-conv3(64)-pool-128-10 with dropout",
+    {"name": "emnist-cnn"},
+    1000,
+    50,
+    (3, 32, 32),
+    10,
+    cohort=50,
+    batch_size=10,
+    weight_decay=0.0,
+    images=True,
+    tests=10_000,
+    evaluate_every=10,
+    whole=1500,
+)
+"""The timing workload of arXiv 2404.06430 (CIFAR-10, IID): random images in place of CIFAR-10's."""
 WORKLOADS = {
     "mlp": MLP,
     "mlp-100": replace(MLP, letter="A100", cohort=100),
@@ -79,6 +111,7 @@ WORKLOADS = {
         CNN, letter="B", title=f"{CNN.title}, as a class", model={"factory": f"{PEOPLE}:Convolutional"}
     ),
     "logistic-class": replace(LOGISTIC, title=f"{LOGISTIC.title}, as a class", model={"factory": f"{PEOPLE}:Logistic"}),
+    "pfl-cifar10": PFL,
 }
 
 
@@ -88,19 +121,14 @@ def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
 
 
 def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") -> None:
-    """Write these files of any workload; its samples are tokens where the model is an LSTM, else real numbers."""
+    """Write these files of any workload; its samples are tokens where the model is an LSTM, else images or numbers."""
     rng = np.random.Generator(np.random.Philox(1234))
-    count = work.clients * work.samples
     tokens = work.model.get("name") == "lstm"
-    x: np.ndarray
-    if tokens:
-        x = rng.integers(work.classes, size=(count, *work.shape), dtype=np.uint8)
-    else:
-        x = (0.5 * rng.standard_normal((count, prod(work.shape)), dtype=np.float32)).reshape(count, *work.shape)
-    y = rng.integers(work.classes, size=count, dtype=np.uint8)
+    x, y = _samples(rng, work, work.clients * work.samples)
+    test_x, test_y = _samples(rng, work, work.tests) if work.tests else (None, None)
     owner = np.repeat(np.arange(work.clients), work.samples)
     task = "next-token" if tokens else "classification"
-    dataset = Dataset(name=name, task=task, x=x, y=y, num_classes=work.classes)
+    dataset = Dataset(name=name, task=task, x=x, y=y, num_classes=work.classes, test_x=test_x, test_y=test_y)
     write(folder / "federation.h5", dataset, owner, work.clients, partition={"scheme": "equal"})
     cohorts = [rng.choice(work.clients, work.cohort, replace=False).tolist() for _ in range(ROUNDS)]
     write_whole(folder / "cohorts.json", json.dumps(cohorts))
@@ -110,9 +138,21 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") ->
         "model": work.model,
         "rounds": 1,
         "cohort": {"schedule": "cohorts.json"},
-        "local": {"epochs": 1, "batch_size": work.batch_size, "lr": 0.1, "weight_decay": 1e-4},
+        "local": {"epochs": 1, "batch_size": work.batch_size, "lr": 0.1, "weight_decay": work.weight_decay},
         "algorithm": {"name": "fedavg"},
-        "evaluate": {"every": 0},
+        "evaluate": {"every": work.evaluate_every},
         "device": device,
     }
     write_whole(folder / "recipe.yaml", dump_yaml(recipe))
+
+
+def _samples(rng: np.random.Generator, work: Workload, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw samples, (count, …) and (count,)."""
+    x: np.ndarray
+    if work.model.get("name") == "lstm":
+        x = rng.integers(work.classes, size=(count, *work.shape), dtype=np.uint8)
+    elif work.images:
+        x = rng.integers(256, size=(count, *work.shape), dtype=np.uint8)
+    else:
+        x = (0.5 * rng.standard_normal((count, prod(work.shape)), dtype=np.float32)).reshape(count, *work.shape)
+    return x, rng.integers(work.classes, size=count, dtype=np.uint8)

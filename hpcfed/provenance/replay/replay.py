@@ -98,7 +98,7 @@ class Replay:
         return self.reported.task.samples
 
     def module(self, step: int = 0) -> nn.Module:
-        """Return the model with the parameters after a step; 0: the server's model.
+        """Return the model with the parameters after a step, on the recipe's device; 0: the server's model.
 
         Raises:
             InputError: there is no such step, or the iterates were not kept.

@@ -1,8 +1,8 @@
-"""The rounds of `jobs/bench/bare.py` by fedjax (0.0.17, JAX on one CPU thread).
+"""The rounds of `jobs/bench/bare.py` by fedjax (0.0.17, JAX on one CPU thread or one GPU).
 
 In the interface of ``hpcfed bench --own``.
 
-Usage: fedjax_rounds.py (mlp | cnn | logistic) FOLDER [ROUNDS] [WARM-UP ROUNDS]
+Usage: fedjax_rounds.py (mlp | cnn | logistic) FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE]
 
 It runs in an environment of its own, and uses nothing of hpcfed. Compilation falls into the warm-up.
 """
@@ -17,6 +17,9 @@ from statistics import median
 
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 os.environ["OMP_NUM_THREADS"] = "1"
+if "".join(sys.argv[5:6]) in ("", "cpu"):
+    os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # other contenders share the GPU
 
 import fedjax
 import h5py
@@ -62,6 +65,7 @@ def loss(parameters, batch):
 
 def main(name: str, folder: str, rounds: str = "25", warm_up: str = "5") -> None:
     """Run the rounds and print their median times."""
+    name = name.partition("-")[0]
     counted, left_out = int(rounds), int(warm_up)
     with h5py.File(Path(folder) / "federation.h5") as file:
         x, y, bounds = (file[f"train/{part}"][()] for part in ("x", "y", "offsets"))
@@ -89,4 +93,4 @@ def main(name: str, folder: str, rounds: str = "25", warm_up: str = "5") -> None
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:5])  # the device is set above
