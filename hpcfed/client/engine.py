@@ -131,16 +131,8 @@ def trained_by(
             raise
         what = f"memory for tiles of {tile} clients (local.tile) is short"
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
-    images = isinstance(network, OperatorNetwork) and network.has_images
-    memory_format = "channels-last" if images and _is_channels_last(section, model) else section.memory_format
+    memory_format = network.memory_format if isinstance(network, OperatorNetwork) else section.memory_format
     return stacked, Training("batched", section.matmul, tile, memory_format, read)
-
-
-def _is_channels_last(section: Local, model: FlatModel) -> bool:
-    """Whether convolutions of images take channels last: by default on a CPU, where they are faster by a fifth."""
-    if section.memory_format == "auto":
-        return model.vector.device.type == "cpu"
-    return section.memory_format == "channels-last"
 
 
 def _loses(network: StackedNetwork, tile: int) -> bool:
@@ -164,7 +156,7 @@ def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tup
     matmul = matmul_for(section.matmul, model.vector)
     batch = like[0].shape[0] if section.batch_size == "full" else int(section.batch_size)
     try:
-        network = network_of(model, loss, like[0], batch, matmul, channels_last=_is_channels_last(section, model))
+        network = network_of(model, loss, like[0], batch, matmul, section.memory_format)
     except Unreadable as unreadable:
         if section.engine == "auto":
             return None, "", str(unreadable)

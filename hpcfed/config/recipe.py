@@ -295,7 +295,7 @@ class Local(Section):
     """Large products of perceptrons by `blas` (MKL) or `onednn`; `auto`: oneDNN on AMD from Zen 5 on. `hpcfed bench
     calibrate RECIPE` measures both."""
     memory_format: Literal["auto", "contiguous", "channels-last"] = "auto"
-    """Of images in convolutions; `auto`: `channels-last` on a CPU."""
+    """Of images in convolutions; `auto`: `channels-last` on a CPU, but `contiguous` for models with group norms."""
     compile: bool = False
     """Have torch compile the model."""
     step: Reference | None = None

@@ -13,7 +13,6 @@ from hpcfed.client.batched.operators.base import Descending, IntoGradients, Para
 from hpcfed.client.batched.operators.build import Operators
 from hpcfed.client.batched.operators.dropping import Dropping
 from hpcfed.client.batched.operators.general import General
-from hpcfed.client.batched.operators.layers import Convolution
 from hpcfed.client.batched.shorts import Short
 from hpcfed.models.losses import Loss
 
@@ -42,7 +41,7 @@ class OperatorNetwork:
         numbers: of a sample's values, all together.
         masks: of the dropouts.
         gains: whether one client alone gains by its operators, few of which are calls of the module's own.
-        has_images: whether images are convolved.
+        memory_format: of images, as the recipe names it.
         keys: numbers, of 32 bits, from which a client's masks of a step follow.
     """
 
@@ -55,7 +54,7 @@ class OperatorNetwork:
         self.calls, self.numbers = len(operators.each), operators.numbers
         own = [one for one in operators.each if isinstance(one, General) and one.takes_gradients]
         self.gains = len(own) * MANY_CALLS < len(operators.each)
-        self.has_images = any(isinstance(one, Convolution) and len(one.stride) == 2 for one in operators.each)
+        self.memory_format = "auto"
         self._is_dense = operators.output_axes > 2  # a sample has more losses than one
         self.by_slot = self.by_slot and not self._is_dense
         self.takes_short = not (loss.is_own or loss.whole or mixes or self._is_dense)
