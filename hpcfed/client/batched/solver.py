@@ -74,7 +74,7 @@ class StackedSolver:
         arithmetic: Arithmetic = LIBRARIES,
     ):
         self.tile, self.fixed_slots = tile, network.fixed_slots and tile > 1
-        self._model, self._section, self._width = model, section, width
+        self._model, self._section, self._width, self._network = model, section, width, network
         self._seed, self._draws, self._averages, self._most_steps = seed, draws, averages, max(1, most_steps)
         self._streams, self._stepping = Streams(seed, Purpose.BATCHES), Stepping(section)
         self._step = 1
@@ -215,6 +215,14 @@ class StackedSolver:
             rng = stream(self._seed, Purpose.DROPOUT, round, task.client)
             keys[slot, : task.steps] = drawn_keys(self._num_keys, task.steps, rng)
         return upload(torch.from_numpy(keys), self._model.vector.device)
+
+    def masks(self, round: int, client: int, step: int, batch: int) -> list[Tensor]:
+        """Return dropout's masks of a client's step, counted from 1, over a minibatch of so many samples."""
+        if not isinstance(self._network, OperatorNetwork) or not self._num_keys:
+            return []
+        keys = drawn_keys(self._num_keys, step, stream(self._seed, Purpose.DROPOUT, round, client))[-1:]
+        on_device = upload(torch.from_numpy(keys), self._model.vector.device)
+        return self._network.masks_of(on_device, batch, self._model.vector.dtype)
 
     def _batches(
         self, of_slot: dict[int, Task], orders: dict[int, np.ndarray], sizes: np.ndarray

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.operators.base import IntoGradients
 from hpcfed.client.batched.operators.build import Mask, Operators, operators_of
+from hpcfed.client.batched.operators.dropping import GivenMasks
 from hpcfed.client.batched.operators.general import gradients_of
 from hpcfed.client.batched.operators.network import OperatorNetwork
 from hpcfed.errors import RAISED
@@ -148,23 +147,12 @@ def _masks(masks: Sequence[Mask], samples: int, draws: torch.Generator) -> list[
     ]
 
 
-class _Dropping(TorchFunctionMode):
+class _Dropping(GivenMasks):
     """Takes given masks in the place of dropout's draws, and float64 in that of float32."""
-
-    def __init__(self, masks: Sequence[Tensor]):
-        super().__init__()
-        self._masks = iter(masks)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = mapped((args, kwargs or {}), lambda leaf: torch.float64 if leaf is torch.float32 else leaf)
-        if func is Tensor.float:
-            func = Tensor.double
-        if func is functional.dropout:
-            given = {"training": True, "p": 0.5, **dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-            if given["training"] and given["p"]:
-                return given["input"] * next(self._masks).view(given["input"].shape)
-            return given["input"]
-        return func(*args, **kwargs)
+        return super().__torch_function__(Tensor.double if func is Tensor.float else func, types, args, kwargs)
 
 
 def _of_module(

@@ -101,6 +101,10 @@ class OperatorNetwork:
             operator.forward(run)
         return run, run.value(self._operators.output)
 
+    def masks_of(self, keys: Tensor, batch: int, dtype: torch.dtype) -> list[Tensor]:
+        """Return the dropouts' masks of a step, from keys (R, keys)."""
+        return self._dropping.masks(keys, batch, dtype)
+
     def back(self, run: Pass, slope: Tensor, sink: Sink) -> None:
         """Go back over a pass from the gradient of its outputs."""
         run.give(self._operators.output, slope)
