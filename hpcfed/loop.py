@@ -30,7 +30,7 @@ from hpcfed.run_folder.certificate import write_certificate
 from hpcfed.run_folder.checkpoint.keeper import Checkpoints
 from hpcfed.run_folder.clock import ENDING_REQUESTS, Clock
 from hpcfed.run_folder.environment import environment, with_suspicions
-from hpcfed.run_folder.folder import RunFolder, with_tile
+from hpcfed.run_folder.folder import RunFolder, with_local
 from hpcfed.run_folder.observers import Observers
 from hpcfed.run_folder.outcome import own_log, recorded_ending
 from hpcfed.run_folder.progress import Reporter
@@ -71,11 +71,10 @@ def train(
         device_faults(world),
     ):
         watchdog.stage("start: devices, data and model")
-        recipe = world.on_root(partial(folder.with_recorded_tile, recipe))
+        recipe = world.on_root(partial(folder.with_recorded_engine, recipe))
         parts, evaluator = assemble(recipe, world, device_slot, watchdog)
         watchdog.stage("start: checkpoint, record and observers")
-        if recipe.local.engine == "batched":
-            recipe = with_tile(recipe, parts.engine.tile)
+        recipe = with_local(recipe, parts.training.recorded)
         with parts.federation, parts.clients:
             observers = Observers(recipe, world)
             client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)
@@ -165,6 +164,7 @@ def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]
         **environment(parts.world, parts.model.vector.device, recipe.reduction, recipe.bits),
         "method": parts.method.name,
         "tile": parts.engine.tile,
+        "training": parts.training.account,
         "evaluated_samples": evaluator.num_samples,
         **without_facts(recipe, parts.federation),
     }

@@ -11,6 +11,7 @@ from hpcfed.arithmetic.operations import Arithmetic
 from hpcfed.client.private_parts import PrivateParts
 from hpcfed.client.solver import Engine, SequentialSolver, Stepping
 from hpcfed.client.state_store import ClientStates
+from hpcfed.client.training import Training
 from hpcfed.cohort import Cohorts
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
@@ -32,6 +33,8 @@ class Parts:
     initial_w: Tensor
     """The model before round 1, (d,) on the device; never changed."""
     engine: Engine
+    training: Training
+    """Which engine this is, and why."""
     stepping: Stepping
     tuner: SequentialSolver | None
     """Takes the steps of ``evaluate.clients.fine_tune``."""

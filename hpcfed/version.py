@@ -2,5 +2,6 @@
 
 __version__ = "0.2.0.dev0"
 
-ARITHMETIC = 2
-"""How clients' bits are made; 1: clients in groups whose size followed the rank's share (before tiles)."""
+ARITHMETIC = 3
+"""How clients' bits are made; 1: clients in groups whose size followed the rank's share (before tiles); 2: general
+modules in tiles by vmap, others one after another (before modules were read)."""

@@ -13,10 +13,11 @@ from hpcfed.algorithms.fednova import PerStep
 from hpcfed.arithmetic.operations import arithmetic_of
 from hpcfed.assembly.loss import build_loss, build_measured_loss
 from hpcfed.assembly.model import build_model, zeros
-from hpcfed.client.engine import ClientWork, engine_for, tuner_for
+from hpcfed.client.engine import ClientWork, trained_by, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private
 from hpcfed.client.solver import Engine, Stepping
 from hpcfed.client.state_store import ClientStates
+from hpcfed.client.training import Training
 from hpcfed.cohort import Cohorts, present_in
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import BUILT_IN, references
@@ -73,7 +74,7 @@ def parts_of(
     again = _reads_again(recipe, cohorts)
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
     work = ClientWork(cohorts.most_members, federation.sizes, cohorts.typical_steps)
-    engine = _engine(recipe, federation, method, model, loss, work)
+    engine, training = _engine(recipe, federation, method, model, loss, work)
     placement = _placement(recipe, method, engine, cohorts, federation, world)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
     if method.local.stateful:
@@ -95,6 +96,7 @@ def parts_of(
         model=model,
         initial_w=initial_w,
         engine=engine,
+        training=training,
         stepping=Stepping(recipe.local),
         tuner=tuner_for(fine_tune, model, loss, seed, draws=_draws(recipe)) if fine_tune is not None else None,
         shards=shards,
@@ -181,8 +183,8 @@ def _reads_again(recipe: Recipe, cohorts: Cohorts) -> bool:
 
 def _engine(
     recipe: Recipe, federation: Federation, method: Method, model: FlatModel, loss: Loss, work: ClientWork
-) -> Engine:
-    return engine_for(
+) -> tuple[Engine, Training]:
+    return trained_by(
         recipe.local,
         model,
         loss,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcfed import models
 from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
 from hpcfed.client.batched.tiles import step_cost
 from hpcfed.config.limits import Checkpoint
@@ -87,7 +86,9 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if share < tile and MUCH * costs[0] < costs[1]:
         what = f"tiles of {tile} clients, of whom each rank trains {share}: the other slots are computed for nothing"
         yield f"{what}; local.tile={share} shares the work, with other last bits"
-    if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:
+    if recipe.model.factory is not None or parts.training.why:
+        yield f"{'your' if recipe.model.factory else 'the'} model: {parts.training.account}"
+    if recipe.parameters.private or recipe.parameters.buffers:
         what = f"parameters ({recipe.parameters.given})"
         yield f"clients are trained one after another, since the batched engine takes no {what}"
     if late := [entry.round for entry in local.lr_schedule if entry.round > recipe.rounds]:

@@ -32,7 +32,7 @@ def _resolve(recipe: Recipe) -> Recipe:
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     check_parts(method)
     spec = models.spec(recipe.model)
-    asked, local = recipe, _local_work(recipe, method, spec, couples=recipe.loss.name == "cox")
+    asked, local = recipe, _local_work(recipe, method, couples=recipe.loss.name == "cox")
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
     check_combination(recipe, method)
     check_observers(recipe.observers, recipe.python_path)
@@ -45,7 +45,7 @@ def _resolve(recipe: Recipe) -> Recipe:
         _check_samples(recipe, federation, spec)
         _check_test_set(recipe, federation)
         if federation.task == "survival" and recipe.loss.factory is None:
-            recipe = recipe.model_copy(update={"local": _local_work(asked, method, spec, couples=True)})
+            recipe = recipe.model_copy(update={"local": _local_work(asked, method, couples=True)})
         check_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes)
         check_stop(recipe.stop, recipe.evaluate.metrics, federation.task)
         if recipe.data_content not in (None, federation.content):
@@ -91,8 +91,9 @@ def _parts(section: Algorithm) -> dict[str, str]:
     return {role: getattr(section, role) or default for role, default in algorithms.DEFAULT_PARTS.items()}
 
 
-def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None, *, couples: bool) -> Local:
-    """Return the recipe's ``local``, engine and matmul chosen; one full-batch step for methods of the full gradient.
+def _local_work(recipe: Recipe, method: Method, *, couples: bool) -> Local:
+    """Return the recipe's ``local``, engine and matmul chosen where this needs no model; one full-batch step for
+    methods of the full gradient.
 
     `couples` tells that the loss of a sample depends on others of its minibatch.
 
@@ -105,22 +106,22 @@ def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None, *, cou
         remedy = "use parameters.frozen and buffers: fixed with it, or leave local.step out"
         raise InputError(f"{what}: a step of your own trains the shared parameters alone", remedy=remedy)
     hindrances = {
-        f"parameters: {parameters.given}": bool(parameters.given),
+        f"parameters: {parameters.given}": bool(parameters.private) or parameters.buffers is not None,
         "augmentation": recipe.local.augment is not None,
-        f"dropout, which {recipe.model.name!r} has": spec is not None and spec.draws,
         f"precision: {recipe.precision}": recipe.precision != "float32",
         "compile: true": recipe.local.compile,
         "loss.name: cox": couples,
         "loss.weights": recipe.loss.weights is not None,
         f"local.step: {recipe.local.step}": recipe.local.step is not None,
     }
-    if engine == "auto":
-        stacks = spec is not None and spec.stacks and recipe.loss.factory is None and not any(hindrances.values())
-        engine = "batched" if stacks else "sequential"
-    if engine == "batched" and any(hindrances.values()):
-        why = next(why for why, is_so in hindrances.items() if is_so)
+    why = next((why for why, is_so in hindrances.items() if is_so), "")
+    if engine == "batched" and why:
         raise InputError(f"local.engine: batched with {why}", remedy="use local.engine: sequential")
-    chosen = {"engine": engine, "matmul": _matmul(recipe, engine, spec)}
+    if engine == "auto" and why:
+        engine = "sequential"
+    elif engine == "auto" and (recipe.bits == "portable" or recipe.local.matmul == "onednn"):
+        engine = "batched"  # else assembly decides, which reads the model
+    chosen = {"engine": engine, "matmul": _matmul(recipe, engine)}
     recipe = recipe.model_copy(update={"local": recipe.local.model_copy(update=chosen)})
     if method.local.full_gradient:
         return recipe.local.model_copy(update={"steps": 1, "epochs": None, "batch_size": "full"})
@@ -129,14 +130,14 @@ def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None, *, cou
     return recipe.local
 
 
-def _matmul(recipe: Recipe, engine: str, spec: models.Spec | None) -> str:
+def _matmul(recipe: Recipe, engine: str) -> str:
     """Return the library for the matrix products of batched clients on a CPU, ``onednn`` or ``blas``.
 
     Raises:
         InputError: the recipe names ``onednn``, which cannot compute them.
     """
     hindrances = {
-        f"local.engine: {engine}": engine != "batched",
+        f"local.engine: {engine}": engine == "sequential",
         f"dtype: {recipe.dtype}": recipe.dtype != "float32",
     }
     if recipe.local.matmul == "onednn" and any(hindrances.values()):
@@ -144,9 +145,8 @@ def _matmul(recipe: Recipe, engine: str, spec: models.Spec | None) -> str:
         raise InputError(f"local.matmul: onednn with {why}", remedy="use local.matmul: blas")
     if recipe.local.matmul != "auto":
         return recipe.local.matmul
-    ours = spec is not None and spec.stacks and recipe.loss.factory is None and recipe.bits == "native"
-    ours = ours and not any(hindrances.values())
-    return "onednn" if ours and recipe.device in ("auto", "cpu") and onednn.is_faster() else "blas"
+    can = recipe.loss.factory is None and recipe.bits == "native" and not any(hindrances.values())
+    return "onednn" if can and recipe.device in ("auto", "cpu") and onednn.is_faster() else "blas"
 
 
 def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | None) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WORKLOADS = ("mlp", "mlp-100", "cnn", "logistic", "logistic-200")
 PAPERS = ("fedexp", "resnet18", "lstm", "lstm256", "pfl-cifar10")
+OWN = ("mlp-layers", "mlp-class", "cnn-class", "logistic-class")
 ENTRIES = (100_000, 1_000_000, 11_000_000)
 
 repeats = click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Turns of each.")
@@ -63,7 +64,7 @@ def command() -> None:
 
 
 @command.command("rounds")
-@click.argument("workloads", nargs=-1, metavar=f"[{'|'.join(WORKLOADS + PAPERS)}]...")
+@click.argument("workloads", nargs=-1, metavar=f"[{'|'.join(WORKLOADS + PAPERS + OWN)}]...")
 @repeats
 @rounds_of(25)
 @click.option("--ranks", type=click.IntRange(min=1), multiple=True, default=(1,), show_default=True, help="Repeatable.")
@@ -105,7 +106,7 @@ def rounds_command(
 ) -> None:
     """Time rounds of WORKLOADS beside a bare PyTorch loop, and say where their time goes.
 
-    Default: the first five. The others are models of the papers, whose rounds take seconds.
+    Default: the first five. Others are models of the papers, whose rounds take seconds, and these as people write them.
 
     Sampling, data, reduction, server step and record are included, evaluation and start-up are not. Of pfl-cifar10,
     pfl's own benchmark, evaluations count: rounds are rounded up to tens, and a round's time is their mean.

@@ -12,13 +12,16 @@ import numpy as np
 import torch
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
-from hpcfed.client.batched.gradients import StackedNetwork, Vectorized, mixes_samples, perceptron_of
+from hpcfed.client.batched.gradients import StackedNetwork, Vectorized, mixes_samples
 from hpcfed.client.batched.matmul import OneDNN, matmul_for
+from hpcfed.client.batched.networks import network_of
+from hpcfed.client.batched.operators.network import OperatorNetwork
 from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.batched.tiles import tile_for
 from hpcfed.client.own_step import OwnStepSolver
 from hpcfed.client.solver import Engine, SequentialSolver
+from hpcfed.client.training import Training
 from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
 from hpcfed.data.cache import Samples
@@ -26,11 +29,15 @@ from hpcfed.errors import RAISED, EnvironmentFailure, InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
+from hpcfed.models.reading.program import Unreadable
 from hpcfed.ranks.accelerators import is_full
 from hpcfed.rng import Purpose
 
 STEPS_TO_REPLAY = 3
 """A GPU's graph is warmed up in the first step, captured in the second and replayed from the third on."""
+
+CALLS = 6
+"""Operators whose calls take as long as those of the perceptrons of which the rule of tiles was measured."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class ClientWork:
     steps: np.ndarray
 
 
-def engine_for(
+def trained_by(
     section: Local,
     model: FlatModel,
     loss: Loss,
@@ -61,8 +68,11 @@ def engine_for(
     elsewhere: bool = False,
     own_step: Callable[..., Any] | None = None,
     arithmetic: Arithmetic = LIBRARIES,
-) -> Engine:
-    """Return the engine that a resolved recipe names.
+) -> tuple[Engine, Training]:
+    """Return the engine of a resolved recipe, and what was chosen.
+
+    Where the recipe leaves the engine to ``auto``, models that can be read (`hpcfed.models.reading`) are trained in
+    tiles, all others one client after another. Neither a name nor a timing decides.
 
     Args:
         section, model, loss: how clients train, what, and on what.
@@ -79,23 +89,28 @@ def engine_for(
         InputError: the batched engine or its products cannot take the model, it cannot be compiled, the device knows no
             such precision, or clients cannot be trained in tiles of the size that the recipe asks for.
     """
-    if section.engine != "batched":
-        _check_tile(section.tile, 1, "local.engine: sequential")
+    network, read, why = None, "", ""
+    if section.engine != "sequential":
+        network, read, why = _network(section, model, loss, like)
+    tile, width, of_network = 1, 1, False
+    if network is not None:
+        of_network = draws and (isinstance(network, Vectorized) or loss.is_own)
+        width, alone = _minibatch(section, loss, network, work.sizes, draws=of_network)
+        tile = section.tile if section.tile != "auto" else 1 if alone else _tile(network, model, work, width)
+        if section.engine == "auto" and _loses(network, tile):
+            network, why = None, "too many of its operations are called as the module calls them"
+        elif alone:
+            _check_tile(section.tile, 1, alone)
+    if network is None:
+        _check_tile(section.tile, 1, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
         build = partial(SequentialSolver, model, loss, section, seed, precision=precision, draws=draws)
         solver = try_compiled(build, like) if section.compile else build()
+        training = Training("sequential", "blas", "auto", section.memory_format, why=why)
         if own_step is not None:
-            return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
-        return solver
-    network = _network(section, model, loss, like)
-    draws = draws and isinstance(network, Vectorized)
-    width, alone = _minibatch(section, loss, network, work.sizes, draws=draws)
-    if alone:
-        _check_tile(section.tile, 1, alone)
-    tile = section.tile
-    if tile == "auto":
-        tile = 1 if alone else tile_for(model, model.vector.device, work.cohort_size, width, work.steps)
+            return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed), training
+        return solver, training
     try:
-        return StackedSolver(
+        stacked = StackedSolver(
             model,
             network,
             section,
@@ -105,7 +120,7 @@ def engine_for(
             most_steps=int(work.steps.max(initial=1)),
             elsewhere=elsewhere,
             averages=loss.reduction == "mean",
-            draws=draws,
+            draws=of_network,
             arithmetic=arithmetic,
         )
     except RuntimeError as error:
@@ -113,21 +128,63 @@ def engine_for(
             raise
         what = f"memory for tiles of {tile} clients (local.tile) is short"
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
+    images = isinstance(network, OperatorNetwork) and network.has_images
+    memory_format = "channels-last" if images and _is_channels_last(section, model) else section.memory_format
+    return stacked, Training("batched", section.matmul, tile, memory_format, read)
 
 
-def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> StackedNetwork:
+def _is_channels_last(section: Local, model: FlatModel) -> bool:
+    """Whether convolutions of images take channels last: by default on a CPU, where they are faster by a fifth."""
+    if section.memory_format == "auto":
+        return model.vector.device.type == "cpu"
+    return section.memory_format == "channels-last"
+
+
+def _loses(network: StackedNetwork, tile: int) -> bool:
+    """Whether clients alone in their tiles are trained no faster than by the module itself."""
+    return tile == 1 and isinstance(network, OperatorNetwork) and not network.gains
+
+
+def engine_for(*arguments: Any, **named: Any) -> Engine:
+    """Return the engine alone; see `trained_by`."""
+    return trained_by(*arguments, **named)[0]
+
+
+def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tuple[StackedNetwork | None, str, str]:
+    """Return the network that is trained in tiles, what the model is read as, and why there is no network.
+
+    Raises:
+        InputError: there is none, and the recipe asks for tiles.
+    """
     if isinstance(loss, PortableLoss):
-        return PortableNetwork(loss)
-    _refuse_unseen(model, like)
+        return PortableNetwork(loss), "in portable arithmetic", ""
     matmul = matmul_for(section.matmul, model.vector)
-    network: StackedNetwork | None = perceptron_of(model.module, loss, matmul)
-    if network is not None:
-        return network
+    batch = like[0].shape[0] if section.batch_size == "full" else int(section.batch_size)
+    try:
+        network = network_of(model, loss, like[0], batch, matmul, channels_last=_is_channels_last(section, model))
+    except Unreadable as unreadable:
+        if section.engine == "auto":
+            return None, "", str(unreadable)
+        why = str(unreadable)
+    else:
+        return network, network.account, ""
+    _refuse_unseen(model, like)
     if isinstance(matmul, OneDNN):
-        raise InputError("local.matmul: onednn is for linear models and perceptrons", remedy="use matmul: blas")
-    network = Vectorized(model.module, loss, mixes=mixes_samples(model.module, like[0]))
-    try_vectorized(network, model, like)
-    return network
+        what = f"local.matmul: onednn is for models that can be read: {why}"
+        raise InputError(what, remedy="use matmul: blas")
+    mapped = Vectorized(model.module, loss, mixes=mixes_samples(model.module, like[0]))
+    try_vectorized(mapped, model, like)
+    return mapped, f"by torch.func.vmap ({why})", ""
+
+
+def _tile(network: StackedNetwork, model: FlatModel, work: ClientWork, width: int) -> int:
+    """Return R, by the network's operations and the rule of `tile_for`."""
+    weights = None
+    if isinstance(network, OperatorNetwork):
+        if not network.by_slot:
+            return 1
+        weights = network.work / max(1.0, network.calls / CALLS)
+    return tile_for(model, model.vector.device, work.cohort_size, width, work.steps, weights)
 
 
 def _minibatch(
@@ -144,6 +201,8 @@ def _minibatch(
         return width, "random draws of the model or the loss"
     if not network.takes_short:
         return width, "a loss of your own" if loss.is_own else "samples that are not computed each by itself"
+    if isinstance(network, OperatorNetwork) and not network.by_slot:
+        return width, "a model of which only one client at a time can be computed"
     return width, ""
 
 

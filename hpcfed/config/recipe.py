@@ -249,7 +249,9 @@ class Local(Section):
     `step` names the user's own local step (`hpcfed.client.own_step`), called with `step_args` as keywords.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "guess_moments", "step", "step_args", "tile"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"lr_schedule", "guess_moments", "step", "step_args", "tile", "memory_format"}
+    )
 
     steps: Count | None = None
     """Minibatch steps of a client in a round."""
@@ -285,13 +287,15 @@ class Local(Section):
     augment: Augment | None = None
     """Random shifts and flips of training images."""
     engine: Literal["auto", "sequential", "batched"] = "auto"
-    """`batched`: clients together, in tiles; `sequential`: one after another; `auto`: batched for linear models and
-    perceptrons."""
+    """`batched`: clients together, in tiles; `sequential`: one after another; `auto`: batched for models that can be
+    read (docs/own-project.md)."""
     tile: Literal["auto"] | Count = "auto"
     """Slots of a tile; part of the result (docs/bits.md)."""
     matmul: Literal["auto", "blas", "onednn"] = "auto"
     """Large products of perceptrons by `blas` (MKL) or `onednn`; `auto`: oneDNN on AMD from Zen 5 on. `hpcfed bench
     calibrate RECIPE` measures both."""
+    memory_format: Literal["auto", "contiguous", "channels-last"] = "auto"
+    """Of images in convolutions; `auto`: `channels-last` on a CPU."""
     compile: bool = False
     """Have torch compile the model."""
     step: Reference | None = None

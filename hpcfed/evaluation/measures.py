@@ -106,10 +106,10 @@ class Measures:
     def cells_of_several(
         self, tiles: ClientTiles, clients: np.ndarray, sizes: np.ndarray, samples: Samples
     ) -> np.ndarray:
-        """Return `cells` of several clients, (C, cells, 2), each from its own samples alone; zeros where not taken.
+        """Measure several clients in tiles; return the pairs of each, (C, cells, 2), from its own samples alone.
 
-        Values of samples are added by halving (`hpcfed.arithmetic.sums`), after zeros in the place of fillers. Measures
-        without a value for each sample, and the user's own, are computed client by client.
+        Sums are pairwise (`hpcfed.arithmetic.sums`), with zeros for fillers. Measures that have no value for each
+        sample, and the user's own, are computed client by client; clients that are not taken have zeros.
 
         Args:
             tiles: compute the outputs.

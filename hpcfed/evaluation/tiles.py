@@ -38,11 +38,11 @@ many times as much on another device."""
 
 
 class Tile(NamedTuple):
-    """Outputs of some clients.
+    """Outputs of the clients in one tile.
 
     Attributes:
-        clients: places of the clients in `sizes`, those of slot 0, 1, …; slots after them are empty.
-        output, target: (R, B, C) and (R, B, …); of client k the first ``sizes[k]`` rows count.
+        clients: the client in each slot, as an index into `sizes`; later slots are empty.
+        output, target: (R, B, C) and (R, B, …); the first ``sizes[k]`` rows of client k are its samples.
     """
 
     clients: np.ndarray

@@ -34,8 +34,6 @@ class Spec(BaseModel, ABC):
     """Whether the module draws random numbers while it trains, as dropout does."""
     tokens: ClassVar[bool] = False
     """Whether the module takes tokens, int64, in place of numbers in the run's dtype."""
-    stacks: ClassVar[bool] = False
-    """Whether training clients together, with stacked parameters, is fastest."""
     later: ClassVar[frozenset[str]] = frozenset()
     """Keys that the model has gained since 0.1: at their defaults they are not recorded, and older runs go on."""
 

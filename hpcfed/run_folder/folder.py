@@ -36,7 +36,7 @@ from hpcfed.run_folder import files
 from hpcfed.run_folder.code import FRESH, CodeRecord, references
 from hpcfed.run_folder.contents import refuse_links
 from hpcfed.run_folder.cut import cut
-from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT, differences
+from hpcfed.run_folder.identity import FOLLOWED, FREE, WITHOUT_EFFECT, differences
 from hpcfed.run_folder.lock import FolderLock
 from hpcfed.run_folder.rounds import RECORD, count_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
@@ -199,12 +199,17 @@ class RunFolder:
         found = files.read_mapping(self.path / "environment.json").get("sentinel")
         return found if isinstance(found, list) else []
 
-    def with_recorded_tile(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the ``local.tile`` of the run here that it goes on with, where it is ``auto``."""
-        if recipe.local.tile != "auto" or self.fresh or not (self.path / files.RECIPE).is_file() or not self._goes_on():
+    def with_recorded_engine(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with the engine and tile of the run here that it goes on with, where it says ``auto``."""
+        if self.fresh or not (self.path / files.RECIPE).is_file() or not self._goes_on():
             return recipe
-        tile = (files.read_recipe(self.path).get("local") or {}).get("tile", "auto")
-        return with_tile(recipe, tile)
+        recorded, local = files.read_recipe(self.path).get("local") or {}, recipe.local
+        followed = FOLLOWED if local.engine == "auto" and "engine" in recorded else FOLLOWED[2:]
+        keys = {key: recorded[key] for key in followed if key in recorded and key != "matmul"}
+        own = {key: value for key in keys if (value := getattr(local, key)) != "auto"}
+        if "engine" in followed and "matmul" in recorded:
+            keys["matmul"] = recorded["matmul"]
+        return with_local(recipe, keys | own)
 
     def claim(
         self,
@@ -316,9 +321,9 @@ class RunFolder:
         return any(path.exists() and path.stat().st_size > 0 for path in record)
 
 
-def with_tile(recipe: Recipe, tile: int | str) -> Recipe:
-    """Return the recipe with this ``local.tile``."""
-    return recipe.model_copy(update={"local": recipe.local.model_copy(update={"tile": tile})})
+def with_local(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with these keys of ``local``."""
+    return recipe.model_copy(update={"local": recipe.local.model_copy(update=keys)})
 
 
 def _changed(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -20,8 +20,8 @@ STATE, STATES = "client_state", ("device", "host", "disk")
 """``client_state`` is hashed as ``device``, whatever it is: digests keep the key for compatibility, and older ones may
 have any of its values.
 """
-TILE = "local.tile"
-"""A recorded recipe has its number; `auto` is left out."""
+FOLLOWED = ("engine", "matmul", "tile", "memory_format")
+"""Keys of ``local`` that a recorded recipe has the choice of; where a recipe says ``auto``, it follows the record."""
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *WITHOUT_EFFECT)
 """Keys that may change when a run is continued."""
 
@@ -40,8 +40,11 @@ def identities(recipe: Recipe) -> tuple[str, ...]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
     """Return the keys that decide the result and differ, each with its values: ``local.lr 0.5 there and 1 here``."""
     there, here = deciding(before, free), deciding(now, free)
-    if TILE not in here:  # auto, which follows the record
-        there.pop(TILE, None)
+    chooses = here.get("local.engine") == "auto"  # and with it matmul, which is no choice of the recipe's yet
+    for key in (f"local.{key}" for key in FOLLOWED):
+        if here.get(key, "auto") == "auto" or (chooses and key == "local.matmul"):
+            there.pop(key, None)
+            here.pop(key, None)
     changed = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
     return [f"{key} {there.get(key)!r} there and {here.get(key)!r} here" for key in changed]
 

@@ -27,7 +27,14 @@ from statistics import median
 from hpcfed.lab.bench.workloads import write_workload
 
 HERE = Path(__file__).resolve().parents[2]
-ROUNDS = {"mlp": (60, 40), "logistic": (320, 80), "logistic-200": (100, 30)}
+ROUNDS = {
+    "mlp": (60, 40),
+    "logistic": (320, 80),
+    "logistic-200": (100, 30),
+    "mlp-class": (60, 40),
+    "cnn-class": (15, 5),
+    "logistic-class": (320, 80),
+}
 FEW_ROUNDS = (15, 5)
 """Workload → counted rounds of a turn, and rounds before them; others have `FEW_ROUNDS`."""
 

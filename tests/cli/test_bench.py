@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from hpcfed.cli.bench import PAPERS, _named, command
+from hpcfed.cli.bench import OWN, PAPERS, _named, command
 from hpcfed.cli.bench import WORKLOADS as OFFERED
 from hpcfed.config.recipe import Model
 from hpcfed.errors import EnvironmentFailure, InputError
@@ -203,7 +203,7 @@ def test_loops_of_ones_own_have_names_and_learn_what_is_timed():
 
 
 def test_a_workload_that_is_not_one_is_refused() -> None:
-    assert tuple(WORKLOADS) == OFFERED + PAPERS
+    assert tuple(WORKLOADS) == OFFERED + PAPERS + OWN
     with pytest.raises(InputError, match="unknown workload 'mpl'; did you mean 'mlp'"):
         raise CliRunner().invoke(command, ["mpl"]).exception
     with pytest.raises(InputError, match="two ranks or more"):

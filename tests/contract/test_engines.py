@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from hpcfed.client.batched import matmul, steps
-from hpcfed.client.batched.gradients import perceptron_of
+from hpcfed.client.batched.gradients import Perceptron
 from hpcfed.client.batched.matmul import Blas
+from hpcfed.client.batched.networks import network_of
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.engine import ClientWork, engine_for
 from hpcfed.client.solver import Engine, Task
@@ -20,6 +22,7 @@ from hpcfed.errors import InputError
 from hpcfed.models import spec
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import loss_for
+from hpcfed.models.reading.program import Unreadable
 from hpcfed.ranks.platform import onednn
 from hpcfed.types import Tilt
 
@@ -220,7 +223,7 @@ def test_where_auto_takes_onednn(vendor, family, flags, faster):
     ("model", "local", "dtype", "why"),
     [
         ("logistic", {"engine": "batched"}, torch.float64, "cannot be reached in torch"),
-        ("cifar-cnn", {"engine": "batched"}, torch.float32, "is for linear models and perceptrons"),
+        ("resnet18-gn", {"engine": "batched"}, torch.float64, "cannot be reached in torch"),
     ],
 )
 def test_onednn_is_refused_without_support(model, local, dtype, why):
@@ -295,18 +298,20 @@ def test_a_compiled_model_learns_the_same():
 
 
 @pytest.mark.parametrize(
-    ("module", "stacks"),
+    ("module", "is_perceptron"),
     [
-        (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)), True),
-        (torch.nn.Linear(4, 2, bias=False), True),
-        (torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)), False),
-        (torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)), False),
-        (torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), False),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), True),
+        (nn.Linear(4, 2, bias=False), True),
+        (nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), False),
+        (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), False),
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), False),
     ],
     ids=["perceptron", "linear", "tanh", "no relu", "ends in relu"],
 )
-def test_perceptrons_are_distinguished_from_other_modules(module, stacks):
-    loss = loss_for(LossSection(), "classification", [])
-    assert (perceptron_of(module, loss, Blas()) is not None) == stacks
+def test_perceptrons_are_distinguished_from_other_modules(module, is_perceptron):
+    loss, like = loss_for(LossSection(), "classification", []), torch.zeros(1, 4)
+    network = network_of(FlatModel(module, torch.float32, CPU), loss, like, 5, Blas())
+    assert isinstance(network, Perceptron) == is_perceptron
     module.register_forward_hook(lambda *_: None)
-    assert perceptron_of(module, loss, Blas()) is None
+    with pytest.raises(Unreadable, match="hooks"):
+        network_of(FlatModel(module, torch.float32, CPU), loss, like, 5, Blas())

@@ -36,9 +36,17 @@ from tests.devices import DEVICE, prepare
 
 EXAMPLES = int(os.environ.get("HPCFED_EXAMPLES", "0"))
 """Cases of each kind; 0 for those of the suite, `USUAL`, and of the soak, `MANY`."""
-USUAL: Mapping[str, int] = {"perceptron": 130, "linear": 60, "portable": 30, "tanh": 36, "convolution": 40, "alone": 40}
+USUAL: Mapping[str, int] = {
+    "perceptron": 130,
+    "linear": 60,
+    "portable": 30,
+    "tanh": 36,
+    "convolution": 40,
+    "network": 50,
+    "alone": 40,
+}
 MANY: Mapping[str, int] = {kind: 30 * count for kind, count in USUAL.items()}
-"""By the kind of model; ``alone`` is the sequential engine."""
+"""By the kind of model; ``network`` has norms, dropout, sums and attention, ``alone`` is the sequential engine."""
 TILTED = "shift", "anchor", "from_anchor", "offset", "radius"
 HUGE = {torch.float32: 1e18, torch.float64: 1e150}
 """Factor of samples whose squares still have a finite sum, or not."""
@@ -133,7 +141,7 @@ def locals_of(draw: st.DrawFn, kind: str, batch: int, full: bool) -> dict[str, A
 @st.composite
 def cases(draw: st.DrawFn, kind: str) -> Case:
     width = st.one_of(st.integers(1, 70), st.sampled_from([1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 32, 33, 64]))
-    hidden = {"perceptron": (1, 3), "tanh": (1, 2), "alone": (0, 2)}.get(kind, (0, 0))
+    hidden = {"perceptron": (1, 3), "tanh": (1, 2), "network": (1, 1), "alone": (0, 2)}.get(kind, (0, 0))
     most = 12 if kind == "convolution" else 70
     widths = [min(most, width) for width in draw(st.lists(width, min_size=2 + hidden[0], max_size=2 + hidden[1]))]
     if kind == "convolution":
@@ -184,12 +192,34 @@ def cases(draw: st.DrawFn, kind: str) -> Case:
     )
 
 
+class Network(nn.Module):
+    """A residual network with a norm, dropout, or attention over features, as people write them."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, *, bias: bool, kind: int):
+        super().__init__()
+        self.kind, self.first, self.inner = kind, nn.Linear(inputs, hidden, bias=bias), nn.Linear(hidden, hidden)
+        self.norm = nn.GroupNorm(1, hidden) if kind == 1 else nn.LayerNorm(hidden)
+        self.scale, self.last = nn.Parameter(torch.ones(hidden)), nn.Linear(hidden, outputs, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.silu(self.first(x))
+        y = self.norm(x)
+        if self.kind in (2, 3):
+            y = nn.functional.dropout(y, 0.25 * self.kind, self.training)
+        if self.kind == 4:
+            y = (y.unsqueeze(2) @ torch.softmax(x, -1).unsqueeze(1)).mean(2)
+        x = x + self.scale * nn.functional.gelu(self.inner(y))
+        return self.last(x.tanh())
+
+
 def module_of(case: Case) -> tuple[nn.Module, tuple[int, ...]]:
     """Return the case's module and the shape of a sample."""
     inputs, *hidden, outputs = case.widths
     if case.kind == "convolution":
         layers = [nn.Conv2d(inputs, hidden[0], 3, padding=1, bias=case.bias), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
         return nn.Sequential(*layers, nn.Linear(hidden[0] * 9, outputs)), (inputs, 6, 6)
+    if case.kind == "network":
+        return Network(inputs, hidden[0], outputs, bias=case.bias, kind=case.seed % 5), (inputs,)
     if case.kind in ("linear", "portable"):
         found = spec(Model(name="linear", bias=case.bias))
         assert found is not None

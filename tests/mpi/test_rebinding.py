@@ -44,12 +44,13 @@ def test_it_trains_as_its_twin_that_writes_in_place(name, world, folder):
     """Bit for bit, on all ranks as alone; a merge into other parameters rounds, but leaves nothing behind."""
     if KIND == "stub" and name in ("transposed", "set"):
         pytest.skip("a tensor of the strict device takes no other strides or memory")
-    run = hpcfed.run(recipe("run", name), world=world, quiet=True)
+    one = {"local": {"steps": 5, "batch_size": 10, "lr": 0.2, "weight_decay": 0.01, "engine": "sequential"}}
+    run = hpcfed.run(recipe("run", name) | one, world=world, quiet=True)
     if world.rank == world.size - 1:
-        alone = hpcfed.run(recipe("alone", name), world=World(), quiet=True)
+        alone = hpcfed.run(recipe("alone", name) | one, world=World(), quiet=True)
         assert left_by(run) == left_by(alone)
-        twin = hpcfed.run(recipe("twin", name, twin=True), world=World(), quiet=True)
-        trained, expected = (load_file(one.folder / "model.safetensors") for one in (run, twin))
+        twin = hpcfed.run(recipe("twin", name, twin=True) | one, world=World(), quiet=True)
+        trained, expected = (load_file(each.folder / "model.safetensors") for each in (run, twin))
         rounds = name in ROUNDED
         for key in expected:
             other_kernels = name in ("transposed", "scripted")

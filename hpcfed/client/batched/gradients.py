@@ -64,18 +64,19 @@ class Perceptron:
     Widths may be rounded up by zeros, which stay zeros; outputs are the first C columns of z.
 
     Args:
-        has_bias: of each layer, the first one first.
+        places: of each layer's weight and bias among the parameters, None without bias; the first layer first.
         outputs: C.
         loss: one with a canonical link, `inverse_link` and `encode`.
         matmul: what computes the products.
     """
 
     takes_short, fixed_slots = True, False
+    account = "read as a perceptron"
 
-    def __init__(self, has_bias: Sequence[bool], outputs: int, loss: Loss, matmul: Blas):
+    def __init__(self, places: Sequence[tuple[int, int | None]], outputs: int, loss: Loss, matmul: Blas):
         if loss.inverse_link is None or loss.encode is None:
             raise ValueError("a loss without a canonical link")
-        self._has_bias, self._outputs, self._matmul = tuple(has_bias), outputs, matmul
+        self._places, self._outputs, self._matmul = tuple(places), outputs, matmul
         self._loss, self._inverse_link, self._encode = loss, loss.inverse_link, loss.encode
         self._couples_outputs = loss.inverse_link is softmax
         self._hidden: dict[int, Tensor] = {}
@@ -87,9 +88,9 @@ class Perceptron:
 
     def layers(self, stack: Stack) -> list[Layer]:
         """Return the layers that parameters make up."""
-        left, layers = iter(stack), []
-        for has_bias in self._has_bias:
-            weight, bias = next(left), next(left) if has_bias else None
+        layers = []
+        for of_weight, of_bias in self._places:
+            weight, bias = stack[of_weight], None if of_bias is None else stack[of_bias]
             layers.append(Layer(weight, weight.transpose(1, 2), bias, None if bias is None else bias.unsqueeze(1)))
         return layers
 
@@ -277,20 +278,6 @@ def mixes_samples(module: nn.Module, x: Tensor) -> bool:
         except (RuntimeError, ValueError):  # of one sample, which BatchNorm refuses
             return True
     return not torch.allclose(together, apart, rtol=1e-2, atol=1e-4)
-
-
-def perceptron_of(module: nn.Module, loss: Loss, matmul: Blas) -> Perceptron | None:
-    """Return a module's `Perceptron`; None for other layers, and for one with hooks, frozen or shared parameters."""
-    linear = linear_layers(module)
-    if loss.inverse_link is None or linear is None:
-        return None
-    parameters = list(module.parameters())
-    if len(parameters) != sum(1 + (part.bias is not None) for part in linear):  # shared between layers
-        return None
-    if not all(parameter.requires_grad for parameter in parameters):
-        return None
-    outputs = list(parameters)[-1].shape[0]
-    return Perceptron([part.bias is not None for part in linear], outputs, loss, matmul)
 
 
 def linear_layers(module: nn.Module) -> list[nn.Linear] | None:

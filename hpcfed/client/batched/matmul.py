@@ -55,6 +55,28 @@ class Blas:
         layer.weight.baddbmm_(outgoing.transpose(1, 2), incoming, beta=keep, alpha=step)
 
 
+class OneClient(Blas):
+    """Products of one client by torch's gemm, which takes less time than a batched product of one."""
+
+    def outputs(self, layer: Layer, x: Tensor, scale: float = 1.0) -> Tensor:
+        """Return scale·(x Wᵀ + b); see `Blas`."""
+        if layer.row is None:
+            return _scaled(torch.mm(x[0], layer.across[0]), scale).unsqueeze(0)
+        return torch.addmm(layer.row[0], x[0], layer.across[0], beta=scale, alpha=scale).unsqueeze(0)
+
+    def backward(self, layer: Layer, outgoing: Tensor) -> Tensor:
+        """Return D W; see `Blas`."""
+        return torch.mm(outgoing[0], layer.weight[0]).unsqueeze(0)
+
+    def gradient(self, outgoing: Tensor, incoming: Tensor, out: Tensor) -> None:
+        """Write Dᵀ h; see `Blas`."""
+        torch.mm(outgoing[0].t(), incoming[0], out=out[0])
+
+    def descend(self, layer: Layer, outgoing: Tensor, incoming: Tensor, keep: float, step: float) -> None:
+        """Set W to keep·W + step·Dᵀ h; see `Blas`."""
+        layer.weight[0].addmm_(outgoing[0].t(), incoming[0], beta=keep, alpha=step)
+
+
 class OneDNN(Blas):
     """Products of `LARGE` and more by oneDNN, a call for each client; smaller ones by BLAS."""
 

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
+from hpcfed.client.batched.direct import DirectDescent
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
+from hpcfed.client.batched.operators.dropping import drawn_keys
+from hpcfed.client.batched.operators.network import OperatorNetwork
 from hpcfed.client.batched.shorts import short_steps
 from hpcfed.client.batched.steps import Descent, FlatDescent, FusedDescent
 from hpcfed.client.batched.tiles import Stacks, rounded, width_step
@@ -26,7 +29,7 @@ from hpcfed.data.batches import visits
 from hpcfed.data.cache import ALIGNED
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import upload
-from hpcfed.rng import Purpose, Streams
+from hpcfed.rng import Purpose, Streams, stream
 from hpcfed.types import LocalResult
 
 GATHERED_BYTES = 1 << 24
@@ -75,6 +78,7 @@ class StackedSolver:
         self._seed, self._draws, self._averages, self._most_steps = seed, draws, averages, max(1, most_steps)
         self._streams, self._stepping = Streams(seed, Purpose.BATCHES), Stepping(section)
         self._step = 1
+        self._num_keys = network.keys if isinstance(network, OperatorNetwork) else 0
         if tile == 1:  # Δ takes the gradient's place
             stacks, self._deltas = Stacks.in_place(model, model.vector), model.grad.unsqueeze(0)
         else:
@@ -87,6 +91,8 @@ class StackedSolver:
         self._descent: Descent
         if isinstance(network, Perceptron) and plain and not elsewhere:
             self._descent = FusedDescent(network, model, section, stacks)
+        elif isinstance(network, OperatorNetwork) and plain and not elsewhere and model.vector.device.type == "cpu":
+            self._descent = DirectDescent(network, section, stacks)
         else:
             self._descent = FlatDescent(network, model, section, stacks, arithmetic)
         self._rooms: dict[int, Tensor] = {}
@@ -131,10 +137,12 @@ class StackedSolver:
         losses = w.new_zeros(self.tile, sizes.shape[1])
         short = short_steps(sizes, self._width, self._averages, w) if self.tile > 1 else [None] * sizes.shape[1]
         self._end(0, of_slot, w, None)
+        keys = self._keys(of_slot, round, sizes.shape[1])
         for first, (x, y) in self._batches(of_slot, orders, sizes):
             for begin, end in self._between_ends(first, first + x.shape[1], of_slot, singly=on_step is not None):
                 part = slice(begin - first, end - first)
-                self._descent.take_steps(x[:, part], y[:, part], short[begin:end], losses[:, begin:end])
+                of_steps = None if keys is None else keys[:, begin:end]
+                self._descent.take_steps(x[:, part], y[:, part], short[begin:end], losses[:, begin:end], of_steps)
                 if on_step is not None:
                     self._show(of_slot, end, on_step)
                 self._end(end, of_slot, w, on_step)
@@ -197,6 +205,16 @@ class StackedSolver:
             rng, count = self._streams.at(round, task.client), task.samples[1].shape[0]
             orders[slot], sizes[slot, : task.steps] = visits(count, batch_size, task.steps, rng, width)
         return orders, sizes
+
+    def _keys(self, of_slot: dict[int, Task], round: int, steps: int) -> Tensor | None:
+        """Return the keys of dropout's masks, (R, steps, keys); None without dropout."""
+        if not self._num_keys:
+            return None
+        keys = np.zeros((self.tile, steps, self._num_keys), np.int32)
+        for slot, task in of_slot.items():
+            rng = stream(self._seed, Purpose.DROPOUT, round, task.client)
+            keys[slot, : task.steps] = drawn_keys(self._num_keys, task.steps, rng)
+        return upload(torch.from_numpy(keys), self._model.vector.device)
 
     def _batches(
         self, of_slot: dict[int, Task], orders: dict[int, np.ndarray], sizes: np.ndarray

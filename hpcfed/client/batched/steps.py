@@ -47,13 +47,16 @@ class Descent(Protocol):
         """
         ...
 
-    def take_steps(self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor) -> None:
+    def take_steps(
+        self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor, keys: Tensor | None = None
+    ) -> None:
         """Take S steps.
 
         Args:
             x, y: minibatches (R, S, B, …).
             short: which of their rows are samples, of each step.
             losses: (R, S), where the losses go.
+            keys: of dropout's masks, (R, S, keys); None without dropout.
         """
         ...
 
@@ -100,10 +103,14 @@ class FlatDescent:
         self._ascends = any(radii.values())
         self._optimizer.reset()
 
-    def take_steps(self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor) -> None:
+    def take_steps(
+        self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor, keys: Tensor | None = None
+    ) -> None:
         """Take S steps; see `Descent`."""
-        for step, (x_step, y_step, of_step) in enumerate(zip(x.unbind(1), y.unbind(1), short, strict=True)):
-            losses[:, step] = self._gradients_of(x_step, y_step, of_step)
+        of_steps = [None] * len(short) if keys is None else keys.unbind(1)
+        each = zip(x.unbind(1), y.unbind(1), short, of_steps, strict=True)
+        for step, (x_step, y_step, of_step, own) in enumerate(each):
+            losses[:, step] = self._gradients_of(x_step, y_step, of_step, own)
             self._step()
 
     def guess(self, slot: int, steps: float) -> None:
@@ -126,20 +133,21 @@ class FlatDescent:
                 found.put(slot, vector)
         return found.flat
 
-    def _gradients_of(self, x: Tensor, y: Tensor, short: Short | None) -> Tensor:
+    def _gradients_of(self, x: Tensor, y: Tensor, short: Short | None, keys: Tensor | None = None) -> Tensor:
         """Write each slot's ∇f of its minibatch, taken where its tilt says; return the losses there."""
-        network, parameters, gradients = self._network, self.stacks.each, self._gradients.each
+        parameters, gradients = self.stacks.each, self._gradients.each
+        of_masks = () if keys is None else (keys,)
         if self._offsets is None and not self._ascends:
-            return network.gradients(parameters, x, y, gradients, short)
+            return self._network.gradients(parameters, x, y, gradients, short, *of_masks)
         kept = self._y.clone()
         if self._offsets is not None:
             self._y.add_(self._offsets)
         if self._ascends:
-            network.gradients(parameters, x, y, gradients, short)
+            self._network.gradients(parameters, x, y, gradients, short, *of_masks)
             factors = self._radii / (torch.linalg.vector_norm(self._rows(), dim=1) + 1e-12)
             for model, ascent in zip(parameters, gradients, strict=True):
                 model.add_(ascent * factors.view(-1, *(1,) * (ascent.ndim - 1)))
-        losses = network.gradients(parameters, x, y, gradients, short)
+        losses = self._network.gradients(parameters, x, y, gradients, short, *of_masks)
         self._y.copy_(kept)
         return losses
 
@@ -215,8 +223,10 @@ class FusedDescent:
                 if constant is not None:
                     self._constants.put(slot, constant)
 
-    def take_steps(self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor) -> None:
-        """Take S steps; see `Descent`."""
+    def take_steps(
+        self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor, keys: Tensor | None = None
+    ) -> None:
+        """Take S steps; see `Descent`. A perceptron has no dropout."""
         encoded = self._network.encoded(y.flatten(1, 2), self._layers).view(*y.shape[:3], -1)
         outputs = []
         for x_step, encoded_step, of_step in zip(x.flatten(3).unbind(1), encoded.unbind(1), short, strict=True):

@@ -38,7 +38,12 @@ NEAR = 1.03
 
 
 def tile_for(
-    model: FlatModel, device: torch.device, cohort_size: int, batch_size: int, steps: Sequence[int] | np.ndarray
+    model: FlatModel,
+    device: torch.device,
+    cohort_size: int,
+    batch_size: int,
+    steps: Sequence[int] | np.ndarray,
+    weights: float | None = None,
 ) -> int:
     """Return R, by a rule of the recipe and the kind of device.
 
@@ -55,11 +60,12 @@ def tile_for(
         cohort_size: most members of a cohort.
         batch_size: of a minibatch.
         steps: of each client in a round, (N,).
+        weights: multiplications of a sample, forwards; default: the model's parameters.
     """
     on_cpu = device.type == "cpu"
     room = STACK_BYTES if on_cpu else accelerator(device).stack_bytes
     most = max(1, min(MOST_SLOTS, room // model.vector.nbytes, cohort_size))
-    weights = model.vector.numel()
+    weights = model.vector.numel() if weights is None else weights
     ordered = np.sort(np.asarray(steps, np.float64))[::-1]
     typical = ordered[np.linspace(0, len(ordered) - 1, cohort_size).round().astype(np.int64)]
     costs = {}
@@ -70,7 +76,7 @@ def tile_for(
     return min(size for size, cost in costs.items() if cost <= NEAR * min(costs.values()))
 
 
-def step_cost(slots: int, weights: int, batch_size: int, device: torch.device) -> float:
+def step_cost(slots: int, weights: float, batch_size: int, device: torch.device) -> float:
     """Return the modelled cost of a step of a tile in the cost of its calls, from its slots and parameters."""
     if device.type != "cpu":
         return 1.0

@@ -126,7 +126,7 @@ def floors(workload: str, folder: Path, rounds: int, warm_up: int, device: str) 
     Raises:
         InputError: this is not a checkout, so the script is missing.
     """
-    mapped = [] if WORKLOADS[workload].model["name"] == "lstm" else ["vmap", "round-graph"]  # torch maps no LSTM
+    mapped = [] if WORKLOADS[workload].model.get("name") == "lstm" else ["vmap", "round-graph"]  # torch maps no LSTM
     arguments = _script(FLOORS, workload, folder, rounds, warm_up, device)
     return [own(f"floor: {kind}", [*arguments, kind], optional=True) for kind in ("client-graph", *mapped)]
 

@@ -15,6 +15,8 @@ from data_prep.write import write
 from hpcfed.config.load import dump_yaml
 from hpcfed.io.atomic import write_whole
 
+PEOPLE = "hpcfed.lab.bench.people"
+"""Has networks as people write them."""
 ROUNDS = 400  # cohorts written, more than any benchmark asks for
 
 
@@ -104,6 +106,12 @@ WORKLOADS = {
     "lstm": LSTM,
     "lstm256": replace(LSTM, letter="G", title="GeL's LSTM 8-256-256-80", model={"name": "lstm", "hidden": 256}),
     "pfl-cifar10": PFL,
+    "mlp-layers": replace(MLP, letter="A", title=f"{MLP.title}, as layers", model={"factory": f"{PEOPLE}:mlp"}),
+    "mlp-class": replace(MLP, letter="A", title=f"{MLP.title}, as a class", model={"factory": f"{PEOPLE}:Perceptron"}),
+    "cnn-class": replace(
+        CNN, letter="B", title=f"{CNN.title}, as a class", model={"factory": f"{PEOPLE}:Convolutional"}
+    ),
+    "logistic-class": replace(LOGISTIC, title=f"{LOGISTIC.title}, as a class", model={"factory": f"{PEOPLE}:Logistic"}),
 }
 
 
@@ -115,7 +123,7 @@ def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
 def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") -> None:
     """Write these files of any workload; its samples are tokens where the model is an LSTM, else images or numbers."""
     rng = np.random.Generator(np.random.Philox(1234))
-    tokens = work.model["name"] == "lstm"
+    tokens = work.model.get("name") == "lstm"
     x, y = _samples(rng, work, work.clients * work.samples)
     test_x, test_y = _samples(rng, work, work.tests) if work.tests else (None, None)
     owner = np.repeat(np.arange(work.clients), work.samples)
@@ -141,7 +149,7 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") ->
 def _samples(rng: np.random.Generator, work: Workload, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw samples, (count, …) and (count,)."""
     x: np.ndarray
-    if work.model["name"] == "lstm":
+    if work.model.get("name") == "lstm":
         x = rng.integers(work.classes, size=(count, *work.shape), dtype=np.uint8)
     elif work.images:
         x = rng.integers(256, size=(count, *work.shape), dtype=np.uint8)

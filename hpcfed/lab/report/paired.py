@@ -162,9 +162,11 @@ def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float])
 def difference_curve(
     paired: Sequence[tuple[Run, Run]], column: str, window: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rounds (E,), the mean difference (E,) and half the width of its interval (E,), zero for a single pair.
+    """Return the mean difference over the pairs by round: rounds (E,), means (E,) and half-widths of their intervals
+    (E,).
 
-    Rounds are those that all runs of the pairs recorded; each run's values are averaged over `window` evaluations.
+    Rounds are those that all runs recorded; values are averaged over `window` evaluations. A single pair has
+    half-widths 0.
     """
     shared = min((run.num_rounds for pair in paired for run in pair), default=0)
     apart = np.array(

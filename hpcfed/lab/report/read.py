@@ -171,7 +171,7 @@ def _seeds_in(folder: Path) -> list[Path]:
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, numbers in names sorted by value, 0.05 too; none if it does not exist."""
+    """Return a folder's subfolders, sorted with the numbers in their names by value; none if it does not exist."""
     if not folder.exists():
         return []
     inside = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]

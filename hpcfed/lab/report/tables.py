@@ -314,7 +314,9 @@ def recipes_table(groups: Sequence[Group]) -> Table:
 
 
 def environment_table(groups: Sequence[Group]) -> Table:
-    """One row per run, repeats of a seed too: its folder, its seed, and what differs between the environments."""
+    """One row per run, repeats of a seed included: folder, seed, and the environment's entries that differ between
+    runs.
+    """
     runs = [(group, run) for group in groups for run in (*group.runs, *group.repeats)]
     apart = differences([run.environment for _, run in runs])
     rows = [

@@ -95,10 +95,10 @@ def wilson(share: float, count: int) -> Ends | None:
 
 
 def delong(scores: Sequence[np.ndarray], positive: np.ndarray) -> tuple[float, float]:
-    """Return the AUROC, a mean over models that score the same samples, and its variance; nan with one class.
+    """Return the AUROC and its variance by DeLong, of models that score the same samples, averaged; nan with one class.
 
-    The placement of a positive is the share of negatives below it, ties ½; of a negative likewise that of the positives
-    above it. The variance is that of the placements' means, over the models.
+    A positive's placement is the share of negatives with a lower score, ties ½; a negative's, the share of positives
+    with a higher one. Placements are averaged over the models; the variance is that of their means.
 
     Args:
         scores: of each model, (n,).

@@ -221,7 +221,7 @@ def _note(view: View, metric: StudyMetric) -> str:
 
 
 def _positive(study: Study, metric: StudyMetric) -> str:
-    """Return a sentence on the class that average precision is of, where there are two; else ""."""
+    """Return a sentence on the class whose average precision is shown, if there are two classes; else ""."""
     labels = study.samples.labels
     if study.recipe.evaluate.metrics.get(metric.name) != "average-precision" or len(labels) != 2:
         return ""

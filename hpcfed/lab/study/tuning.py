@@ -35,7 +35,7 @@ COMMON = ("local.", "loss.", "model.")
 
 @dataclass(frozen=True)
 class Tuning:
-    """The grids: of all arms, and of methods by their keys."""
+    """The grids of ``--tune``: for all arms, and for single methods by key."""
 
     common: tuple[Grid, ...]
     own: Mapping[str, tuple[Grid, ...]]

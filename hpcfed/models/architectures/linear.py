@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from hpcfed.models import Spec
 
@@ -17,7 +17,6 @@ class Linear(Spec):
     With a squared loss this is linear regression, with cross-entropy (multinomial) logistic regression.
     """
 
-    stacks: ClassVar[bool] = True
     bias: bool = True
 
     def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:
@@ -33,8 +32,6 @@ class Quadratic(Spec):
     FedExP's toy problem, its eq. (12), is twice that: F_1 = (3w_1 + w_2 − 3)², F_2 = (w_1 + w_2 − 3)².
     One parameter, ``weight`` (outputs, features).
     """
-
-    stacks: ClassVar[bool] = True
 
     def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:
         """Return a `torch.nn.Linear` without bias."""

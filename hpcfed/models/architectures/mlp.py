@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -19,7 +19,6 @@ class Mlp(Spec):
     Parameters are named as in a `torch.nn.Sequential` that alternates the two: ``0.weight``, ``0.bias``, ``2.weight``.
     """
 
-    stacks: ClassVar[bool] = True
     hidden: list[Width] = Field(default_factory=lambda: [200, 100], max_length=1000)
 
     def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:

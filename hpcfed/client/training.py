@@ -1,0 +1,39 @@
+"""How clients are trained: what assembly has chosen, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hpcfed.errors import counted
+
+
+@dataclass(frozen=True)
+class Training:
+    """The engine of a run.
+
+    Attributes:
+        engine, matmul, tile, memory_format: as the recorded recipe has them under ``local``.
+        read: what the model is read as, in words; "" where it is not read.
+        why: why clients are trained one after another; "" where that was not a choice.
+    """
+
+    engine: Literal["sequential", "batched"]
+    matmul: str
+    tile: int | Literal["auto"]
+    memory_format: str = "auto"
+    read: str = ""
+    why: str = ""
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The keys of ``local`` that were chosen."""
+        return {key: getattr(self, key) for key in ("engine", "matmul", "tile", "memory_format")}
+
+    @property
+    def account(self) -> str:
+        """What was found, in a line."""
+        if self.engine == "sequential":
+            return f"one after another: {self.why}" if self.why else "one after another"
+        how = f"{counted(int(self.tile), 'client')} a tile"
+        return f"{how}, {self.read}" if self.read else how

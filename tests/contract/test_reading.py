@@ -1,0 +1,122 @@
+"""Modules as people write them are read, and then train as their own sequential engine does; or refused, with why."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hpcfed.client.batched.operators.build import Mask
+from hpcfed.client.batched.operators.dropping import Dropping, drawn_keys
+from hpcfed.client.engine import ClientWork, trained_by
+from hpcfed.client.solver import Engine, Task
+from hpcfed.client.training import Training
+from hpcfed.config.recipe import Local, LossSection
+from hpcfed.models.flat import FlatModel
+from hpcfed.models.losses import loss_for
+from hpcfed.rng import Purpose, stream
+from hpcfed.types import Tilt
+from tests.contract.public_modules import MODULES, TOKENS, Public, Writes, doubled
+
+CPU = torch.device("cpu")
+LOCALS: list[dict[str, Any]] = [{"weight_decay": 1e-2}, {"momentum": 0.9, "clip_norm": 0.5}]
+SIZES, STEPS = (9, 5, 10), (4, 3, 2)
+
+
+def built(public: Public, engine: str, **local: Any) -> tuple[Engine, Training, FlatModel]:
+    torch.manual_seed(3)
+    module = public.build()
+    model = FlatModel(module, torch.float64, CPU)
+    model.watch()
+    like = torch.zeros(1, *public.shape, dtype=torch.int64 if public.tokens else torch.float64)
+    section = Local(steps=1, batch_size=5, lr=0.05, engine=engine, **local)
+    work = ClientWork(3, np.array(SIZES), np.array(STEPS))
+    loss = loss_for(LossSection(), "classification", [])
+    y = torch.zeros(1, dtype=torch.int64)
+    engine_, training = trained_by(section, model, loss, 0, (like, y), work, draws=True)
+    return engine_, training, model
+
+
+def tasks(public: Public) -> list[Task]:
+    draws = torch.Generator().manual_seed(1)
+    found = []
+    for client, (size, steps) in enumerate(zip(SIZES, STEPS, strict=True)):
+        if public.tokens:
+            x = torch.randint(TOKENS, (size, *public.shape), generator=draws)
+        else:
+            x = torch.randn(size, *public.shape, generator=draws, dtype=torch.float64)
+        y = torch.randint(4, (size,), generator=draws)
+        found.append(Task(client, (x, y), Tilt(mu=0.1), steps, 0.0, place=client))
+    return found
+
+
+def solved(engine: Engine, model: FlatModel, public: Public) -> list[tuple[torch.Tensor, float]]:
+    return [(one.delta.clone(), float(one.loss_sum)) for one in engine.solve(model.vector.clone(), tasks(public), 2)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", [name for name, public in MODULES.items() if public.refused is None])
+def test_what_is_read_trains_as_one_client_after_another(name):
+    public = MODULES[name]
+    for local in LOCALS:
+        engine, training, model = built(public, "auto", **local)
+        if training.why.startswith("too many"):  # a gain only where asked for
+            engine, training, model = built(public, "batched", **local)
+        assert training.read.startswith("read as"), training.account
+        initial, found = model.vector.clone(), solved(engine, model, public)
+        if any(isinstance(part, nn.Dropout) for part in model.module.modules()):
+            continue  # whose masks are others
+        reference, _, other = built(public, "sequential", **local)
+        assert torch.equal(initial, other.vector)
+        for (delta, loss), (own, own_loss) in zip(found, solved(reference, other, public), strict=True):
+            torch.testing.assert_close(delta, own, rtol=1e-8, atol=1e-10 * float(own.abs().max()))
+            assert loss == pytest.approx(own_loss, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name, public in MODULES.items() if public.refused is not None])
+def test_what_is_not_read_says_why(name):
+    public = MODULES[name]
+    engine, training, _ = built(public, "auto")
+    assert training.engine == "sequential"
+    assert engine.tile == 1
+    assert re.search(str(public.refused), training.why), training.why
+
+
+def test_a_module_in_the_dtype_that_it_names():
+    torch.manual_seed(3)
+    module = nn.Sequential(Writes(doubled, fc=nn.Linear(12, 4)))
+    like = torch.zeros(1, 12), torch.zeros(1, dtype=torch.int64)
+    loss, work = loss_for(LossSection(), "classification", []), ClientWork(3, np.array(SIZES), np.array(STEPS))
+    model = FlatModel(module, torch.float32, CPU)
+    assert trained_by(Local(steps=1), model, loss, 0, like, work, draws=True)[1].engine == "batched"
+
+
+def test_masks_are_dropouts():
+    dropping = Dropping([Mask((40,), 0.25), Mask((3, 5), 0.5)])
+    keys = torch.from_numpy(drawn_keys(dropping.keys, 400, stream(0, Purpose.DROPOUT, 1, 2)))
+    for mask, p in zip(dropping.masks(keys, 50, torch.float64), (0.25, 0.5), strict=True):
+        kept = (mask > 0).double().view(400, -1)
+        assert set(mask.unique().tolist()) == {0.0, 1 / (1 - p)}
+        assert abs(float(kept.mean()) - (1 - p)) < 5 * (p * (1 - p) / kept.numel()) ** 0.5
+        apart = kept - kept.mean()
+        for near in (apart[:, 1:] * apart[:, :-1], apart[1:] * apart[:-1]):
+            assert abs(float(near.mean())) < 5 * p * (1 - p) / near.numel() ** 0.5
+
+
+def test_a_mask_depends_neither_on_slot_nor_on_the_minibatch():
+    dropping = Dropping([Mask((7,), 0.4)])
+    keys = torch.from_numpy(drawn_keys(dropping.keys, 3, stream(0, Purpose.DROPOUT, 1, 2)))
+    (many,) = dropping.masks(keys, 5, torch.float32)
+    (alone,) = dropping.masks(keys[1:2], 2, torch.float32)
+    assert torch.equal(many.view(3, 5, 7)[1, :2], alone.view(2, 7))
