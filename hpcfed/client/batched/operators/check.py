@@ -72,7 +72,7 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
     refuses_one = False
     with _float64():
         for size in sizes:
-            x, masks = sample(size), _masks(operators.masks, size, draws)
+            x, masks = sample(size), _masks(operators.masks, size, draws, like.device)
             try:
                 with torch.enable_grad():
                     expected, slope, gradients = _of_module(module, trained, constants, x, masks, draws)
@@ -133,7 +133,7 @@ def _sampler(like: Tensor, tokens: int, draws: torch.Generator) -> Callable[[int
     def sample(size: int) -> Tensor:
         shape = size, *like.shape[1:]
         if like.is_floating_point():
-            x = torch.randn(shape, generator=draws, dtype=torch.float64)
+            x = _normal(shape, draws, like.device)
         else:
             x = torch.randint(tokens, shape, generator=draws)
         return x.to(like.device)
@@ -141,11 +141,14 @@ def _sampler(like: Tensor, tokens: int, draws: torch.Generator) -> Callable[[int
     return sample
 
 
-def _masks(masks: Sequence[Mask], samples: int, draws: torch.Generator) -> list[Tensor]:
-    return [
-        (torch.rand(samples, *mask.shape, generator=draws, dtype=torch.float64) >= mask.p) / (1 - mask.p)
-        for mask in masks
-    ]
+def _normal(shape: Sequence[int], draws: torch.Generator, device: torch.device) -> Tensor:
+    """Draw float64 numbers, the same on every device."""
+    return torch.randn(shape, generator=draws, dtype=torch.float64).to(device)
+
+
+def _masks(masks: Sequence[Mask], samples: int, draws: torch.Generator, device: torch.device) -> list[Tensor]:
+    drawn = [torch.rand(samples, *mask.shape, generator=draws, dtype=torch.float64) >= mask.p for mask in masks]
+    return [(kept / (1 - mask.p)).to(device) for kept, mask in zip(drawn, masks, strict=True)]
 
 
 class _Dropping(TorchFunctionMode):
@@ -178,7 +181,7 @@ def _of_module(
     """Return a module's outputs, a drawn slope by them, and the gradients of the parameters."""
     with _in_place_of(module, {**trained, **constants}) as leaves, _Dropping(masks):
         output = module(x.clone())
-        slope = torch.randn(output.shape, generator=draws, dtype=torch.float64).to(output.device)
+        slope = _normal(output.shape, draws, output.device)
         found = gradients_of([output], [slope], [leaves[name] for name in trained])
     gradients = [torch.zeros_like(a) if b is None else b for a, b in zip(trained.values(), found, strict=True)]
     return output.detach(), slope, gradients
@@ -255,7 +258,8 @@ def _facts(
 ) -> Checked:
     """Try whether samples, and slots, are each computed by themselves."""
     own = [tensor.unsqueeze(0) for tensor in trained.values()]
-    x, masks = sample(3), _masks(operators.masks, 3, draws)
+    x = sample(3)
+    masks = _masks(operators.masks, 3, draws, x.device)
     network = OperatorNetwork(operators, Loss(_no_loss, "sum"), Blas(), mixes=False)
     together = network.outputs(own, x.unsqueeze(0), masks)[1]
     apart = [network.outputs(own, x[k : k + 1].unsqueeze(0), [mask[k : k + 1] for mask in masks])[1] for k in range(3)]
@@ -272,12 +276,12 @@ def _stacks(
 ) -> bool:
     """Whether clients with parameters of their own have the same values and gradients together as one by one."""
     each = [
-        [tensor + 0.1 * torch.randn(tensor.shape, generator=draws, dtype=torch.float64) for tensor in trained.values()]
+        [tensor + 0.1 * _normal(tensor.shape, draws, tensor.device) for tensor in trained.values()]
         for _ in range(SLOTS)
     ]
     stacks = [torch.stack(tensors) for tensors in zip(*each, strict=True)]
     x = torch.stack([sample(batch) for _ in range(SLOTS)])
-    masks = _masks(operators.masks, batch * SLOTS, draws)
+    masks = _masks(operators.masks, batch * SLOTS, draws, x.device)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # vmap's, of a function that it maps one by one
@@ -295,7 +299,7 @@ def _are_apart(
     draws: torch.Generator,
 ) -> bool:
     shape = OperatorNetwork(operators, Loss(_no_loss, "sum"), Blas(), mixes=False).outputs(stacks, x, masks)[1].shape
-    slope = torch.randn(shape, generator=draws, dtype=torch.float64)
+    slope = _normal(shape, draws, x.device)
     output, gradients = _of_operators(operators, stacks, x, masks, slope)
     for slot in range(SLOTS):
         rows = slice(x.shape[1] * slot, x.shape[1] * (slot + 1))
