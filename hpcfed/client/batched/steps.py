@@ -20,6 +20,7 @@ from hpcfed.client.optimizers import optimizer_for
 from hpcfed.client.solver import Stepping, Task, anchor_of, constant_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.models.flat import FlatModel
+from hpcfed.ranks.accelerators import upload
 
 CACHED_BYTES = 1 << 20
 """Of `FlatDescent`, on a CPU: parameters that are stepped at a time, so that what a step's operations pass over, the
@@ -99,7 +100,8 @@ class FlatDescent:
         self._anchors = self._stacked({s: anchor_of(t.tilt, w) for s, t in tasks.items()}) if self._pull else None
         self._offsets = self._stacked({slot: task.tilt.offset for slot, task in tasks.items()})
         radii = {slot: task.tilt.radius for slot, task in tasks.items()}
-        self._radii = self._y.new_tensor([radii.get(slot, 0.0) for slot in range(self.stacks.slots)])
+        of_slots = torch.tensor([radii.get(slot, 0.0) for slot in range(self.stacks.slots)], dtype=self._y.dtype)
+        self._radii = upload(of_slots, self._y.device)
         self._ascends = any(radii.values())
         self._optimizer.reset()
 
