@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +95,28 @@ class Accelerator(ABC):
 
     @abstractmethod
     def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
-        """Return a forward pass, compiled into graphs of kernels, each launched as one."""
+        """Return a forward pass, compiled into few kernels."""
+
+    @abstractmethod
+    def beside(self, device: torch.device) -> AbstractContextManager[None]:
+        """Let the device work as it does for a capture, after all it was asked for, and before all that follows."""
+
+    @abstractmethod
+    def capture(self, device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+        """Record what `work` asks of the device, none of which is done, and return a function that asks for it all in
+        one launch, on the same memory.
+
+        What `work` allocates comes from one pool of the device, whose content no other graph's replay leaves as it was.
+        All that it touches besides must stay where it is: the workspaces of libraries do, since the work was done once
+        before on the same stream (`beside`). After any exception the next capture begins anew.
+
+        Raises:
+            RuntimeError: `work` waits for the device, or copies to it from pageable memory.
+        """
+
+    @abstractmethod
+    def without_waits(self, device: torch.device) -> AbstractContextManager[None]:
+        """Raise a RuntimeError, meanwhile, where the host would wait for the device."""
 
     @abstractmethod
     def in_tf32(self) -> AbstractContextManager[None]:
@@ -118,6 +139,10 @@ class Cuda(Accelerator):
     kind = "cuda"
     summed_by = "nccl"
     has_tf32 = True
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+        self._pools: dict[torch.device, Any] = {}
 
     def uuids(self) -> list[str]:
         """Return UUIDs as torch reports them; those of a GPU's slices (MIG) may be the GPU's."""
@@ -191,13 +216,68 @@ class Cuda(Accelerator):
     def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         import torch
 
-        graphed = torch.compile(module, mode="reduce-overhead")  # CUDA graphs
+        return torch.compile(module)  # no mode with graphs of its own: steps are recorded whole
 
-        def forward(x: Tensor) -> Tensor:
-            torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
-            return graphed(x)
+    @contextmanager
+    def beside(self, device: torch.device) -> Iterator[None]:
+        import torch
 
-        return forward
+        stream, current = self._stream(device), torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            current.wait_stream(stream)
+
+    def capture(self, device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+        import torch
+
+        if device not in self._pools:
+            self._pools[device] = torch.cuda.graph_pool_handle()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+        about = {"pool": self._pools[device], "stream": self._stream(device)}
+        try:  # other threads may read files meanwhile
+            with torch.cuda.graph(graph, **about, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            self._break_off(device)
+            raise
+        finally:
+            torch.cuda.set_stream(current)  # which a capture that fails leaves behind
+        return graph.replay
+
+    def _break_off(self, device: torch.device) -> None:
+        """Let the next capture begin anew: a pool whose capture failed may still be recording, and so may the stream.
+
+        Graphs that have been captured keep the pool that they have.
+        """
+        import torch
+
+        self._streams.pop(device, None)
+        end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        if (pool := self._pools.pop(device, None)) is not None and end is not None:
+            with suppress(RuntimeError):  # it has ended
+                end(device.index or 0, pool)
+
+    @contextmanager
+    def without_waits(self, device: torch.device) -> Iterator[None]:
+        import torch
+
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def _stream(self, device: torch.device) -> Any:
+        """Return the stream on which work is captured, and done before it is."""
+        import torch
+
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
 
     @contextmanager
     def in_tf32(self) -> Iterator[None]:
