@@ -170,6 +170,7 @@ def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]
         ),
         "method": parts.method.name,
         "tile": parts.engine.tile,
+        "graphs": None if parts.engine.graphs is None else str(parts.engine.graphs),
         **({} if parts.step_work is None else {"device_by_step_work": parts.step_work}),
         "evaluated_samples": evaluator.num_samples,
         **without_facts(recipe, parts.federation),

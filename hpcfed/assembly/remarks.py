@@ -92,6 +92,8 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if share < tile and MUCH * costs[0] < costs[1]:
         what = f"tiles of {tile} clients, of whom each rank trains {share}: the other slots are computed for nothing"
         yield f"{what}; local.tile={share} shares the work, with other last bits"
+    if parts.engine.graphs is not None and (why := parts.engine.graphs.hindrance):
+        yield f"the GPU is asked for each step's operations one by one, since they cannot be recorded: {why}"
     if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:
         what = f"parameters ({recipe.parameters.given})"
         yield f"clients are trained one after another, since the batched engine takes no {what}"

@@ -17,6 +17,8 @@ from hpcfed.client.batched.matmul import OneDNN, matmul_for
 from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.batched.tiles import tile_for
+from hpcfed.client.device_client import DeviceClient
+from hpcfed.client.graph_trial import hindrance
 from hpcfed.client.own_step import OwnStepSolver
 from hpcfed.client.solver import Engine, SequentialSolver
 from hpcfed.config.clients import FineTune
@@ -27,10 +29,11 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
 from hpcfed.ranks.accelerators import is_full
+from hpcfed.ranks.graphs import Graphs, on_device
 from hpcfed.rng import Purpose
 
 STEPS_TO_REPLAY = 3
-"""A GPU's graph is warmed up in the first step, captured in the second and replayed from the third on."""
+"""What is compiled, or changes from call to call, shows within so many."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,15 @@ def engine_for(
         _check_tile(section.tile, 1, "local.engine: sequential")
         build = partial(SequentialSolver, model, loss, section, seed, precision=precision, draws=draws)
         solver = try_compiled(build, like) if section.compile else build()
+        if on_device(model.vector.device) and own_step is None and loss.by_client is None:
+            width = max(1, int(work.sizes.max(initial=1)))
+            if section.batch_size != "full":
+                width = min(int(section.batch_size), width)
+            recorder = _graphs(section, model)
+            most_steps = int(work.steps.max(initial=1))
+            device = DeviceClient(solver, model, section, recorder, width=width, most_steps=most_steps)
+            solver.train_by(device, recorder)
+            try_graphs(solver, recorder, model, like, width)
         if own_step is not None:
             return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
         return solver
@@ -94,8 +106,9 @@ def engine_for(
     tile = section.tile
     if tile == "auto":
         tile = 1 if alone else tile_for(model, model.vector.device, work.cohort_size, width, work.steps)
+    graphs = _graphs(section, model) if on_device(model.vector.device) else None
     try:
-        return StackedSolver(
+        stacked = StackedSolver(
             model,
             network,
             section,
@@ -107,12 +120,21 @@ def engine_for(
             averages=loss.reduction == "mean",
             draws=draws,
             arithmetic=arithmetic,
+            graphs=graphs,
         )
+        if graphs is not None:
+            try_graphs(stacked, graphs, model, like, width)
+        return stacked
     except RuntimeError as error:
         if not is_full(error):
             raise
         what = f"memory for tiles of {tile} clients (local.tile) is short"
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
+
+
+def _graphs(section: Local, model: FlatModel) -> Graphs:
+    """Return what records the work of a device."""
+    return Graphs(model.vector.device, records=section.graphs == "auto")
 
 
 def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> StackedNetwork:
@@ -203,12 +225,26 @@ def try_compiled(build: Callable[[], SequentialSolver], like: Samples) -> Sequen
         raise InputError(what, remedy="use compile: false, or install a C++ compiler") from error
 
 
+def try_graphs(engine: Engine, graphs: Graphs, model: FlatModel, like: Samples, width: int) -> None:
+    """Record an engine's work from now on only if that can be done."""
+    if graphs.records:
+        initial = model.trained.clone()
+        graphs.hindrance = hindrance(engine, graphs, model, like, width)
+        graphs.records = not graphs.hindrance
+        model.forget()
+        model.load(initial[: len(model.vector)])
+        model.trained.copy_(initial)
+
+
 def try_vectorized(network: Vectorized, model: FlatModel, like: Samples) -> None:
     """Compute the gradients of two clients once, so that what cannot be stacked is known before the first round.
 
     Raises:
         InputError: it cannot.
     """
+    if model.vector.device.type != "cpu" and any(isinstance(part, torch.nn.RNNBase) for part in model.module.modules()):
+        what = "local.engine: batched cannot take recurrent layers on a GPU, whose kernels take one client's weights"
+        raise InputError(what, remedy="use local.engine: sequential")
     x, y = (part.unsqueeze(0).expand(2, *part.shape) for part in like)
     parameters = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
     try:

@@ -72,6 +72,7 @@ MEANINGS = {
         "linear models and perceptrons; `matmul: onednn` computes their large products by oneDNN, "
         "`blas` by MKL, `auto` by oneDNN on AMD's processors from Zen 5 on (`hpcfed bench "
         "calibrate RECIPE` measures both choices); `compile: true` has torch compile the model; "
+        "`graphs: auto` has a GPU take recorded steps, `off` step by step, to the same bits (docs/gpu.md); "
         '`step: "module:function"` takes a step of your own in place of all that, with `step_args: {}` '
         '(README.md, "Add a method")'
     ),

@@ -218,7 +218,7 @@ class Local(Section):
     `step` names the user's own local step (`hpcfed.client.own_step`), called with `step_args` as keywords.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "guess_moments", "step", "step_args", "tile"})
+    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "guess_moments", "step", "step_args", "tile", "graphs"})
 
     steps: Count | None = None
     epochs: Count | None = None
@@ -240,6 +240,7 @@ class Local(Section):
     tile: Literal["auto"] | Count = "auto"
     matmul: Literal["auto", "blas", "onednn"] = "auto"
     compile: bool = False
+    graphs: Literal["auto", "off"] = "auto"
     step: Reference | None = None
     step_args: dict[str, Any] = Field(default_factory=dict)
 

@@ -175,6 +175,8 @@ def softmax(output: Tensor) -> Tensor:
 
 def one_hot(target: Tensor, like: Tensor) -> Tensor:
     """Classes (B,) → (B, C), 1 where the class is the target's and else 0."""
+    if target.device.type != "cpu":  # where torch's own may look at the classes, for which the host would wait
+        return (target.unsqueeze(-1) == torch.arange(like.shape[-1], device=target.device)).to(like.dtype)
     return functional.one_hot(target, like.shape[-1]).to(like.dtype)
 
 

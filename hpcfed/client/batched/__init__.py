@@ -5,10 +5,10 @@ augmentation, dropout, `compile` or mixed precision. Anything else takes `hpcfed
 hold the two together bit by bit where the kernels are alike, and to rounding elsewhere.
 
     tiles       R by a rule, widths that fill lines of memory, and the memory of R slots
-    shorts      minibatches with fewer samples than a tile has room for
     solver      the clients of a tile, their minibatches stacked; general modules through vmap
     gradients   losses and gradients of stacked linear models and perceptrons, layer by layer, without autograd
     steps       the client optimizers' steps on stacked parameters, one pass over memory where they allow it
+    device      a tile's work on a device, in pieces that are recorded
     matmul      the products of stacked layers: BLAS, or oneDNN where the processor gains by it
 
 A round enters at `solver`, which calls `gradients` and `steps` once for each step; only these two call `matmul`.

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
+from hpcfed.client.batched.device import DeviceTile
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
-from hpcfed.client.batched.shorts import short_steps
 from hpcfed.client.batched.steps import Descent, FlatDescent, FusedDescent
 from hpcfed.client.batched.tiles import Stacks, rounded, width_step
+from hpcfed.client.shorts import short_steps
 from hpcfed.client.solver import StepCallback, Stepping, Task, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.config.user_code.generators import seed_generators
@@ -26,6 +28,7 @@ from hpcfed.data.batches import visits
 from hpcfed.data.cache import ALIGNED
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import upload
+from hpcfed.ranks.graphs import Graphs
 from hpcfed.rng import Purpose, Streams
 from hpcfed.types import LocalResult
 
@@ -49,6 +52,7 @@ class StackedSolver:
         averages: whether the loss of a minibatch is an average over its samples.
         draws: whether the network draws random numbers; they come from the client's stream, in a tile of one.
         arithmetic: the recipe's ``bits``.
+        graphs: records the work of a tile on a device; None on a CPU.
 
     Attributes:
         tile: R.
@@ -69,6 +73,7 @@ class StackedSolver:
         averages: bool = True,
         draws: bool = False,
         arithmetic: Arithmetic = LIBRARIES,
+        graphs: Graphs | None = None,
     ):
         self.tile, self.fixed_slots = tile, network.fixed_slots and tile > 1
         self._model, self._section, self._width = model, section, width
@@ -90,6 +95,19 @@ class StackedSolver:
         else:
             self._descent = FlatDescent(network, model, section, stacks, arithmetic)
         self._rooms: dict[int, Tensor] = {}
+        self._on_device: DeviceTile | None = None
+        self.graphs = graphs
+        if graphs is not None:
+            self._on_device = DeviceTile(
+                self._descent,
+                self._deltas,
+                section,
+                graphs,
+                width=width,
+                most_steps=most_steps,
+                averages=averages,
+                width_step=self._step,
+            )
 
     def solve(
         self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
@@ -120,6 +138,8 @@ class StackedSolver:
         self._model.forget()
         if self._draws:
             seed_generators(w.device, self._seed, Purpose.DROPOUT, round, tasks[0].client)
+        if self._on_device is not None:
+            return self._solve_on(self._on_device, w, of_slot, round, on_step)
         stacks = self._descent.stacks
         stacks.fill(w)
         for slot, task in of_slot.items():
@@ -144,6 +164,14 @@ class StackedSolver:
             for (slot, task), loss_sum in zip(of_slot.items(), sums, strict=True)
         ]
 
+    def _solve_on(
+        self, device: DeviceTile, w: Tensor, of_slot: dict[int, Task], round: int, on_step: StepCallback | None
+    ) -> list[LocalResult]:
+        lr, (orders, sizes) = self._stepping.lr(round), self._visits(of_slot, round)
+        shows = None if on_step is None else partial(self._show, on_step=on_step)
+        sums = device.train(w, of_slot, orders, sizes, lr, shows)
+        return [LocalResult(self._deltas[slot], task.steps, sums[slot], lr) for slot, task in of_slot.items()]
+
     def _slots_of(self, tasks: Sequence[Task]) -> list[int]:
         """Return each client's slot: its own, or those with the most steps first, so that clients end slot by slot."""
         if self.fixed_slots:
@@ -160,7 +188,7 @@ class StackedSolver:
             return
         for slot in ended:
             if of_slot[slot].guessed:
-                self._descent.guess(slot, of_slot[slot].guessed)
+                self._descent.guess(slot, of_slot[slot].guessed, step)
                 if on_step is not None:
                     self._show({slot: of_slot[slot]}, step, on_step)
         for first, last in _rows(ended):
