@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.arithmetic.elementary import quotient
-from hpcfed.arithmetic.sums import squared_norm
+from hpcfed.arithmetic.sums import norm_from, squared_norm
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.work import are_ones, common_to_all, effective_steps_and_factors, skip_correction
 from hpcfed.cohort import Cohort
@@ -28,6 +28,7 @@ from hpcfed.ranks.world import PATIENCE
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.checks import check_range, check_repeated, check_same, check_sums
 from hpcfed.reduce.slots import DONE, SKIPPED, Sums
+from hpcfed.reduce.squares import Squares
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
 from hpcfed.rng import Purpose
 from hpcfed.sentinel import Check, Sentinel, Suspicion
@@ -100,7 +101,9 @@ class Simulation:
             others=self.buffers.entries,
             arithmetic=parts.arithmetic,
             home=parts.server_home,
+            graphs=parts.engine.graphs,
         )
+        self._squares = Squares(parts.engine.graphs)
         self._initial_buffers = self.buffers.state
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
         self._training = Training(parts, self._buffer, self.buffers)
@@ -393,7 +396,7 @@ class Simulation:
             mean_delta_sq=math.nan
             if delta is None
             else float((cohort.shares * sums.delta_sq).sum()) / kept * factor * factor,
-            delta_sq=math.nan if delta is None else squared_norm(delta),
+            delta_sq=math.nan if delta is None else self._norm(delta),
             fraction=cohort.fraction * kept,
             cohort_size=int(done.sum()),
             round=plan.round,
@@ -402,6 +405,12 @@ class Simulation:
             scalars={name: float((cohort.shares * own).sum()) / kept for name, own in scalars.items()},
             client_scalars=each if self._parts.method.client_scalars else {},
         )
+
+    def _norm(self, delta: Tensor) -> float:
+        """Return ‖Δ̄‖², in the same bits wherever Δ̄ lies."""
+        if delta.device.type == "cpu":
+            return squared_norm(delta)
+        return norm_from(self._squares(delta).cpu(), len(delta))
 
     def _skip_correction(self, plan: RoundPlan, done: np.ndarray) -> float:
         """Return the factor that normalises Δ̄ as if the skipped clients had not been drawn.

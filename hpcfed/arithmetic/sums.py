@@ -63,21 +63,21 @@ def squared_norm(vector: Tensor) -> float:
     """
     import numpy as np
 
+    if vector.device.type != "cpu":
+        return norm_from(sums_of_squares(vector).cpu(), len(vector))
     with np.errstate(over="ignore"):  # of a run that diverges
-        if vector.device.type != "cpu":
-            return float(np.sum(_sums_of_squares(vector)))
         entries = vector.numpy()
         blocks = [np.square(entries[first : first + BLOCK]).sum() for first in range(0, len(entries), BLOCK)]
         return float(np.sum(blocks))
 
 
-def _sums_of_squares(vector: Tensor) -> np.ndarray:
-    """Return the sum of squares of each `BLOCK` of a vector (d,) in a GPU's memory, as NumPy adds them: one copy.
+def sums_of_squares(vector: Tensor) -> Tensor:
+    """Return what `norm_from` takes of a vector (d,) in a GPU's memory, there: few numbers, of which nobody has waited.
 
-    NumPy halves a block down to `LEAF` numbers, and adds those in `LANES` interleaved sums. Whole arrays are added
-    here, element by element, in that order; the last block, if it is shorter, is NumPy's.
+    They are the sums of squares of each `BLOCK`, as NumPy adds them, and the squares of what fills none. NumPy halves a
+    block down to `LEAF` numbers, and adds those in `LANES` interleaved sums. Whole arrays are added here, element by
+    element, in that order.
     """
-    import numpy as np
     import torch
 
     squares = vector * vector
@@ -89,5 +89,13 @@ def _sums_of_squares(vector: Tensor) -> np.ndarray:
     sums = sums.view(-1)
     while len(sums) > whole:  # neighbours: the lanes of a leaf, then halves of a block
         sums = sums[0::2] + sums[1::2]
-    read = torch.cat([sums, squares[whole * BLOCK :]]).cpu().numpy()
-    return np.append(read[:whole], read[whole:].sum()) if len(read) > whole else read
+    return torch.cat([sums, squares[whole * BLOCK :]])
+
+
+def norm_from(sums: Tensor, entries: int) -> float:
+    """Return ‖v‖² of a vector of so many entries from its `sums_of_squares`, on the host."""
+    import numpy as np
+
+    read, whole = sums.numpy(), entries // BLOCK
+    with np.errstate(over="ignore"):
+        return float(np.sum(np.append(read[:whole], read[whole:].sum()) if len(read) > whole else read))

@@ -28,6 +28,7 @@ from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.errors import HpcfedError
 from hpcfed.ranks.accelerators import is_fault
 from hpcfed.ranks.devices import fault
+from hpcfed.ranks.graphs import Graphs
 from hpcfed.ranks.world import World
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
@@ -81,6 +82,7 @@ class RoundBuffer:
         watched: whether slots have room for the hashes that the sentinel compares.
         arithmetic: of norms, in exact sums.
         home: where the sums over ranks are wanted: the host, or the device, on all ranks alike.
+        graphs: records the adding of tiles on a device, in exact sums.
 
     Attributes:
         is_torn: whether an update was added in part: the round cannot go on.
@@ -102,13 +104,14 @@ class RoundBuffer:
         others: Mapping[str, int] | None = None,
         arithmetic: Arithmetic = LIBRARIES,
         home: torch.device = HOST,
+        graphs: Graphs | None = None,
     ):
         self._hashes_updates, self._watched = hashes_updates, watched
         self._to_check: frozenset[int] = frozenset()
         self._num_entries, self._others = num_entries, others or {}
         self._dtype, self._device, self._world = dtype, device, world
         self._kind = KINDS[kind]
-        self._new_sum = partial(ExactSum, arithmetic=arithmetic) if kind == "exact" else FastSum
+        self._new_sum = partial(ExactSum, arithmetic=arithmetic, graphs=graphs) if kind == "exact" else FastSum
         self._memory, self._most_words = SumMemory(self._kind.word, device, world, sum_on_device, home), 0
         self._sums: Totals = {}
         self._units: Mapping[str, Units] = {}
