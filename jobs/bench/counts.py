@@ -40,9 +40,10 @@ def of_hpcfed(recipe: Path, *overrides: str) -> tuple[Counts, int]:
     """Return what a recipe's third round asks of the device, and the bytes of the model's vector."""
     STUB.reset()
     STUB.stack_bytes = Accelerator.stack_bytes
-    parts, _ = assemble(resolve(load_recipe(recipe, ["device=auto", f"rounds={ROUND}", *overrides])), World())
+    parts, _ = assemble(resolve(load_recipe(recipe, ["device=auto", "rounds=300", *overrides])), World())
     simulation = Simulation(parts)
     with parts.clients:
+        parts.shards.clients(range(parts.federation.num_clients))
         for number in range(1, ROUND + 1):
             STUB[0].counts = Counts()
             simulation.round(number)

@@ -85,25 +85,23 @@ def test_every_copy_of_size_d_is_known(engine, algorithm, client_state, up, down
 
 
 def test_batched_clients_launch_an_eighth_of_the_kernels(counted) -> None:
-    """In each step: 12 of them here."""
+    """In each step, if none is recorded: 12 of them here."""
 
     def launched(engine: str, steps: int) -> int:
-        return counted(local={"engine": engine, "steps": steps})[0].kernels
+        return counted(local={"engine": engine, "steps": steps, "graphs": "off"})[0].kernels
 
     one_by_one, together = (launched(engine, 4) - launched(engine, 1) for engine in ENGINES)
     assert 0 < together <= one_by_one / 8
 
 
 @pytest.mark.parametrize(
-    ("name", "of_the_bare_loop", "waits", "up"), [("mlp", 4228, 3, 10), ("logistic", 5706, 2, 5)]
+    ("name", "waits", "up"), [("mlp", 3, 0), ("logistic", 2, 2), pytest.param("cnn", 3, 0, marks=pytest.mark.soak)]
 )
-def test_a_round_of_the_benchmark_launches_an_eighth_of_the_bare_loops(
-    name, of_the_bare_loop, waits, up, stub, tmp_path
-):
-    """A and C, batched, as `python -m jobs.bench.counts` prints them for docs/gpu.md; A's server is on the device."""
+def test_a_round_of_the_benchmark_launches_no_more_than_a_few_graphs(name, waits, up, stub, tmp_path):
+    """A, C and B, as `python -m jobs.bench.counts` prints them for docs/gpu.md; A's and B's server is on the device."""
     bench.write_files(name, bench.COUNTED[name], tmp_path)
     found, d = bench.of_hpcfed(tmp_path / "recipe.yaml", "local.engine=batched")
-    assert 0 < found.kernels <= of_the_bare_loop / 8
+    assert 0 < found.kernels <= 30
     assert found.waits == waits
     assert [sum(size >= d for size in sizes) for sizes in (found.up, found.down)] == [up, 1]
 
@@ -137,15 +135,15 @@ def of_a_bare_step(module: torch.nn.Module, stub: Stub, shape: tuple[int, ...], 
     ],
 )
 def test_a_round_of_a_large_model(case, shape, stub, world, tmp_path, monkeypatch) -> None:
-    """A step launches no more kernels than the bare loop's. The waits are for the clients' scalars, ‖Δ̄‖² and the next
-    w, which comes down, and nothing else is as large.
+    """A step adds no launch; where it is not recorded, no more than the bare loop's. The waits are for the clients'
+    scalars, ‖Δ̄‖² and the next w, which comes down, and nothing else is as large.
     """
     write_all(tmp_path)
     monkeypatch.chdir(tmp_path)
     base = {**MODELS[case], "device": "auto", "evaluate": {"every": 0}, "weights": "uniform"}
 
-    def of(cohort: list[int], steps: int) -> tuple[Counts, FlatModel]:
-        local = {"steps": steps, "batch_size": 4, "lr": 0.05}
+    def of(cohort: list[int], steps: int, graphs: str = "auto") -> tuple[Counts, FlatModel]:
+        local = {"steps": steps, "batch_size": 4, "lr": 0.05, "graphs": graphs}
         recipe = small("run", **base | {"local": local, "cohort": {"schedule": [cohort]}})
         return round_counts(stub, world, recipe)
 
@@ -156,4 +154,6 @@ def test_a_round_of_a_large_model(case, shape, stub, world, tmp_path, monkeypatc
         assert not [size for size in found.up if size >= d]
         assert [size for size in found.down if size >= d] == [d]
     bare = of_a_bare_step(model.module, stub, shape, case == "lstm")
+    assert more.kernels == one.kernels
+    (one, _), (more, _) = (of([1], steps, "off") for steps in (1, 3))
     assert 0 < (more.kernels - one.kernels) / 2 <= bare + GATHERED
