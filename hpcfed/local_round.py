@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -23,7 +24,8 @@ from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import is_fault, is_full
 from hpcfed.ranks.devices import fault
 from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
-from hpcfed.reduce.checks import LOWER, check_own, checked, client_label
+from hpcfed.reduce.checks import checked, client_label
+from hpcfed.reduce.finite import LOWER
 from hpcfed.rng import Purpose
 from hpcfed.types import DELTA, ClientInfo, RoundContext, State
 
@@ -181,7 +183,8 @@ class Training:
             update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT, count))
             vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
             if local.own:
-                check_own(local.own)
+                where = partial(self._where, plan.round, client)
+                buffer.check_own(place, local.own, where, at_once=self._parts.skips_bad)
             if local.buffers:
                 vectors = {**vectors, **self._averaged.changes(local.buffers)}
                 scalars = {**scalars, **self._averaged.counts(local.buffers)}
@@ -212,10 +215,13 @@ class Training:
         buffer.add_tile([update for update, _, _ in joined])
         states |= {client: state for _, client, state in joined if state is not None}
 
+    def _where(self, round: int, client: int) -> str:
+        world = self._parts.world
+        return f"{client_label(self._parts.federation, round, client)}, rank {world.rank} on {world.hosts[world.rank]}"
+
     def _explain(self, error: BaseException, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""
-        world = self._parts.world
-        place = f"{client_label(self._parts.federation, round, client)}, rank {world.rank} on {world.hosts[world.rank]}"
+        world, place = self._parts.world, self._where(round, client)
         log.error("%s: training raised", place, exc_info=error)
         if isinstance(error, HpcfedError):
             return type(error)(f"{place}: {error}")

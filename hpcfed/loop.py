@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from hpcfed.assembly import assemble
+from hpcfed.assembly.auto_device import refuse_another_device
 from hpcfed.assembly.left_out import without_facts
 from hpcfed.assembly.remarks import remarks
 from hpcfed.config.limits import seconds_of
@@ -71,8 +72,10 @@ def train(
         device_faults(world),
     ):
         watchdog.stage("start: devices, data and model")
+        began_on = world.on_root(partial(folder.began_on, recipe))
+        refuse_another_device(began_on, world)
         recipe = world.on_root(partial(folder.with_recorded_engine, recipe))
-        parts, evaluator = assemble(recipe, world, device_slot, watchdog)
+        parts, evaluator = assemble(recipe, world, device_slot, watchdog, began_on=began_on)
         watchdog.stage("start: checkpoint, record and observers")
         recipe = with_local(recipe, parts.training.recorded)
         with parts.federation, parts.clients:
@@ -161,10 +164,18 @@ def _stopping(recipe: Recipe, folder: RunFolder, world: World, done: int, saved:
 def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]:
     """Return the contents of ``environment.json``, except ``data``. Called on every rank."""
     return {
-        **environment(parts.world, parts.model.vector.device, recipe.reduction, recipe.bits),
+        **environment(
+            parts.world,
+            parts.model.vector.device,
+            recipe.reduction,
+            recipe.bits,
+            deterministic=recipe.deterministic,
+        ),
         "method": parts.method.name,
         "tile": parts.engine.tile,
         "training": parts.training.account,
+        "graphs": None if parts.engine.graphs is None else str(parts.engine.graphs),
+        **({} if parts.step_work is None else {"device_by_step_work": parts.step_work}),
         "evaluated_samples": evaluator.num_samples,
         **without_facts(recipe, parts.federation),
     }
@@ -203,7 +214,7 @@ def _rounds(session: Session, stopping: Stopping) -> str | None:
             # 1. Train a cohort: local work, one Allreduce, the server's step.
             result = _train(session, round)
             # 2. Evaluate the model, where the recipe asks for it.
-            scores, client_scores = _evaluate(session, round)
+            scores, client_scores = _evaluate(session, round, result)
             # 3. Record the round; notify progress and observers.
             _record(session, round, result, scores, client_scores)
             # 4. End early by scores, a signal or the clock; save where it is due.
@@ -268,7 +279,7 @@ def _finish(session: Session, round: int, reason: str | None) -> None:
         )
     for remark in session.parts.model.news():
         session.reporter.say(f"{name}: {remark}")
-    evaluated = simulation.evaluated()
+    evaluated = simulation.evaluated().cpu()
     models = session.parts.model, simulation.w, evaluated, session.evaluator.averaged_for(evaluated)
     session.parts.world.on_root(lambda: session.recorder.keep_models(*models))
     session.parts.world.together(lambda: session.recorder.keep_private(session.parts))
@@ -285,13 +296,15 @@ def _startup_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientScores | None]:
-    """Return the scores of the round's model by column."""
+def _evaluate(session: Session, round: int, result: RoundResult) -> tuple[Mapping[str, Any], ClientScores | None]:
+    """Return the scores of the round's model by column; its hash is taken while a device works."""
     session.parts.watchdog.stage(f"round {round}: evaluation", waits=True)
     world = session.parts.world
     try:
         due = due_after(session.recipe, round)
-        found = scores_of(session.simulation, session.parts, session.evaluator, session.client_evaluator, round, due)
+        evaluators = session.evaluator, session.client_evaluator
+        take_hash = partial(str, result.state_hash)
+        found = scores_of(session.simulation, session.parts, *evaluators, round, due, take_hash)
         for remark in (*session.evaluator.news(), *session.parts.model.news()):
             session.reporter.say(f"{session.recipe.name}: {remark}")
         return found
@@ -311,6 +324,7 @@ def scores_of(
     client_evaluator: ClientEvaluator,
     round: int,
     due: Due,
+    meanwhile: Callable[[], object] = bool,
 ) -> tuple[Mapping[str, Any], ClientScores | None]:
     """Return the scores by column of the model after a round, as far as they are `due`."""
     test, train, clients = due
@@ -318,4 +332,5 @@ def scores_of(
         return evaluator.nothing, None
     w = simulation.evaluated()
     with parts.model.with_averaged(evaluator.averaged_for(w)):
-        return evaluator(w, test=test, train=train), client_evaluator(w, round) if clients else None
+        scores = evaluator(w, test=test, train=train, meanwhile=meanwhile)
+        return scores, client_evaluator(w, round) if clients else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import Arithmetic
@@ -17,6 +18,7 @@ from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.models.flat import FlatModel
+from hpcfed.ranks.devices import WorldDevices
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
@@ -55,8 +57,16 @@ class Parts:
     """Whether the hash of each client's update travels with it."""
     sentinel: str
     """``on``, ``off`` or ``strict``."""
+    repeats_bits: bool
+    """Whether a client that is trained twice has the same bits; false with a GPU's kernels of any order."""
     sum_on_device: Callable[[Tensor], None] | None
     """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
+    server_home: torch.device
+    """Where the server's vectors lie, and the sums of a round: the host, or every rank's GPU."""
+    devices: WorldDevices
+    """Of all ranks."""
+    step_work: int | None
+    """Multiply-adds by which ``device: auto`` was decided; None where it was not asked for, or no rank sees a GPU."""
     seed: int
     """The recipe's ``seed.batches``, of the methods' random streams too."""
     loss_of: Callable[[int, Tensor, Samples, State], float]

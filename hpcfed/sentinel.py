@@ -99,7 +99,8 @@ class Sentinel:
         self._seen: set[tuple[Any, ...]] = set()
         self._begun = False
         engine = parts.engine
-        can = {"slots": engine.tile > 1 and not engine.fixed_slots, "alone": True, "rank": parts.world.size > 1}
+        elsewhere = parts.world.size > 1 and parts.devices.are_alike  # of another device, bits are others
+        can = {"slots": engine.tile > 1 and not engine.fixed_slots, "alone": True, "rank": elsewhere}
         self._variants = [variant for variant in VARIANTS if can[variant]]
 
     def draw(self, plan: RoundPlan) -> list[Check]:

@@ -383,6 +383,8 @@ class ServerMethod(Protocol):
 
         A rule whose class says ``client_scalars = True`` finds each client's scalars in ``means.client_scalars``. One
         whose iterates are not its result names the model that is, a value of ``evaluate.model``, as ``final_model``.
+        Of the package's own rules, one that reads ``means.delta_sq`` says ``reads_delta_sq = True``: for others a GPU
+        computes it beside the step, and it is NaN in here.
         """
         ...
 

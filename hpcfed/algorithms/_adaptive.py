@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfed.algorithms._blocks import elementwise
-from hpcfed.arithmetic.elementary import power, sqrt
+from hpcfed.arithmetic.elementary import power, quotient, sqrt
 from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class Adaptive(Part):
             if self.debias == "adam":
                 after["steps"] = state["steps"] + 1
                 steps = int(after["steps"])
-            direction = m / (1 - power(self.beta1, steps))
-            spread = v / self.scale_of_v(steps)
+            direction = quotient(m, 1 - power(self.beta1, steps))
+            spread = quotient(v, self.scale_of_v(steps))
         below = sqrt(spread + self.tau) if self.root == "padded" else sqrt(spread) + self.tau
         moved = (direction / below).where(below > 0, 0.0)  # with τ = 0 an entry that never changed would be 0/0
         return ServerUpdate(w - self.server_lr * moved, after, self.server_lr)

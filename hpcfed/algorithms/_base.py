@@ -60,6 +60,7 @@ class ServerRule(Part):
     """A server without a state; `step` is the rule's own. See `hpcfed.types.ServerMethod`."""
 
     client_scalars: ClassVar[bool] = False
+    reads_delta_sq: ClassVar[bool] = False
     final_model: ClassVar[str] = "last"
 
     def begin(self, w: Tensor) -> State:

@@ -24,6 +24,7 @@ from pydantic import Field
 
 from hpcfed.algorithms._base import ClientRule
 from hpcfed.algorithms._blocks import elementwise
+from hpcfed.arithmetic.elementary import quotient
 from hpcfed.types import ClientInfo, LocalResult, Means, Part, RoundContext, ServerUpdate, State, Tilt, Update
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class DynamicServer(Part):
     @elementwise
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         h = state["h"] + self.alpha * means.fraction * means.delta
-        return ServerUpdate(w - means.delta - h / self.alpha, {"h": h})
+        return ServerUpdate(w - means.delta - quotient(h, self.alpha), {"h": h})
 
 
 LOCAL, SERVER = DynamicRegularizer, DynamicServer

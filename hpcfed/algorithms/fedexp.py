@@ -53,6 +53,7 @@ class Extrapolation(Epsilon):
     """η_g from the ratio of the mean squared norm to the squared norm of the mean."""
 
     choice: ClassVar[str | None] = "fedexp"
+    reads_delta_sq: ClassVar[bool] = True
 
     exact_projection: bool = False
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed.algorithms._base import ClientRule
 from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.arithmetic.elementary import quotient
 from hpcfed.types import ClientInfo, LocalResult, Means, RoundContext, State, Tilt, Update
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ControlVariates(ClientRule):
         return {"c": w.new_zeros(w.shape)}
 
     def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
-        c = shared["c"] if self.c_scale == "none" else shared["c"] / _relative_size(context.client)
+        c = shared["c"] if self.c_scale == "none" else quotient(shared["c"], _relative_size(context.client))
         return Tilt(shift=c - client["c"])
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
@@ -88,7 +89,7 @@ def _relative_size(client: ClientInfo | None) -> float:
 
 def _psi(c: Tensor, delta: Tensor, effective_steps: float | None, lr: float) -> Tensor:
     """c − Δ / (‖a‖₁ η); 0 for a client that took no step and so learned nothing."""
-    return c - delta / (effective_steps * lr) if effective_steps else c.new_zeros(c.shape)
+    return c - quotient(delta, effective_steps * lr) if effective_steps else c.new_zeros(c.shape)
 
 
 LOCAL, SERVER = ControlVariates, ServerStep

@@ -54,11 +54,18 @@ def log1p(x: Tensor) -> Tensor:
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Return √x on the host, to the nearest number: NumPy's, since torch's is MKL's, which errs by 1 ulp on Intel's."""
+    """Return √x to the nearest number: on the host NumPy's, since torch's is MKL's, which errs by 1 ulp on Intel's."""
     import numpy as np
     import torch
 
+    if x.device.type != "cpu":
+        return x.sqrt()
     return torch.from_numpy(np.sqrt(x.numpy()))
+
+
+def quotient(x: Tensor, number: float) -> Tensor:
+    """Return x / number, rounded once; a GPU multiplies by the rounded inverse of a number of Python's."""
+    return x / (number if x.device.type == "cpu" else x.new_full((), number))
 
 
 @lru_cache(maxsize=1 << 10)  # asked for by each client, and each block of a server step

@@ -32,8 +32,8 @@ class Arithmetic(Protocol):
         """Return ‖v‖ of each row, (R, d) → (R,)."""
         ...
 
-    def add_scaled(self, y: Tensor, x: Tensor, scale: float) -> None:
-        """Set y to y + scale·x."""
+    def add_scaled(self, y: Tensor, x: Tensor, scale: float | Tensor) -> None:
+        """Set y to y + scale·x, where the scale is a number of the host or a scalar on the device of y."""
         ...
 
     def decay_and_add(self, v: Tensor, decay: float, g: Tensor) -> None:
@@ -61,8 +61,11 @@ class _Libraries:
 
         return torch.linalg.vector_norm(rows, dim=1)
 
-    def add_scaled(self, y: Tensor, x: Tensor, scale: float) -> None:
-        y.add_(x, alpha=scale)
+    def add_scaled(self, y: Tensor, x: Tensor, scale: float | Tensor) -> None:
+        if isinstance(scale, (int, float)):
+            y.add_(x, alpha=scale)
+        else:
+            y.addcmul_(x, scale)
 
     def decay_and_add(self, v: Tensor, decay: float, g: Tensor) -> None:
         import torch
@@ -84,7 +87,7 @@ class _Portable:
     def norms(self, rows: Tensor) -> Tensor:
         return sqrt(_squares(rows))
 
-    def add_scaled(self, y: Tensor, x: Tensor, scale: float) -> None:
+    def add_scaled(self, y: Tensor, x: Tensor, scale: float | Tensor) -> None:
         y.add_(x * scale)
 
     def decay_and_add(self, v: Tensor, decay: float, g: Tensor) -> None:

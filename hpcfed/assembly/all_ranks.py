@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from hpcfed.assembly.auto_device import chosen
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.data.federation import Federation
 from hpcfed.data.staging import open_federation
 from hpcfed.errors import InputError, shown
-from hpcfed.ranks.devices import DeviceSlot, device_faults, take_device_slot
+from hpcfed.ranks.devices import DeviceSlot, WorldDevices, device_faults, take_device_slot
 from hpcfed.ranks.platform.malloc import keep_freed_memory
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
@@ -22,23 +25,33 @@ if TYPE_CHECKING:
 
 
 def assemble(
-    recipe: Recipe, world: World, device_slot: DeviceSlot | None = None, watchdog: Watchdog | None = None
+    recipe: Recipe,
+    world: World,
+    device_slot: DeviceSlot | None = None,
+    watchdog: Watchdog | None = None,
+    *,
+    began_on: str | None = None,
 ) -> tuple[Parts, Evaluator]:
     """Build the parts of a resolved recipe's simulation on every rank; called on every rank.
 
     Without a `device_slot`, only the ranks of this world share their nodes' devices. The parts tell their stages to the
-    `watchdog`, if there is one.
+    `watchdog`, if there is one. `began_on` is the kind of device that ``device: auto`` took for the rounds before.
 
     Raises:
         InputError: the model does not fit the federation, or cannot be built, the recipe's device is missing, or the
             method reports other vectors or scalars, or has other factors, on another rank.
         EnvironmentFailure: a GPU cannot be used, or memory is short.
     """
-    own = device_slot or take_device_slot(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
     try:
+        device, work = chosen(recipe, federation, world, began_on)
+        own = device_slot or take_device_slot(device, world)
+        if device == "cpu":
+            own = replace(own, index=None, sharing=own.neighbours)
         checked = own_code_named()(device_faults(world)(_assemble))
-        assembled = world.together(lambda: checked(recipe, federation, world, own, watchdog or Watchdog(world)))
+        devices = WorldDevices.of(world, own)
+        build = partial(checked, recipe, federation, world, own, devices, watchdog or Watchdog(world), work)
+        assembled = world.together(build)
         check_hosts(recipe, world)
         _check_reports(assembled[0].method, world)
         if recipe.algorithm.factory is not None and assembled[0].method.normalize is not None:
@@ -51,11 +64,17 @@ def assemble(
 
 
 def _assemble(
-    recipe: Recipe, federation: Federation, world: World, device_slot: DeviceSlot, watchdog: Watchdog
+    recipe: Recipe,
+    federation: Federation,
+    world: World,
+    device_slot: DeviceSlot,
+    devices: WorldDevices,
+    watchdog: Watchdog,
+    step_work: int | None,
 ) -> tuple[Parts, Evaluator]:
     from hpcfed.assembly.parts import parts_of
 
-    return parts_of(recipe, federation, world, device_slot, watchdog)
+    return parts_of(recipe, federation, world, device_slot, devices, watchdog, step_work)
 
 
 def _check_reports(method: Method, world: World) -> None:

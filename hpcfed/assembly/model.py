@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from math import prod
@@ -34,7 +35,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     from hpcfed.models.portable import portable_linear
 
     make_first_calls()
-    outputs = 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
+    outputs = _outputs_of(federation)
     spec = models.spec(recipe.model)
     if spec is not None:
         check_memory(spec, federation.feature_shape, outputs, dtype)
@@ -54,6 +55,56 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     _check_outputs(model, federation, outputs, dtype, device, is_own_loss=is_own_loss, by_gradients=by_gradients)
     model.forget()
     return model
+
+
+def _outputs_of(federation: Federation) -> int:
+    """Return the outputs that a named model has for a sample."""
+    return 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
+
+
+def multiply_adds(recipe: Recipe, federation: Federation, enough: int) -> int | None:
+    """Return the recipe's parameters, or the multiply-adds of its forward pass for a sample where those are more.
+
+    As torch counts them: of products and convolutions, which are computed once, unless there are `enough` parameters.
+    None where the user's module cannot be built or called, which `build_model` explains.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    class Counting(TorchDispatchMode):
+        """torch's own counter, without an import of torch._dynamo, which takes seconds."""
+
+        flops = 0
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if (count := flop_registry.get(function._overloadpacket)) is not None:
+                self.flops += count(*args, **(kwargs or {}), out_val=result)
+            return result
+
+    def built(device: str) -> torch.nn.Module:
+        if spec is None:
+            return _from_factory(recipe)
+        with torch.device(device), _uninitialised():
+            return spec.build(federation.feature_shape, _outputs_of(federation))
+
+    spec = models.spec(recipe.model)
+    try:
+        count = sum(each.numel() for each in built("meta").parameters())
+        if count >= enough:
+            return count
+        x, _ = zeros(1, federation, torch.float32, torch.device("cpu"))
+        stepwise = torch.backends.mkldnn.flags(enabled=False)  # mkldnn's LSTM is one operation of unknown size
+        with warnings.catch_warnings(action="ignore"), torch.no_grad(), stepwise, Counting() as counting:
+            built("cpu").eval()(x)
+    except RAISED:
+        return None
+    return max(count, counting.flops // 2)
 
 
 def _from_spec(spec: models.Spec, features: tuple[int, ...], outputs: int) -> Any:

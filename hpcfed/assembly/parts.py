@@ -34,12 +34,13 @@ from hpcfed.models.losses import BatchMetric, Loss, metrics_for
 from hpcfed.models.trial import try_own
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import accelerator
-from hpcfed.ranks.devices import DeviceSlot
+from hpcfed.ranks.devices import DeviceSlot, WorldDevices
 from hpcfed.ranks.host_memory import free_memory
 from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.reduce.device import device_sum
+from hpcfed.server import LARGEST_ON_HOST
 from hpcfed.types import Method
 
 ONE_SAMPLE = "Expected more than 1 value per channel"
@@ -47,9 +48,18 @@ ONE_SAMPLE = "Expected more than 1 value per channel"
 
 
 def parts_of(
-    recipe: Recipe, federation: Federation, world: World, slot: DeviceSlot, watchdog: Watchdog
+    recipe: Recipe,
+    federation: Federation,
+    world: World,
+    slot: DeviceSlot,
+    devices: WorldDevices,
+    watchdog: Watchdog,
+    step_work: int | None,
 ) -> tuple[Parts, Evaluator]:
     """Build the parts of this rank, on the device of its `slot`.
+
+    `devices` are those of all ranks, `step_work` is what ``device: auto`` was decided by, if by anything
+    (`hpcfed.assembly.auto_device`).
 
     Raises:
         InputError: as `hpcfed.assembly.assemble` says.
@@ -58,6 +68,10 @@ def parts_of(
         raise InputError("no client has a training sample", where=str(federation.path), remedy="prepare it again")
     torch.set_num_threads(recipe.threads)
     dtype, device = getattr(torch, recipe.dtype), slot.device
+    if device.type != "cpu":
+        accelerator(device).be_deterministic(recipe.deterministic)
+    repeats_bits = recipe.deterministic or not devices.any_gpu
+    sized_for = torch.device("cpu") if devices.are_mixed else device
     loss = build_loss(recipe, federation, dtype, device)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
@@ -74,7 +88,7 @@ def parts_of(
     again = _reads_again(recipe, cohorts)
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
     work = ClientWork(cohorts.most_members, federation.sizes, cohorts.typical_steps)
-    engine, training = _engine(recipe, federation, method, model, loss, work)
+    engine, training = _engine(recipe, federation, method, model, loss, work, sized_for)
     placement = _placement(recipe, method, engine, cohorts, federation, world)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
     if method.local.stateful:
@@ -82,11 +96,19 @@ def parts_of(
     private = PrivateParts(model, clients)
     seed_of_draws = recipe.seed.batches if _draws_in_evaluation(recipe) else None
     measured_loss = build_measured_loss(recipe, federation, dtype, device, loss)
-    measures = Measures(model, measured_loss, federation.task, sums, whole, recipe.evaluate.batch_size, seed_of_draws)
+    measured_in = recipe.precision if recipe.evaluate.precision == "run" else "float32"
+    batches = recipe.evaluate.batch_size, seed_of_draws, measured_in
+    measures = Measures(model, measured_loss, federation.task, sums, whole, *batches)
     measured = loss, measures, shards, federation, placement, world, outputs
     own_parts = private if model.own else None
     evaluator = Evaluator(
-        recipe.evaluate, model, *measured, own_parts, counted=cohorts.measured, present=cohorts.present
+        recipe.evaluate,
+        model,
+        *measured,
+        own_parts,
+        counted=cohorts.measured,
+        present=cohorts.present,
+        sized_for=sized_for,
     )
     fine_tune, seed = recipe.evaluate.clients.fine_tune, recipe.seed.batches
     arithmetic = arithmetic_of(recipe.bits)
@@ -109,8 +131,12 @@ def parts_of(
         watchdog=watchdog,
         reduction=recipe.reduction,
         hashes_updates=recipe.update_hashes,
-        sentinel=recipe.sentinel,
-        sum_on_device=device_sum(recipe.gpu_reduce, slot, world),
+        sentinel=recipe.sentinel if repeats_bits else "off",
+        repeats_bits=repeats_bits,
+        sum_on_device=device_sum(recipe.gpu_reduce, slot, world, mixed=devices.are_mixed),
+        server_home=_server_home(recipe, model) if devices.are_alike else torch.device("cpu"),
+        devices=devices,
+        step_work=step_work,
         world=world,
         seed=seed,
         loss_of=evaluator.loss_of,
@@ -129,6 +155,12 @@ def _method(recipe: Recipe, model: FlatModel) -> Method:
     if recipe.evaluate.model == "client-average":
         return with_client_average(method)
     return with_step_average(method) if recipe.evaluate.model == "step-average" else method
+
+
+def _server_home(recipe: Recipe, model: FlatModel) -> torch.device:
+    """Return where the server's vectors lie: on the device for large models, but where a user's rules take its step."""
+    is_small = model.vector.numel() <= LARGEST_ON_HOST
+    return torch.device("cpu") if is_small or recipe.algorithm.factory is not None else model.vector.device
 
 
 def _check_statistics(recipe: Recipe, federation: Federation, model: FlatModel) -> None:
@@ -182,7 +214,13 @@ def _reads_again(recipe: Recipe, cohorts: Cohorts) -> bool:
 
 
 def _engine(
-    recipe: Recipe, federation: Federation, method: Method, model: FlatModel, loss: Loss, work: ClientWork
+    recipe: Recipe,
+    federation: Federation,
+    method: Method,
+    model: FlatModel,
+    loss: Loss,
+    work: ClientWork,
+    sized_for: torch.device,
 ) -> tuple[Engine, Training]:
     return trained_by(
         recipe.local,
@@ -196,6 +234,7 @@ def _engine(
         elsewhere=method.local.evaluates_elsewhere,
         own_step=own_step(recipe.local, recipe.python_path),
         arithmetic=arithmetic_of(recipe.bits),
+        sized_for=sized_for,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcfed.assembly import auto_device
 from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
 from hpcfed.client.batched.tiles import step_cost
 from hpcfed.config.limits import Checkpoint
@@ -20,6 +21,10 @@ MUCH = 1.5
 
 def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     """Yield a line for each setting of a resolved recipe that may be unintended."""
+    if line := auto_device.remark(parts.step_work, parts.model.vector.device.type):
+        yield line
+    if not recipe.deterministic and parts.repeats_bits:
+        yield "deterministic: false has no effect on a CPU, whose kernels add in one order"
     yield from _on_clients(recipe, parts)
     yield from _on_defaults(recipe, parts)
     yield from _on_local_work(recipe, parts)
@@ -88,6 +93,8 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"{what}; local.tile={share} shares the work, with other last bits"
     if recipe.model.factory is not None or parts.training.why:
         yield f"{'your' if recipe.model.factory else 'the'} model: {parts.training.account}"
+    if parts.engine.graphs is not None and (why := parts.engine.graphs.hindrance):
+        yield f"the GPU is asked for each step's operations one by one, since they cannot be recorded: {why}"
     if recipe.parameters.private or recipe.parameters.buffers:
         what = f"parameters ({recipe.parameters.given})"
         yield f"clients are trained one after another, since the batched engine takes no {what}"

@@ -80,7 +80,7 @@ class AveragedBuffers:
         following = {}
         for name in self.entries:
             old = self.state[name]
-            following[name] = (old.double() - sums.vectors[name] / kept).to(old.dtype)
+            following[name] = (old.double() - sums.vectors[name].to(old.device) / kept).to(old.dtype)
         if self.scalars:
             done = sums.status == DONE
             largest = [sums.scalars[name][done].max() for name in self.scalars]

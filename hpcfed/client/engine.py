@@ -19,6 +19,8 @@ from hpcfed.client.batched.operators.network import OperatorNetwork
 from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.batched.tiles import tile_for
+from hpcfed.client.device_client import DeviceClient
+from hpcfed.client.graph_trial import hindrance
 from hpcfed.client.own_step import OwnStepSolver
 from hpcfed.client.solver import Engine, SequentialSolver
 from hpcfed.client.training import Training
@@ -30,14 +32,18 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
 from hpcfed.models.reading.program import Unreadable
-from hpcfed.ranks.accelerators import is_full
+from hpcfed.ranks.accelerators import accelerator, is_full
+from hpcfed.ranks.graphs import Graphs, on_device
 from hpcfed.rng import Purpose
 
 STEPS_TO_REPLAY = 3
-"""A GPU's graph is warmed up in the first step, captured in the second and replayed from the third on."""
+"""What is compiled, or changes from call to call, shows within so many."""
 
 CALLS = 6
 """Operators whose calls take as long as those of the perceptrons of which the rule of tiles was measured."""
+
+VALUES = 4
+"""A tile's values, which wait for the way back, take up to so many times the memory of its parameters, on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ def trained_by(
     elsewhere: bool = False,
     own_step: Callable[..., Any] | None = None,
     arithmetic: Arithmetic = LIBRARIES,
+    sized_for: torch.device | None = None,
 ) -> tuple[Engine, Training]:
     """Return the engine of a resolved recipe, and what was chosen.
 
@@ -84,6 +91,7 @@ def trained_by(
         elsewhere: whether tilts may have an offset or a radius.
         own_step: the function that the recipe's ``local.step`` names.
         arithmetic: of the recipe's ``bits``.
+        sized_for: the device whose rule gives the tile's size, which is one on all ranks; default: the model's.
 
     Raises:
         InputError: the batched engine or its products cannot take the model, it cannot be compiled, the device knows no
@@ -96,7 +104,7 @@ def trained_by(
     if network is not None:
         of_network = draws and (isinstance(network, Vectorized) or loss.is_own)
         width, alone = _minibatch(section, loss, network, work.sizes, draws=of_network)
-        tile = section.tile if section.tile != "auto" else 1 if alone else _tile(network, model, work, width)
+        tile = section.tile if section.tile != "auto" else 1 if alone else _tile(network, model, work, width, sized_for)
         if section.engine == "auto" and _loses(network, tile):
             network, why = None, "too many of its operations are called as the module calls them"
         elif alone:
@@ -106,9 +114,19 @@ def trained_by(
         build = partial(SequentialSolver, model, loss, section, seed, precision=precision, draws=draws)
         solver = try_compiled(build, like) if section.compile else build()
         training = Training("sequential", "blas", "auto", section.memory_format, why=why)
+        if on_device(model.vector.device) and own_step is None and loss.by_client is None:
+            width = max(1, int(work.sizes.max(initial=1)))
+            if section.batch_size != "full":
+                width = min(int(section.batch_size), width)
+            recorder = _graphs(section, model)
+            most_steps = int(work.steps.max(initial=1))
+            device = DeviceClient(solver, model, section, recorder, width=width, most_steps=most_steps)
+            solver.train_by(device, recorder)
+            try_graphs(solver, recorder, model, like, width)
         if own_step is not None:
             return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed), training
         return solver, training
+    graphs = _graphs(section, model) if on_device(model.vector.device) else None
     try:
         stacked = StackedSolver(
             model,
@@ -122,22 +140,17 @@ def trained_by(
             averages=loss.reduction == "mean",
             draws=of_network,
             arithmetic=arithmetic,
+            graphs=graphs,
         )
+        if graphs is not None:
+            try_graphs(stacked, graphs, model, like, width)
     except RuntimeError as error:
         if not is_full(error):
             raise
         what = f"memory for tiles of {tile} clients (local.tile) is short"
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
-    images = isinstance(network, OperatorNetwork) and network.has_images
-    memory_format = "channels-last" if images and _is_channels_last(section, model) else section.memory_format
+    memory_format = network.memory_format if isinstance(network, OperatorNetwork) else section.memory_format
     return stacked, Training("batched", section.matmul, tile, memory_format, read)
-
-
-def _is_channels_last(section: Local, model: FlatModel) -> bool:
-    """Whether convolutions of images take channels last: by default on a CPU, where they are faster by a fifth."""
-    if section.memory_format == "auto":
-        return model.vector.device.type == "cpu"
-    return section.memory_format == "channels-last"
 
 
 def _loses(network: StackedNetwork, tile: int) -> bool:
@@ -148,6 +161,11 @@ def _loses(network: StackedNetwork, tile: int) -> bool:
 def engine_for(*arguments: Any, **named: Any) -> Engine:
     """Return the engine alone; see `trained_by`."""
     return trained_by(*arguments, **named)[0]
+
+
+def _graphs(section: Local, model: FlatModel) -> Graphs:
+    """Return what records the work of a device."""
+    return Graphs(model.vector.device, records=section.graphs == "auto")
 
 
 def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tuple[StackedNetwork | None, str, str]:
@@ -161,7 +179,7 @@ def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tup
     matmul = matmul_for(section.matmul, model.vector)
     batch = like[0].shape[0] if section.batch_size == "full" else int(section.batch_size)
     try:
-        network = network_of(model, loss, like[0], batch, matmul, channels_last=_is_channels_last(section, model))
+        network = network_of(model, loss, like[0], batch, matmul, section.memory_format)
     except Unreadable as unreadable:
         if section.engine == "auto":
             return None, "", str(unreadable)
@@ -177,14 +195,21 @@ def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tup
     return mapped, f"by torch.func.vmap ({why})", ""
 
 
-def _tile(network: StackedNetwork, model: FlatModel, work: ClientWork, width: int) -> int:
+def _tile(
+    network: StackedNetwork, model: FlatModel, work: ClientWork, width: int, sized_for: torch.device | None
+) -> int:
     """Return R, by the network's operations and the rule of `tile_for`."""
     weights = None
     if isinstance(network, OperatorNetwork):
         if not network.by_slot:
             return 1
         weights = network.work / max(1.0, network.calls / CALLS)
-    return tile_for(model, model.vector.device, work.cohort_size, width, work.steps, weights)
+    device = sized_for or model.vector.device
+    tile = tile_for(model, device, work.cohort_size, width, work.steps, weights)
+    if isinstance(network, OperatorNetwork) and device.type != "cpu":
+        of_slot = width * network.numbers * model.vector.element_size()
+        tile = min(tile, max(1, VALUES * accelerator(device).stack_bytes // of_slot))
+    return tile
 
 
 def _minibatch(
@@ -262,12 +287,26 @@ def try_compiled(build: Callable[[], SequentialSolver], like: Samples) -> Sequen
         raise InputError(what, remedy="use compile: false, or install a C++ compiler") from error
 
 
+def try_graphs(engine: Engine, graphs: Graphs, model: FlatModel, like: Samples, width: int) -> None:
+    """Record an engine's work from now on only if that can be done."""
+    if graphs.records:
+        initial = model.trained.clone()
+        graphs.hindrance = hindrance(engine, graphs, model, like, width)
+        graphs.records = not graphs.hindrance
+        model.forget()
+        model.load(initial[: len(model.vector)])
+        model.trained.copy_(initial)
+
+
 def try_vectorized(network: Vectorized, model: FlatModel, like: Samples) -> None:
     """Compute the gradients of two clients once, so that what cannot be stacked is known before the first round.
 
     Raises:
         InputError: it cannot.
     """
+    if model.vector.device.type != "cpu" and any(isinstance(part, torch.nn.RNNBase) for part in model.module.modules()):
+        what = "local.engine: batched cannot take recurrent layers on a GPU, whose kernels take one client's weights"
+        raise InputError(what, remedy="use local.engine: sequential")
     x, y = (part.unsqueeze(0).expand(2, *part.shape) for part in like)
     parameters = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
     try:

@@ -1,6 +1,7 @@
 """Client optimizers: one fused operation after another, no state kept between rounds.
 
-They step a vector (d,), or the rows of some clients in a stack of parameters (R, …), as their caller likes.
+They step a vector (d,), or the rows of some clients in a stack of parameters (R, …), as their caller likes. The factors
+of a step are numbers of the host, or scalars on a device, where a step recorded once is taken with those of later ones.
 
 All begin a round at zero, step along a flat gradient, and can go on without one: a guess lets the first moment decay
 for τ' further steps while everything else stays, in one operation:
@@ -20,7 +21,7 @@ the second moment decays (Yogi's stays) and the corrections of the zero start go
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -32,19 +33,35 @@ from hpcfed.client.effective_steps import guess_factor
 from hpcfed.config.recipe import Local
 
 ALL = slice(None)
+Number = float | Tensor
+"""A factor: the host's, or a scalar on the device of what it multiplies."""
 NEGLIGIBLE = 1e-20
 """Share of ε below which a decayed first moment moves nothing."""
 
 
 class Optimizer(Protocol):
-    """Steps y in place: all of what it was made for, or some of its rows."""
+    """Steps y in place: all of what it was made for, or some of its rows.
+
+    Attributes:
+        taken: steps since `reset`, counted by `step`.
+    """
+
+    taken: int
 
     def reset(self) -> None:
         """Forget everything: a client begins."""
         ...
 
+    def numbers(self, lr: float, step: int) -> tuple[float, ...]:
+        """Return the factors of a step, counted from 1."""
+        ...
+
     def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
         """Step along a gradient like y, which it may overwrite; rows in several calls begin with the first ones."""
+        ...
+
+    def move(self, y: Tensor, g: Tensor, numbers: Sequence[Number], rows: slice = ALL) -> None:
+        """Take the step whose `numbers` those are, as `step` does."""
         ...
 
     def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
@@ -58,17 +75,25 @@ class Sgd:
     def __init__(self, like: Tensor, momentum: float, arithmetic: Arithmetic = LIBRARIES):
         self._momentum, self._arithmetic = momentum, arithmetic
         self._velocity = torch.zeros_like(like) if momentum else None
+        self.taken = 0
 
     def reset(self) -> None:
+        self.taken = 0
         if self._velocity is not None:
             self._velocity.zero_()
 
+    def numbers(self, lr: float, step: int) -> tuple[float, ...]:
+        return (-lr,)
+
     def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
+        self.move(y, g, (-lr,), rows)
+
+    def move(self, y: Tensor, g: Tensor, numbers: Sequence[Number], rows: slice = ALL) -> None:
         v = g
         if self._velocity is not None:
             v = self._velocity[rows]
             self._arithmetic.decay_and_add(v, self._momentum, g)
-        self._arithmetic.add_scaled(y, v, -lr)
+        self._arithmetic.add_scaled(y, v, numbers[0])
 
     def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
         if self._velocity is not None:
@@ -88,25 +113,31 @@ class Adam:
     def __init__(self, like: Tensor, beta1: float, beta2: float, eps: float, *, guesses_all: bool = False):
         self._beta1, self._beta2, self._eps, self._guesses_all = beta1, beta2, eps, guesses_all
         self._m, self._v, self._scratch = (torch.zeros_like(like) for _ in range(3))
-        self._steps = 0
+        self.taken = 0
 
     def reset(self) -> None:
         self._m.zero_()
         self._v.zero_()
-        self._steps = 0
+        self.taken = 0
 
     def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
         if not rows.start:
-            self._steps += 1
+            self.taken += 1
+        self.move(y, g, self.numbers(lr, self.taken), rows)
+
+    def numbers(self, lr: float, step: int) -> tuple[float, ...]:
+        return (1 - self._beta2**step) ** 0.5, -lr / (1 - self._beta1**step)
+
+    def move(self, y: Tensor, g: Tensor, numbers: Sequence[Number], rows: slice = ALL) -> None:
         self._m[rows].lerp_(g, 1 - self._beta1)
         self._second_moment(self._v[rows], g, self._scratch[rows])
-        self._move(y, lr, rows)
+        self._move(y, numbers, rows)
 
     def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
-        if self._steps and self._guesses_all:
+        if self.taken and self._guesses_all:
             self._follow_zeros(y, lr, steps, rows)
-        elif self._steps:
-            self._move(y, lr * guess_factor(self._beta1, steps), rows)
+        elif self.taken:
+            self._move(y, self.numbers(lr * guess_factor(self._beta1, steps), self.taken), rows)
 
     def _follow_zeros(self, y: Tensor, lr: float, steps: float, rows: slice) -> None:
         """Take steps with gradients of 0, up to those that add nothing in the arithmetic's precision."""
@@ -114,7 +145,7 @@ class Adam:
             return
         last, root = math.ceil(math.log(NEGLIGIBLE * self._eps) / math.log(self._beta1)), self._v[rows].sqrt()
         for j in range(1, 1 + int(min(steps, last))):
-            k = self._steps + j
+            k = self.taken + j
             decay = power(self._beta2, j) if self.v_decays else 1.0
             below = torch.mul(root, (decay / (1 - power(self._beta2, k))) ** 0.5, out=self._scratch[rows])
             share = power(self._beta1, j) / (1 - power(self._beta1, k))
@@ -123,10 +154,13 @@ class Adam:
     def _second_moment(self, v: Tensor, g: Tensor, scratch: Tensor) -> None:
         v.mul_(self._beta2).addcmul_(g, g, value=1 - self._beta2)
 
-    def _move(self, y: Tensor, lr: float, rows: slice) -> None:
-        k = self._steps
-        below = torch.sqrt(self._v[rows], out=self._scratch[rows]).div_((1 - self._beta2**k) ** 0.5).add_(self._eps)
-        y.addcdiv_(self._m[rows], below, value=-lr / (1 - self._beta1**k))
+    def _move(self, y: Tensor, numbers: Sequence[Number], rows: slice) -> None:
+        root, share = numbers
+        below = torch.sqrt(self._v[rows], out=self._scratch[rows]).div_(root).add_(self._eps)
+        if isinstance(share, Tensor):
+            y.addcdiv_(self._m[rows], below.div_(share))
+        else:
+            y.addcdiv_(self._m[rows], below, value=share)
 
 
 class Yogi(Adam):

@@ -28,6 +28,7 @@ from hpcfed.data.cache import Samples
 from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
+from hpcfed.ranks.graphs import Graphs
 from hpcfed.rng import Purpose, stream
 from hpcfed.types import LocalResult, State
 
@@ -114,6 +115,7 @@ class OwnStepSolver:
     """
 
     tile, fixed_slots = 1, False
+    graphs: Graphs | None = None
 
     def __init__(
         self,

@@ -17,15 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.elementary import power
+from hpcfed.arithmetic.operations import LIBRARIES
 from hpcfed.client.augment import augmented
 from hpcfed.client.effective_steps import effective_steps
-from hpcfed.client.optimizers import optimizer_for
+from hpcfed.client.optimizers import Number, optimizer_for
 from hpcfed.client.precision import computing
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.config.user_code.generators import seed_generators
@@ -35,6 +38,7 @@ from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.ranks.accelerators import accelerator
+from hpcfed.ranks.graphs import Graphs
 from hpcfed.rng import Purpose, stream
 from hpcfed.types import ClientInfo, LocalResult, State, Tilt
 
@@ -82,10 +86,12 @@ class Engine(Protocol):
         tile: R, clients that are trained together.
         fixed_slots: whether a client's slot follows from its place in the cohort, since its bits may depend on it; the
             clients of one tile then have different slots.
+        graphs: records the work of a device; None on a CPU, and where steps are the user's.
     """
 
     tile: int
     fixed_slots: bool
+    graphs: Graphs | None
 
     def solve(
         self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
@@ -132,6 +138,59 @@ class Stepping:
         return (mu, decay) if self.section.clip == "all" else (0.0, mu + decay)
 
 
+class Scales(NamedTuple):
+    """Coefficients of y in the gradient: of what is clipped, of what is added after the clip, and of y − anchor.
+
+    Numbers of the host, 0 where there is none, or scalars of a device.
+    """
+
+    before_clip: Number
+    after_clip: Number
+    pull: Number
+
+    @staticmethod
+    def has(scale: Number) -> bool:
+        """Whether there is one, without a look at the device."""
+        return isinstance(scale, Tensor) or bool(scale)
+
+    def on_device(self, numbers: Sequence[Tensor]) -> Scales:
+        """Return the same with the device's numbers in place of those that there are."""
+        return Scales(*(number if scale else 0.0 for scale, number in zip(self, numbers, strict=True)))
+
+
+class TiltParts(NamedTuple):
+    """A tilt as the steps of a client take it, with shift and anchor in one constant (`constant_of`)."""
+
+    constant: Tensor | None
+    anchor: Tensor | None
+    offset: Tensor | None
+    radius: Number
+
+
+class Recorder(Protocol):
+    """Has a solver take a client's steps on a device, recorded where that can be done (`DeviceClient`)."""
+
+    def train(
+        self,
+        w: Tensor,
+        task: Task,
+        lr: float,
+        rng: np.random.Generator,
+        of_crops: np.random.Generator,
+        show: Callable[[int], None] | None,
+    ) -> Tensor:
+        """Take a client's steps from what its model holds; return the sum of its losses, a scalar.
+
+        Args:
+            w: the server's model, (d,).
+            task: the client's.
+            lr: η_l.
+            rng, of_crops: what its minibatches and their crops are drawn from.
+            show: called after each step with its number.
+        """
+        ...
+
+
 class SequentialSolver:
     """Trains one client after another with one model and one set of buffers.
 
@@ -149,6 +208,7 @@ class SequentialSolver:
     """
 
     tile, fixed_slots = 1, False
+    graphs: Graphs | None = None
 
     def __init__(
         self,
@@ -172,12 +232,18 @@ class SequentialSolver:
         self._of_batches, self._of_model = streams
         self._draws = draws
         self._optimizer = optimizer_for(section, model.trained)
+        self._on_device: Recorder | None = None
+
+    def train_by(self, device: Recorder, graphs: Graphs) -> None:
+        """Let clients be trained on a device by steps that are recorded."""
+        self._on_device, self.graphs = device, graphs
 
     def solve(
         self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
     ) -> Iterator[LocalResult]:
         """Train clients one after another; see `Engine`."""
-        return (self._solve(w, task, round, on_step) for task in tasks)
+        solve = self._solve if self._on_device is None else partial(self._solve_on, self._on_device)
+        return (solve(w, task, round, on_step) for task in tasks)
 
     def try_step(self, x: Tensor, y: Tensor) -> None:
         """Compute a gradient, and forget it."""
@@ -192,16 +258,20 @@ class SequentialSolver:
 
         What else draws comes from the client's stream, and gradients are of its loss, from here on.
         """
-        self._loss_here = self._loss.of_client(task.client)
-        self._model.forget()
-        if self._draws:
-            seed_generators(self._model.vector.device, self._seed, self._of_model, round, task.client)
-        rng = stream(self._seed, self._of_batches, round, task.client)
+        rng = self._begin(task, round)
         batches = minibatches(task.samples, self._section.batch_size, task.steps, rng)
         if self._section.augment is None:
             return batches
         rng = stream(self._seed, Purpose.AUGMENT, round, task.client)
         return ((augmented(x, self._section.augment, rng), y) for x, y in batches)
+
+    def _begin(self, task: Task, round: int) -> np.random.Generator:
+        """Prepare for a client; return what its minibatches are drawn from."""
+        self._loss_here = self._loss.of_client(task.client)
+        self._model.forget()
+        if self._draws:
+            seed_generators(self._model.vector.device, self._seed, self._of_model, round, task.client)
+        return stream(self._seed, self._of_batches, round, task.client)
 
     def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Add ∇f of a minibatch to the model's flat gradient, and return its loss."""
@@ -224,70 +294,104 @@ class SequentialSolver:
 
     def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:
         model, tilt = self._model, task.tilt
-        lr = self._stepping.lr(round)
-        pull = self._stepping.pull(tilt.mu)
-        constant, anchor = constant_of(tilt, w, pull), anchor_of(tilt, w)
+        lr, pull = self._stepping.lr(round), self._stepping.pull(tilt.mu)
+        scales = Scales(*self._stepping.scales(tilt.mu), pull)
+        parts = TiltParts(constant_of(tilt, w, pull), anchor_of(tilt, w), tilt.offset, tilt.radius)
         model.load(start_of(tilt, w), task.own)
         self._optimizer.reset()
-        losses = []
+        losses: list[Tensor] = []
         for x_batch, y_batch in self.minibatches(task, round):
-            self._begin_gradient(constant, tilt.mu)
-            if pull:
-                model.grad.add_(model.vector - anchor, alpha=pull)
-            losses.append(self._add_gradient_of(tilt, x_batch, y_batch))
-            self._descend(lr, tilt.mu)
+            numbers = self._optimizer.numbers(lr, len(losses) + 1)
+            losses.append(self.take_step(x_batch, y_batch, parts, scales, numbers))
             if on_step is not None:
                 on_step(task.client, len(losses), model.vector)
+        return self._result(w, task, lr, _summed(losses), on_step)
+
+    def _solve_on(
+        self, device: Recorder, w: Tensor, task: Task, round: int, on_step: StepCallback | None
+    ) -> LocalResult:
+        """Train a client by steps that are recorded."""
+        self._model.load(start_of(task.tilt, w), task.own)
+        lr, rng = self._stepping.lr(round), self._begin(task, round)
+        of_crops = stream(self._seed, Purpose.AUGMENT, round, task.client)
+        show = None if on_step is None else lambda step: on_step(task.client, step, self._model.vector)
+        loss_sum = device.train(w, task, lr, rng, of_crops, show)
+        return self._result(w, task, lr, loss_sum, on_step)
+
+    def _result(
+        self, w: Tensor, task: Task, lr: float, loss_sum: float | Tensor, on_step: StepCallback | None
+    ) -> LocalResult:
+        """Take the guessed steps, and return what has come of a client's training."""
+        model = self._model
         if task.guessed:
+            self._optimizer.taken = task.steps
             self._optimizer.guess(model.trained, lr, task.guessed)
             if on_step is not None:
-                on_step(task.client, len(losses), model.vector)
+                on_step(task.client, task.steps, model.vector)
         model.check_buffers()
         delta = torch.sub(w, model.vector, out=model.grad)  # which the last step has used
-        result = LocalResult(delta, task.steps, _summed(losses), lr)
+        result = LocalResult(delta, task.steps, loss_sum, lr)
         if model.is_plain:
             return result
         return replace(result, own=model.private_state(), buffers=model.averaged_buffers())
 
-    def _begin_gradient(self, constant: Tensor | None, mu: float) -> None:
+    def reset(self) -> None:
+        """Let the client optimizer begin."""
+        self._optimizer.reset()
+
+    def numbers(self, lr: float, steps: int) -> list[tuple[float, ...]]:
+        """Return the client optimizer's numbers of each step."""
+        return [self._optimizer.numbers(lr, step + 1) for step in range(steps)]
+
+    def take_step(self, x: Tensor, y: Tensor, parts: TiltParts, scales: Scales, numbers: Sequence[Number]) -> Tensor:
+        """Take a step on a minibatch; return its loss."""
+        self._begin_gradient(parts.constant, scales)
+        if parts.anchor is not None and Scales.has(scales.pull):
+            LIBRARIES.add_scaled(self._model.grad, self._model.vector - parts.anchor, scales.pull)
+        loss = self._add_gradient_of(parts, x, y)
+        self._descend(scales, numbers)
+        return loss
+
+    def _begin_gradient(self, constant: Tensor | None, scales: Scales) -> None:
         """Set the flat gradient to constant + scale·y: what backward then adds ∇f to, in one pass over memory.
 
         A method tilts the shared parameters alone; weight decay is on all.
         """
         model = self._model
-        _begin(model.vector, model.grad, constant, self._stepping.scales(mu)[0])
+        _begin(model.vector, model.grad, constant, scales.before_clip)
         if model.private is not None and model.private_grad is not None:
             _begin(model.private, model.private_grad, None, self._stepping.scales(0.0)[0])
 
-    def _add_gradient_of(self, tilt: Tilt, x: Tensor, y: Tensor) -> Tensor:
+    def _add_gradient_of(self, parts: TiltParts, x: Tensor, y: Tensor) -> Tensor:
         """Add ∇f of a minibatch, taken where the tilt says, to the flat gradient; return the loss there."""
-        if tilt.offset is None and not tilt.radius:
+        ascends = isinstance(parts.radius, Tensor) or bool(parts.radius)
+        if parts.offset is None and not ascends:
             return self.add_gradient(x, y)
         model, grad = self._model.trained, self._model.trained_grad
         kept, constant = model.clone(), grad.clone()
-        if tilt.offset is not None:
-            self._model.vector.add_(tilt.offset)
-        if tilt.radius:
+        if parts.offset is not None:
+            self._model.vector.add_(parts.offset)
+        if ascends:
             grad.zero_()
             own, buffers = self._model.private_state(), self._model.averaged_buffers()
             self.add_gradient(x, y)
-            model.add_(grad * (tilt.radius / (torch.linalg.vector_norm(grad) + 1e-12)))
+            model.add_(grad * (parts.radius / (torch.linalg.vector_norm(grad) + 1e-12)))
             grad.copy_(constant)
             self._model.set_buffers(own, buffers)  # each minibatch enters running statistics once
         loss = self.add_gradient(x, y)
         model.copy_(kept)
         return loss
 
-    def _descend(self, lr: float, mu: float) -> None:
+    def _descend(self, scales: Scales, numbers: Sequence[Number]) -> None:
         """One step of the client optimizer from the flat gradient; a clip takes the norm of all that is trained."""
         model, g = self._model, self._model.trained_grad
         if self._section.clip_norm is not None:
             g.mul_((self._section.clip_norm / (torch.linalg.vector_norm(g) + 1e-6)).clamp_(max=1.0))
-            if after_clip := self._stepping.scales(mu)[1]:
-                model.grad.add_(model.vector, alpha=after_clip)
+            if Scales.has(scales.after_clip):
+                LIBRARIES.add_scaled(model.grad, model.vector, scales.after_clip)
             if model.private is not None and (decay := self._stepping.scales(0.0)[1]):
                 g[len(model.grad) :].add_(model.private, alpha=decay)
-        self._optimizer.step(model.trained, g, lr)
+        self._optimizer.move(model.trained, g, numbers)
 
 
 def _summed(losses: list[Tensor]) -> float | Tensor:
@@ -299,15 +403,18 @@ def _summed(losses: list[Tensor]) -> float | Tensor:
 
 
 def _compiled(model: FlatModel) -> Callable[[Tensor], Tensor]:
-    """Return the forward pass, compiled; on a GPU as graphs of kernels, each launched as one."""
+    """Return the forward pass, compiled."""
     device = model.vector.device
     return torch.compile(model.module) if device.type == "cpu" else accelerator(device).compiled(model.module)
 
 
-def _begin(y: Tensor, g: Tensor, constant: Tensor | None, scale: float) -> None:
+def _begin(y: Tensor, g: Tensor, constant: Tensor | None, scale: Number) -> None:
     if constant is not None:
-        torch.add(constant, y, alpha=scale, out=g)
-    elif scale:
+        if isinstance(scale, Tensor):
+            torch.addcmul(constant, y, scale, out=g)
+        else:
+            torch.add(constant, y, alpha=scale, out=g)
+    elif Scales.has(scale):
         torch.mul(y, scale, out=g)
     else:
         g.zero_()

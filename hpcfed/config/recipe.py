@@ -250,7 +250,7 @@ class Local(Section):
     """
 
     later: ClassVar[frozenset[str]] = frozenset(
-        {"lr_schedule", "guess_moments", "step", "step_args", "tile", "memory_format"}
+        {"lr_schedule", "guess_moments", "step", "step_args", "tile", "memory_format", "graphs"}
     )
 
     steps: Count | None = None
@@ -295,9 +295,11 @@ class Local(Section):
     """Large products of perceptrons by `blas` (MKL) or `onednn`; `auto`: oneDNN on AMD from Zen 5 on. `hpcfed bench
     calibrate RECIPE` measures both."""
     memory_format: Literal["auto", "contiguous", "channels-last"] = "auto"
-    """Of images in convolutions; `auto`: `channels-last` on a CPU."""
+    """Of images in convolutions; `auto`: `channels-last` on a CPU, but `contiguous` for models with group norms."""
     compile: bool = False
     """Have torch compile the model."""
+    graphs: Literal["auto", "off"] = "auto"
+    """`auto`: a GPU takes recorded steps; `off`: step by step, to the same bits (docs/gpu.md)."""
     step: Reference | None = None
     """Your own step in place of all that, `"module:function"` (docs/methods.md)."""
     step_args: dict[str, Any] = Field(default_factory=dict)
@@ -367,10 +369,11 @@ class Evaluate(Section):
     `metrics` names built-in metrics (`hpcfed.config.metrics.BUILT_IN`) and user functions; the record has them as
     ``test_<name>`` (and ``train_<name>``), ``clients.csv`` as columns. `statistics` are the averaged running statistics
     of that model: the round's, or estimated anew on all ``training`` samples (`hpcfed.evaluation.statistics`).
+    `precision` is that of the products, ``run``: the recipe's own.
     `model` is ``auto`` until the recipe is resolved, which takes the method's own (`hpcfed.types.Method.final_model`).
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"statistics"})
+    later: ClassVar[frozenset[str]] = frozenset({"statistics", "precision"})
 
     every: Period = 1
     """Rounds between evaluations on the test set; 0: never."""
@@ -386,6 +389,8 @@ class Evaluate(Section):
     decile and variance in the record."""
     batch_size: Count = 1000
     """Samples of a chunk of the test set."""
+    precision: Literal["float32", "run"] = "float32"
+    """`run`: the recipe's `precision`, in evaluations, too."""
     metrics: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], Annotated[Metric, PlainValidator(a_metric), PlainSerializer(plain)]],
         BeforeValidator(listed),
@@ -430,7 +435,7 @@ class Evaluate(Section):
 class Recipe(Section):
     """The recipe of a run; docs/recipe.md explains its fields, the docstrings of sections theirs."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits", "sentinel"})
+    later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits", "deterministic", "sentinel"})
 
     name: str = Field(min_length=1, pattern=rf"^[{LETTERS}][{LETTERS}._ -]*$")
     """Name of the run; default: the recipe file's."""
@@ -460,7 +465,9 @@ class Recipe(Section):
     """`portable`: linear models with the same bits on every processor, with one version of torch and NumPy; slower
     (docs/bits.md)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`cpu` or `cuda`; `auto` takes a GPU if there is one."""
+    """`cpu` or `cuda`; `auto` takes a GPU if there is one, but for models too small for it (docs/gpu.md)."""
+    deterministic: bool = True
+    """`false`: a GPU's kernels may add in any order, faster; the record then says `bitwise: false` (docs/gpu.md)."""
     threads: int = Field(1, ge=1, le=1024)
     """Threads of torch in each rank; part of the result, like the seed."""
     rounds: Count
@@ -550,6 +557,8 @@ class Recipe(Section):
             )
         if self.reduction == "fast" and self.dtype == "float64":
             raise ValueError("'reduction: exact' beside 'dtype: float64': fast sums are float32")
+        if not self.deterministic and self.sentinel == "strict":
+            raise ValueError("'sentinel: off' beside 'deterministic: false': a client trained again has other bits")
         if self.precision != "float32" and self.dtype != "float32":
             raise ValueError("'dtype: float32' beside 'precision'")
         if self.evaluate.every == 0 and self.stop.by_scores:

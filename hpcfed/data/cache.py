@@ -16,6 +16,20 @@ from hpcfed.ranks.accelerators import upload
 
 Samples = tuple[Tensor, Tensor]
 """x (n, …) and y (n, …), of the dtypes of `hpcfed.data.shards.types_of`."""
+
+
+class Resident(tuple[Tensor, Tensor]):
+    """`Samples` that are rows of a table on a device.
+
+    Attributes:
+        table: x and y of all clients, (rows, …).
+        first: the row where these begin.
+    """
+
+    table: Samples
+    first: int
+
+
 Key = tuple[str, int]
 Versions = tuple[int, int]
 """torch's counts of the writes to x and y."""

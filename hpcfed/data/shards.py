@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.data.cache import Key, SampleCache, Samples, aligned
+from hpcfed.data.client_table import ClientTable
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.ranks.accelerators import upload
@@ -56,7 +57,9 @@ class Shards:
         self._test_offsets = np.empty(0, np.int64) if federation.test_offsets is None else federation.test_offsets
         per_sample = (federation.feature_shape, federation.x_dtype), (federation.target_shape, federation.y_dtype)
         self._sample_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in per_sample)
-        self._held = SampleCache(capacity)
+        self._table = self._room_for_all(capacity) if keeps_clients else None
+        self._resident = SampleCache(capacity)
+        self._held = SampleCache(capacity - (0 if self._table is None else self._table.nbytes))
         self.keeps_clients = keeps_clients
         self._missed = True
         self._centre = self._per_channel(federation)
@@ -67,7 +70,7 @@ class Shards:
 
     def clients(self, clients: Sequence[int]) -> list[Samples]:
         """Return all samples of each of several clients, (C,), as `client` does; small clients are read together."""
-        missing = [k for k in clients if ("train", k) not in self._held]
+        missing = [k for k in clients if not self._holds(k)]
         small = [k for k in missing if self._federation.sizes[k] * self._sample_bytes <= SMALL_FILE]
         read = self._read_together(small) if small else {}
         return [read[k] if k in read else self.client(k) for k in clients]
@@ -80,7 +83,7 @@ class Shards:
         if not self._missed:
             return
         self._missed = False
-        self._federation.expect(client for client in clients() if ("train", client) not in self._held)
+        self._federation.expect(client for client in clients() if not self._holds(client))
 
     def client_test(self, client: int) -> Samples:
         """Return a client's test samples, in the file's order, of a federation with per-client test sets."""
@@ -101,20 +104,44 @@ class Shards:
         return torch.from_numpy(np.array(y)).to(self._y_dtype)
 
     def _get(self, key: Key, read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Samples:
-        found = self._held.get(key)
+        found = self._held.get(key) or self._resident.get(key)
         if found is not None:
             return found
         self._missed = True
         samples = self._prepare(*read())
+        if key[0] == "train" and self._table is not None:
+            return self._put([key[1]], *samples)[key[1]]
         if self.keeps_clients or key[0] != "train":
             self._held.add({key: samples}, sum(part.nbytes for part in samples))
         return samples
+
+    def _holds(self, client: int) -> bool:
+        key = "train", client
+        return key in self._held or key in self._resident
+
+    def _put(self, clients: Sequence[int], x: Tensor, y: Tensor) -> dict[int, Samples]:
+        """Keep samples of some clients, one after another, in the table of all."""
+        assert self._table is not None
+        kept = self._table.put(clients, x, y)
+        for client, own in kept.items():
+            self._resident.add({("train", client): own}, 0)
+        return {**kept}
+
+    def _room_for_all(self, capacity: int) -> ClientTable | None:
+        """Return a table for the samples of all clients, on a device that has room for it; else None."""
+        if self._device.type == "cpu":
+            return None
+        shapes = self._federation.feature_shape, self._federation.target_shape
+        table = ClientTable(self._federation.sizes, shapes, (self._x_dtype, self._y_dtype), self._device)
+        return table if 0 < table.nbytes <= capacity else None
 
     def _read_together(self, clients: Sequence[int]) -> dict[int, Samples]:
         """Read and prepare several clients' samples at once, into shared memory."""
         self._missed = True
         sizes = self._federation.sizes[clients]
         both = self._prepare(*self._federation.clients(clients))
+        if self._table is not None:
+            return self._put(clients, *both)
         (x, x_bytes), (y, y_bytes) = (aligned(rows, sizes) for rows in both)
         read = dict(zip(clients, zip(x, y, strict=True), strict=True))
         if self.keeps_clients:

@@ -8,7 +8,7 @@ outputs of all ranks in the order of the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -57,6 +57,7 @@ class Evaluator:
         private: the clients' private parts, if they have any.
         counted: (N,) bool, clients whose data count in scores; all by default.
         present: (N,) bool, clients whose data are in the model, for ``statistics: training``; all by default.
+        sized_for: the device whose rule says which clients are measured in tiles; default: the model's.
     """
 
     def __init__(
@@ -73,11 +74,12 @@ class Evaluator:
         private: PrivateParts | None = None,
         counted: np.ndarray | None = None,
         present: np.ndarray | None = None,
+        sized_for: torch.device | None = None,
     ):
         self._section = section
         self._model, self._private = model, private
         self.measures = measures
-        self._tiles = tiles_for(model, section.batch_size) if private is None else None
+        self._tiles = tiles_for(model, section.batch_size, sized_for) if private is None else None
         self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards
         self._federation = federation
@@ -106,8 +108,12 @@ class Evaluator:
         """Scores of a round that is not evaluated, all None."""
         return self._scores({}, {}) | (dict.fromkeys([APART]) if self._apart else {})
 
-    def __call__(self, w: Tensor, *, test: bool, train: bool) -> dict[str, Value]:
+    def __call__(
+        self, w: Tensor, *, test: bool, train: bool, meanwhile: Callable[[], object] = bool
+    ) -> dict[str, Value]:
         """Measure the model `w`, (d,), on the test set, on the training sets, or both: one small reduction.
+
+        Calls `meanwhile` before it waits for a device.
 
         Returns:
             Scores by their columns in the record; None if not asked for or undefined.
@@ -125,9 +131,9 @@ class Evaluator:
         # summed as bit patterns, which other ranks' zeros leave unchanged
         chunks, clients, outputs = (piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True))
         self._model.load(w)
-        with self._model.evaluation(), torch.no_grad():
+        with self.measures.measuring():
             for chunk in self._own_chunks(bounds):
-                chunks[chunk], output = self.measures.of_samples(self._test_chunk(w, chunk), chunk)
+                output = self.measures.of_samples(self._test_chunk(w, chunk), chunk, chunks[chunk])
                 if kept:
                     rows = output.double().numpy().ravel()
                     start = int(bounds[chunk]) * prod(self._outputs)
@@ -137,7 +143,8 @@ class Evaluator:
                 for client in self._placement.at_home(self._world.rank).tolist():
                     if self._sizes[client] and not in_tiles[client]:
                         self._load_own(w, client)
-                        clients[client] = self.measures.cells(self._shards.client(client), client)
+                        self.measures.cells(self._shards.client(client), client, clients[client])
+            meanwhile()
         self._world.sum_in_place(slots)
         whole = self._world.on_root(lambda: self._measured_whole(outputs)) if kept else {}
         of_test = self._of_test(chunks, whole)

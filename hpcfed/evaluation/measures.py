@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.sums import sum_over_first
+from hpcfed.client.precision import computing
 from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.cache import Samples
 from hpcfed.evaluation.metrics import WholeMetric
 from hpcfed.evaluation.tiles import ClientTiles
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import ACCURACY, RIGHT, BatchMetric, Loss
+from hpcfed.reduce.rows import read_together
 from hpcfed.rng import Purpose
 
 Value = float | list[Any] | None
@@ -56,6 +59,7 @@ class Measures:
         task: of the federation.
         sums, whole: the recipe's metrics, as sums and as functions of all outputs.
         batch_size: samples that go through the model together.
+        precision: of the model's products.
         seed: of what the user's model, loss and metrics draw from global generators; None where nothing draws.
 
     Attributes:
@@ -73,6 +77,7 @@ class Measures:
         whole: Mapping[str, WholeMetric],
         batch_size: int,
         seed: int | None = None,
+        precision: str = "float32",
     ):
         accuracy = ACCURACY.get(task) if model.has_known_outputs else None
         self.sums: dict[str, BatchMetric] = {
@@ -84,8 +89,27 @@ class Measures:
         self.layout = Layout(dict.fromkeys(self.sums, ()) | {name: metric.shape for name, metric in self.whole.items()})
         each = {"loss": None if loss.is_own else loss.by_sample, "accuracy": RIGHT.get(task)}
         self._by_sample = {name: one for name, one in each.items() if one and name in self.sums.keys() - sums.keys()}
+        totals = {"loss": loss.total, "accuracy": RIGHT.get(task)}
+        self._totals = {name: one for name, one in totals.items() if one and name in self.sums.keys() - sums.keys()}
+        self._unread: list[tuple[np.ndarray, Tensor]] = []
         self._client_sums = {name: one for name, one in self.sums.items() if name not in self._by_sample}
         self._model, self._batch_size, self._seed = model, batch_size, seed
+        self._computing = computing(precision, model.vector.device)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Set the model to evaluation, in its precision, without gradients; sums of a device are there at the end."""
+        with self._model.evaluation(), torch.no_grad(), self._computing():
+            self._unread.clear()
+            yield
+            self._read()
+
+    def _read(self) -> None:
+        """Add the sums that lie on a device to where they belong: one copy, and one wait."""
+        read = read_together([total for _, total in self._unread])
+        for (place, _), total in zip(self._unread, read, strict=True):
+            place += total
+        self._unread.clear()
 
     def begin(self, unit: int) -> None:
         """Set the global generators for a `unit`, such as a client, and reset what a user's module keeps."""
@@ -93,15 +117,16 @@ class Measures:
         if self._seed is not None:
             seed_generators(self._model.vector.device, self._seed, Purpose.EVALUATION, client=unit)
 
-    def cells(self, samples: Samples, unit: int) -> np.ndarray:
-        """Measure the loaded model on a unit's samples; return all measures as pairs, (cells, 2).
+    def cells(self, samples: Samples, unit: int, out: np.ndarray) -> None:
+        """Measure the loaded model on a unit's samples; write all measures as pairs into `out`, (cells, 2).
 
         A pair is a sum and its count for each of `sums`; then, for each cell of `whole`, a number and 1, or zeros where
-        it is undefined.
+        it is undefined. A device's sums are there only when `measuring` ends.
         """
-        sums, output = self.of_samples(samples, unit)
-        target = samples[1].cpu()
-        return np.concatenate([sums, *(metric.cells(output, target) for metric in self.whole.values())])
+        output = self.of_samples(samples, unit, out[: len(self.sums)])
+        if self.whole:
+            target = samples[1].cpu()
+            out[len(self.sums) :] = np.concatenate([one.cells(output, target) for one in self.whole.values()])
 
     def cells_of_several(
         self, tiles: ClientTiles, clients: np.ndarray, sizes: np.ndarray, samples: Samples
@@ -119,10 +144,13 @@ class Measures:
         """
         places, found = self.layout.places, np.zeros((len(sizes), self.layout.size, 2))
         for own, output, target in tiles(sizes, samples):
+            output = _in_full(output)
             filled, both = output.shape[:2], (output.flatten(0, 1), target.flatten(0, 1))
             fillers = np.arange(filled[1]) >= sizes[own, None]
-            for name, by_sample in self._by_sample.items():
-                values = by_sample(*both).cpu().numpy().reshape(filled)[: len(own)].astype(np.float64)
+            of_samples = [by_sample(*both) for by_sample in self._by_sample.values()]
+            read = read_together(of_samples) if output.device.type != "cpu" else [each.numpy() for each in of_samples]
+            for name, values in zip(self._by_sample, read, strict=True):
+                values = values.reshape(filled)[: len(own)].astype(np.float64)
                 values[fillers] = 0
                 found[own, places[name].start, 0] = sum_over_first(np.ascontiguousarray(values.T))
                 found[own, places[name].start, 1] = sizes[own]
@@ -142,18 +170,30 @@ class Measures:
             found[places[name]] = metric.cells(output.cpu(), target.cpu())
         return found
 
-    def of_samples(self, samples: Samples, unit: int) -> tuple[np.ndarray, Tensor]:
-        """Return sum and count of each of `sums` over a unit's samples, (S, 2); and on the host the outputs, (n, …), if
-        they are used.
+    def of_samples(self, samples: Samples, unit: int, out: np.ndarray) -> Tensor:
+        """Write sum and count of each of `sums` over a unit's samples into `out`, (S, 2); return on the host the
+        outputs, (n, …), if they are used.
+
+        A device's sums are there only when `measuring` ends.
         """
         self.begin(unit)
-        sums, outputs = np.zeros((len(self.sums), 2)), []
+        out[:], outputs, on_host = 0, [], self._model.vector.device.type == "cpu"
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
-            output = self._model.module(x)
-            sums += np.reshape([measure(output, y) for measure in self.sums.values()], sums.shape)  # or of none
+            output = _in_full(self._model.module(x))
+            for row, (name, measure) in zip(out, self.sums.items(), strict=True):
+                if on_host or name not in self._totals:
+                    row += measure(output, y)
+                else:
+                    self._unread.append((row[:1], self._totals[name](output, y).sum()))
+                    row[1] += len(y)
             if self.whole:
                 outputs.append(output.cpu())
-        return sums, torch.cat(outputs) if outputs else torch.empty(0)
+        return torch.cat(outputs) if outputs else torch.empty(0)
+
+
+def _in_full(output: Tensor) -> Tensor:
+    """Return outputs of products in bfloat16 as float32, in which losses add up."""
+    return output.float() if output.dtype is torch.bfloat16 else output
 
 
 def value_of(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:

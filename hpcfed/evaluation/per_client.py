@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hpcfed.algorithms._evaluated import LAST
@@ -148,7 +147,7 @@ class ClientEvaluator:
                 if left[client, place].any():
                     self._load(model, w, round, client)
                 for number in np.flatnonzero(left[client, place]).tolist():
-                    cells[client, place, number] = self._measure(client, is_test=number > 0)
+                    self._measure(client, cells[client, place, number], is_test=number > 0)
         world.sum_in_place(slots)
         if not self._names:
             self._names = [" ".join(name.splitlines()) for name in federation.client_names()]
@@ -168,7 +167,7 @@ class ClientEvaluator:
             return left
         place = models.index("global")
         model.load(w)
-        with model.evaluation(), torch.no_grad():
+        with self._measures.measuring():
             for number, split in enumerate(self._sizes):
                 left[:, place, number] &= ~self._evaluator.measure_small(split, cells[:, place, number])
         return left
@@ -195,11 +194,11 @@ class ClientEvaluator:
         else:
             self._parts.model.load(w, self._parts.private.of(client))
 
-    def _measure(self, client: int, *, is_test: bool) -> np.ndarray:
-        """Measure the loaded model on a client's samples; return pairs, (cells, 2)."""
-        shards, model = self._parts.shards, self._parts.model
-        with model.evaluation(), torch.no_grad():
-            return self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client)
+    def _measure(self, client: int, out: np.ndarray, *, is_test: bool) -> None:
+        """Measure the loaded model on a client's samples; write pairs into `out`, (cells, 2)."""
+        shards = self._parts.shards
+        with self._measures.measuring():
+            self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client, out)
 
 
 def _cell(value: Value) -> str:

@@ -57,16 +57,19 @@ class ClientTiles:
         model: linear, or a perceptron.
         layers: its linear layers, with ReLU between them.
         batch_size: the recipe's ``evaluate.batch_size``: most samples of a client, and rows of a tile.
+        sized_for: the device whose rule says which clients are small; default: the model's.
     """
 
-    def __init__(self, model: FlatModel, layers: list[nn.Linear], batch_size: int):
+    def __init__(
+        self, model: FlatModel, layers: list[nn.Linear], batch_size: int, sized_for: torch.device | None = None
+    ):
         self._module, self._layers, self._batch_size = model.module, layers, batch_size
         self._portable = isinstance(model.module, PortableLinear)
         self._vector, self._blas = model.vector, Blas()
         self._step = width_step(LEAST_ROWS, model.vector.element_size())
         self._rows = max(1, TILE_NUMBERS // layers[0].in_features)
         self._rooms: dict[int, Tensor] = {}
-        work = WORK_OF_CALLS * (1 if model.vector.device.type == "cpu" else ON_DEVICE)
+        work = WORK_OF_CALLS * (1 if (sized_for or model.vector.device).type == "cpu" else ON_DEVICE)
         fit = max(1, work // model.vector.numel())
         self.most_samples = min(batch_size, 1 << fit.bit_length() - 1)
         """Samples of a client up to which it is evaluated in a tile."""
@@ -135,12 +138,12 @@ class ClientTiles:
         return found
 
 
-def tiles_for(model: FlatModel, batch_size: int) -> ClientTiles | None:
+def tiles_for(model: FlatModel, batch_size: int, sized_for: torch.device | None = None) -> ClientTiles | None:
     """Return what evaluates many clients at once; None for other models than linear ones and perceptrons."""
     if isinstance(model.module, PortableLinear):
-        return ClientTiles(model, [model.module], batch_size)
+        return ClientTiles(model, [model.module], batch_size, sized_for)
     layers = linear_layers(model.module)
-    return None if layers is None else ClientTiles(model, layers, batch_size)
+    return None if layers is None else ClientTiles(model, layers, batch_size, sized_for)
 
 
 def _slot_rows(sizes: np.ndarray) -> np.ndarray:

@@ -77,6 +77,14 @@ class ModuleAttributes:
                     self._note(part, name)
                 attributes[name] = known._replace(tokens=tokens)
 
+    def has_changed(self) -> bool:
+        """Whether an attribute is another one than after the last `reset`, or has come or gone."""
+        return any(
+            vars(part).keys() != self._names[part]
+            or any(not _are_same(self._tokens(vars(part).get(name)), known.tokens) for name, known in own.items())
+            for part, own in self._parts.items()
+        )
+
     def news(self) -> Iterator[str]:
         """Yield, once, a line on each attribute that passes from client to client."""
         while self._news:

@@ -84,7 +84,11 @@ class Loss:
 
     def summed(self, output: Tensor, target: Tensor) -> tuple[float, float]:
         """Return the loss as a metric: its sum over the samples, in float64, and their number."""
-        return float(self.each(self._apart(output), target).sum(dtype=torch.float64)), len(target)
+        return float(self.total(output, target)), len(target)
+
+    def total(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return that sum, (), where the output lies."""
+        return self.each(self._apart(output), target).sum(dtype=torch.float64)
 
     def by_sample(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each sample, summed over its axes, (B,), in float64."""
@@ -175,6 +179,8 @@ def softmax(output: Tensor) -> Tensor:
 
 def one_hot(target: Tensor, like: Tensor) -> Tensor:
     """Classes (B,) → (B, C), 1 where the class is the target's and else 0."""
+    if target.device.type != "cpu":  # where torch's own may look at the classes, for which the host would wait
+        return (target.unsqueeze(-1) == torch.arange(like.shape[-1], device=target.device)).to(like.dtype)
     return functional.one_hot(target, like.shape[-1]).to(like.dtype)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +54,10 @@ class Accelerator(ABC):
         """
 
     @abstractmethod
+    def be_deterministic(self, wanted: bool) -> None:
+        """Choose deterministic kernels, or any."""
+
+    @abstractmethod
     def name(self, device: torch.device) -> str:
         """Return the name of its model."""
 
@@ -90,7 +95,28 @@ class Accelerator(ABC):
 
     @abstractmethod
     def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
-        """Return a forward pass, compiled into graphs of kernels, each launched as one."""
+        """Return a forward pass, compiled into few kernels."""
+
+    @abstractmethod
+    def beside(self, device: torch.device) -> AbstractContextManager[None]:
+        """Let the device work as it does for a capture, after all it was asked for, and before all that follows."""
+
+    @abstractmethod
+    def capture(self, device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+        """Record what `work` asks of the device, none of which is done, and return a function that asks for it all in
+        one launch, on the same memory.
+
+        What `work` allocates comes from one pool of the device, whose content no other graph's replay leaves as it was.
+        All that it touches besides must stay where it is: the workspaces of libraries do, since the work was done once
+        before on the same stream (`beside`). After any exception the next capture begins anew.
+
+        Raises:
+            RuntimeError: `work` waits for the device, or copies to it from pageable memory.
+        """
+
+    @abstractmethod
+    def without_waits(self, device: torch.device) -> AbstractContextManager[None]:
+        """Raise a RuntimeError, meanwhile, where the host would wait for the device."""
 
     @abstractmethod
     def in_tf32(self) -> AbstractContextManager[None]:
@@ -114,6 +140,10 @@ class Cuda(Accelerator):
     summed_by = "nccl"
     has_tf32 = True
 
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+        self._pools: dict[torch.device, Any] = {}
+
     def uuids(self) -> list[str]:
         """Return UUIDs as torch reports them; those of a GPU's slices (MIG) may be the GPU's."""
         import torch
@@ -126,12 +156,17 @@ class Cuda(Accelerator):
         import torch
 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        self.be_deterministic(True)
         # else every new tensor, the host's too, is filled with NaN
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self._allow_tf32(False)
         torch.cuda.set_device(index)
         torch.cuda.mem_get_info()
+
+    def be_deterministic(self, wanted: bool) -> None:
+        import torch
+
+        torch.use_deterministic_algorithms(wanted, warn_only=True)
 
     def name(self, device: torch.device) -> str:
         import torch
@@ -181,13 +216,68 @@ class Cuda(Accelerator):
     def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         import torch
 
-        graphed = torch.compile(module, mode="reduce-overhead")  # CUDA graphs
+        return torch.compile(module)  # no mode with graphs of its own: steps are recorded whole
 
-        def forward(x: Tensor) -> Tensor:
-            torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
-            return graphed(x)
+    @contextmanager
+    def beside(self, device: torch.device) -> Iterator[None]:
+        import torch
 
-        return forward
+        stream, current = self._stream(device), torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            current.wait_stream(stream)
+
+    def capture(self, device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+        import torch
+
+        if device not in self._pools:
+            self._pools[device] = torch.cuda.graph_pool_handle()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+        about = {"pool": self._pools[device], "stream": self._stream(device)}
+        try:  # other threads may read files meanwhile
+            with torch.cuda.graph(graph, **about, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            self._break_off(device)
+            raise
+        finally:
+            torch.cuda.set_stream(current)  # which a capture that fails leaves behind
+        return graph.replay
+
+    def _break_off(self, device: torch.device) -> None:
+        """Let the next capture begin anew: a pool whose capture failed may still be recording, and so may the stream.
+
+        Graphs that have been captured keep the pool that they have.
+        """
+        import torch
+
+        self._streams.pop(device, None)
+        end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        if (pool := self._pools.pop(device, None)) is not None and end is not None:
+            with suppress(RuntimeError):  # it has ended
+                end(device.index or 0, pool)
+
+    @contextmanager
+    def without_waits(self, device: torch.device) -> Iterator[None]:
+        import torch
+
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def _stream(self, device: torch.device) -> Any:
+        """Return the stream on which work is captured, and done before it is."""
+        import torch
+
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
 
     @contextmanager
     def in_tf32(self) -> Iterator[None]:
@@ -221,6 +311,23 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor
     return accelerator(device).locked_copy(tensor).to(device, non_blocking=True)
+
+
+def download(tensors: Mapping[str, Tensor]) -> Callable[[], Mapping[str, Tensor]]:
+    """Begin to copy tensors of a device to the host; return a function that waits for the copies and returns them."""
+    device = next(iter(tensors.values())).device
+    copies = {}
+    for name, tensor in tensors.items():
+        copies[name] = accelerator(device).page_locked(tensor.numel(), tensor.dtype).view(tensor.shape)
+        copies[name].copy_(tensor, non_blocking=True)
+    arrive = accelerator(device).mark(device)
+
+    @cache
+    def arrived() -> Mapping[str, Tensor]:
+        arrive()
+        return copies
+
+    return arrived
 
 
 def generator(device: torch.device) -> torch.Generator:

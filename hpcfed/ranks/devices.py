@@ -104,6 +104,14 @@ def visible_devices(kind: str = DEFAULT_ACCELERATOR) -> tuple[str, ...]:
     return names(os.environ.get(VISIBLE), ACCELERATORS[kind].uuids())
 
 
+def sees_a_device() -> bool:
+    """Whether this rank sees a device beside the CPU, though it may not be able to use it."""
+    try:
+        return any(visible_devices(kind) for kind in ACCELERATORS)
+    except RuntimeError:  # which a run that takes it explains
+        return True
+
+
 def take_device_slot(wanted: str, world: World) -> DeviceSlot:
     """Return this rank's device slot, with the device set up for deterministic work; a collective call.
 
@@ -117,6 +125,38 @@ def take_device_slot(wanted: str, world: World) -> DeviceSlot:
     device_slot = assign(world.gather(world.together(lambda: _look(wanted, world))))[world.rank]
     world.together(lambda: _prepare(device_slot, world))
     return device_slot
+
+
+@dataclass(frozen=True)
+class WorldDevices:
+    """The devices of all ranks, which some choices follow that have to be the same on every rank.
+
+    Attributes:
+        models: kind and model of each rank's, (P,); of a CPU the kind alone.
+    """
+
+    models: Sequence[tuple[str, str]]
+
+    @classmethod
+    def of(cls, world: World, device_slot: DeviceSlot) -> WorldDevices:
+        """Gather them; called on every rank."""
+        device = device_slot.device
+        return cls(world.gather((device.type, "" if device.type == "cpu" else ACCELERATORS[device.type].name(device))))
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all are of one model."""
+        return len(set(self.models)) == 1
+
+    @property
+    def any_gpu(self) -> bool:
+        """Whether a rank has another device than the CPU."""
+        return any(kind != "cpu" for kind, _ in self.models)
+
+    @property
+    def are_mixed(self) -> bool:
+        """Whether some ranks have a GPU, and others none."""
+        return self.any_gpu and any(kind == "cpu" for kind, _ in self.models)
 
 
 def takes_gpu_memory(wanted: str, device: torch.device, world: World) -> bool:

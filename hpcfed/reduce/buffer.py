@@ -28,15 +28,17 @@ from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.errors import HpcfedError
 from hpcfed.ranks.accelerators import is_fault
 from hpcfed.ranks.devices import fault
+from hpcfed.ranks.graphs import Graphs
 from hpcfed.ranks.world import World
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
-from hpcfed.reduce.memory import SumMemory, Totals
-from hpcfed.reduce.rows import Number, Numbers, Words, rows_of
+from hpcfed.reduce.finite import Unread, check_own, failures, unread
+from hpcfed.reduce.memory import HOST, SumMemory, Totals
+from hpcfed.reduce.rows import Number, Numbers, Words, read_together, rows_of
 from hpcfed.reduce.slots import DONE, FAILED, RANK_SLOT, SKIPPED, Sums, client_slot
 from hpcfed.reduce.units import Units
 from hpcfed.reduce.update_hash import hash_of_update
-from hpcfed.types import DELTA
+from hpcfed.types import DELTA, State
 
 KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """By the recipe's ``reduction``."""
@@ -79,6 +81,9 @@ class RoundBuffer:
         hashes_updates: whether the hash of each client's update travels in its slot.
         watched: whether slots have room for the hashes that the sentinel compares.
         arithmetic: of norms, in exact sums.
+        home: where the sums over ranks are wanted: the host, or the device, on all ranks alike.
+        mixed: whether some ranks have a GPU, and others none; then `home` is the host, and nothing `sum_on_device`.
+        graphs: records the adding of tiles on a device, in exact sums.
 
     Attributes:
         is_torn: whether an update was added in part: the round cannot go on.
@@ -99,21 +104,26 @@ class RoundBuffer:
         watched: bool = False,
         others: Mapping[str, int] | None = None,
         arithmetic: Arithmetic = LIBRARIES,
+        home: torch.device = HOST,
+        mixed: bool = False,
+        graphs: Graphs | None = None,
     ):
         self._hashes_updates, self._watched = hashes_updates, watched
         self._to_check: frozenset[int] = frozenset()
         self._num_entries, self._others = num_entries, others or {}
         self._dtype, self._device, self._world = dtype, device, world
         self._kind = KINDS[kind]
-        self._new_sum = partial(ExactSum, arithmetic=arithmetic) if kind == "exact" else FastSum
-        self._memory, self._most_words = SumMemory(self._kind.word, device, world, sum_on_device), 0
+        self._new_sum = partial(ExactSum, arithmetic=arithmetic, graphs=graphs) if kind == "exact" else FastSum
+        self._memory = SumMemory(self._kind.word, device, world, sum_on_device, home, mixed=mixed)
+        self._most_words = 0
         self._sums: Totals = {}
         self._units: Mapping[str, Units] = {}
         self._scalars: tuple[str, ...] = ()
         self._layout: tuple[object, ...] = ()
-        self._at_once = min(map(rows_of, (num_entries, *self._others.values())))
+        self._at_once = min(rows_of(entries, device) for entries in (num_entries, *self._others.values()))
         self._waiting = list[_Report]()
         self._unread: list[tuple[list[_Report], list[tuple[Numbers, Numbers]]]] = []
+        self._own_parts = list[Unread]()
         self.is_torn, self._failure = False, cast("HpcfedError | None", None)
         self._slots = np.empty(0, np.int64)
         self._clients = self._ranks = np.empty(0, RANK_SLOT)
@@ -148,6 +158,7 @@ class RoundBuffer:
             total.begin(part, units[name], cohort_size, expected)
         self._waiting.clear()
         self._unread.clear()
+        self._own_parts.clear()
         self.is_torn, self._failure = False, None
         self.seconds = self._memory.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
 
@@ -314,14 +325,33 @@ class RoundBuffer:
             for number in (*(one for pair in added for one in pair), *(report.loss_sum for report in reports))
             if isinstance(number, Tensor)
         ]
-        if there:
-            read = torch.cat([number.reshape(-1).double() for number in there]).cpu().numpy()
-            pieces = iter(np.split(read, np.cumsum([number.numel() for number in there])[:-1]))
+        pieces = iter(read_together([*there, *(own.sums for own in self._own_parts)]))
         for reports, added in self._unread:
             pairs = [tuple(next(pieces) if isinstance(one, Tensor) else one for one in pair) for pair in added]
             losses = [next(pieces)[0] if isinstance(each.loss_sum, Tensor) else each.loss_sum for each in reports]
             self._write([each._replace(loss_sum=loss) for each, loss in zip(reports, losses, strict=True)], pairs)
+        for place, failure in failures(self._own_parts, pieces):
+            self._status[place] = FAILED
+            self._failure = self._failure or failure
         self._unread.clear()
+        self._own_parts.clear()
+
+    def check_own(self, place: int, own: State, where: Callable[[], str], *, at_once: bool = False) -> None:
+        """Refuse a client's private part that is not finite; a device's in `settle`, by its one wait, unless `at_once`.
+
+        Args:
+            place: the client's, in the cohort.
+            own: its private part.
+            where: returns the words for the client.
+            at_once: whether another client may be trained in its place.
+
+        Raises:
+            Diverged: naming what is not finite.
+        """
+        if self._device.type == "cpu" or at_once:
+            check_own(own)
+        else:
+            self._own_parts.append(unread(place, own, where))
 
     def _write(self, reports: Sequence[_Report], added: Sequence[Sequence[Numbers]]) -> None:
         """Write the scalars of updates (n,), from the squared norms and largest entries, (n,), of each vector."""
@@ -349,7 +379,7 @@ class RoundBuffer:
 
     @property
     def failure(self) -> HpcfedError | None:
-        """Why this rank's device takes no part in the open round's reduction; None if it does."""
+        """Why this rank takes no part in the open round's reduction, or a client of it may not; None if all do."""
         return self._failure
 
     def abandon(self, failure: HpcfedError) -> None:

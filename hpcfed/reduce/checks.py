@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -13,10 +12,10 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import KINDS
+from hpcfed.reduce.finite import LOWER
 from hpcfed.reduce.slots import FAILED, SKIPPED, Sums
-from hpcfed.types import DELTA, ServerUpdate, State, Update
+from hpcfed.types import DELTA, ServerUpdate, Update
 
-LOWER = "lower local.lr, or set local.clip_norm"
 SAME_ON_ALL = (
     "the method's begin, step, share and factors must do the same on every rank: no clock, no order of a set, nothing "
     "that an object keeps from call to call; if they do, "
@@ -76,17 +75,6 @@ def _undeclared(method: str, found: Iterable[str], declared: Sequence[str], kind
     name = next(name for name in found if name not in declared)
     remedy = "set reports_delta" if name == DELTA else f"name it in {kind}"
     return InputError(f"{method}, report of {name!r}", expected="nothing of this name", remedy=remedy)
-
-
-def check_own(own: State) -> None:
-    """Refuse a client's private part that is not finite: it would be kept, though its update may be finite.
-
-    Raises:
-        Diverged: naming what is not finite.
-    """
-    for name, tensor in own.items():
-        if not math.isfinite(float(tensor.double().sum())):
-            raise Diverged(f"its {name.replace('.', ' ')} are not finite", remedy=LOWER)
 
 
 def check_step(method: str, update: ServerUpdate, w: Tensor) -> None:

@@ -32,16 +32,22 @@ _members: list[tuple[str, int]] = []
 """Host and number of each process of the group that this process has joined, by rank."""
 
 
-def device_sum(wanted: str, device_slot: DeviceSlot, world: World) -> SumInPlace | None:
+def device_sum(wanted: str, device_slot: DeviceSlot, world: World, *, mixed: bool = False) -> SumInPlace | None:
     """Return what sums the device's memory over ranks; None where sums pass through the host's memory.
 
     Args:
         wanted: the recipe's ``gpu_reduce``.
         device_slot: this rank's.
+        mixed: whether some ranks have a GPU, and others none: then sums pass through the host's memory on all.
 
     Raises:
         InputError: what was asked for is not there.
     """
+    if mixed:
+        if wanted in ("mpi", "nccl"):
+            got, remedy = "ranks without one", "set gpu_reduce: auto"
+            raise InputError(f"gpu_reduce: {wanted}", expected="a GPU for each rank", got=got, remedy=remedy)
+        return None
     if wanted != "nccl" or device_slot.index is None:
         return world.sum_in_place if takes_gpu_memory(wanted, device_slot.device, world) else None
     if device_slot.sharing > 1:

@@ -16,6 +16,8 @@ Reference: Demmel and Nguyen, "Fast reproducible floating-point summation", ARIT
 from __future__ import annotations
 
 import math
+from functools import partial
+from itertools import count, pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -23,14 +25,15 @@ import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
-from hpcfed.ranks.accelerators import upload
-from hpcfed.reduce.rows import Number, Numbers, Rows, Words
+from hpcfed.ranks.graphs import Graphs, Inputs
+from hpcfed.reduce.rows import Number, Numbers, Rows, Words, rows_of
 from hpcfed.reduce.units import RANGE, ROUNDABLE, Units
 
 BLOCK = 1 << 18  # entries worked on at a time: few calls, and 2 MiB of scratch for any model
 BIAS = 1.5 * 2.0**52
 BIAS_BITS = 0x4338000000000000  # BIAS as an integer
 ROUNDABLE_UNITS = 2.0**ROUNDABLE  # units; half of what the addition can round
+_numbers = count()
 
 
 class ExactSum:
@@ -40,6 +43,7 @@ class ExactSum:
         integers: (words, d) int64, memory of the sum, or its words, (d,) each; 0 to begin with.
         units: of its words.
         arithmetic: of vectors' norms on a host.
+        graphs: records the adding of rows on a device.
 
     Attributes:
         integers: the running sum; correct only after `settle`.
@@ -52,9 +56,12 @@ class ExactSum:
     range: ClassVar[float] = RANGE
     """Magnitude that a sum must stay below, in any units."""
 
-    def __init__(self, integers: Words, units: Units, arithmetic: Arithmetic = LIBRARIES):
+    def __init__(self, integers: Words, units: Units, arithmetic: Arithmetic = LIBRARIES, graphs: Graphs | None = None):
         self.integers, like = integers, integers[0]
         self._units, self._arithmetic = units, arithmetic
+        self._graphs = graphs or Graphs(like.device, records=False)
+        self._number = next(_numbers)
+        self._inputs, self._found = Inputs(like.device), like.new_empty(0, dtype=torch.float64)
         self._biased = self._expected = 0
         self._empty = False
         self._block = BLOCK if like.device.type == "cpu" else len(like)
@@ -128,20 +135,33 @@ class ExactSum:
 
     def _add_rows_async(self, rows: Tensor, weights: np.ndarray) -> tuple[Tensor, Tensor]:
         """`add_rows` for rows on a GPU: no host synchronisation, the same integers."""
+        if not len(self._found):
+            self._found = self._scaled.new_zeros(2, rows_of(len(self._scaled), rows.device))
+        ratios = [own / finer for own, finer in pairwise(self._units)]
+        self._inputs({"scales": weights / self._units[0], "ratios": np.array(ratios, np.float64)})
+        integers = tuple((word.data_ptr(), len(word)) for word in self.integers)
+        kind = "rows", self._number, len(weights), integers, self._empty, self._inputs.layout
+        self._graphs(kind, partial(self._add_rows, len(weights), empty=self._empty))
+        self._empty = False
+        return tuple(self._found[:, : len(weights)].clone())
+
+    def _add_rows(self, size: int, *, empty: bool) -> None:
+        """Add rows by what was copied to the device: work that can be recorded."""
+        rows, (squared, largest) = self.rows.first(size), self._found[:, :size]
+        scales, ratios = self._inputs.tensors["scales"], self._inputs.tensors["ratios"].unbind()
         low, high = torch.aminmax(rows, dim=1)
-        squared = torch.stack([torch.dot(row, row) for row in rows])
-        rows.mul_(upload(torch.from_numpy(weights / self._units[0]), rows.device).unsqueeze(1))
-        rounded, last = torch.empty_like(rows), len(self._units) - 1
+        torch.maximum(-low, high, out=largest)
+        torch.stack([torch.dot(row, row) for row in rows], out=squared)
+        rows.mul_(scales.unsqueeze(1))
+        rounded = torch.empty_like(rows)
         for word, integers in enumerate(self.integers):
             total = torch.round(rows, out=rounded).to(torch.int64).sum(0)
-            if self._empty:
+            if empty:
                 integers.copy_(total)
             else:
                 integers.add_(total)
-            if word < last:
-                rows.sub_(rounded).mul_(self._units[word] / self._units[word + 1])
-        self._empty = False
-        return squared, torch.maximum(-low, high)
+            if word < len(ratios):
+                rows.sub_(rounded).mul_(ratios[word])
 
     def _add_block(self, start: int, scaled: Tensor, small: bool, offset: int = 0) -> None:
         """Add a block in units of the coarsest word; what a word leaves over goes to the next.
@@ -217,7 +237,7 @@ def to_float64(integers: Words, units: Units, number: int = 1, out: Tensor | Non
             piece.copy_(rows[-1]).mul_(units[-1])
             for word in range(len(units) - 2, -1, -1):  # the finest first: one rounding that counts
                 piece.add_(rows[word].to(torch.float64), alpha=units[word])
-            piece.div_(number)
+            _divide(piece, number, 1.0)
         if in_place:
             whole.copy_(piece)
     return total
@@ -225,10 +245,12 @@ def to_float64(integers: Words, units: Units, number: int = 1, out: Tensor | Non
 
 def _divide(numbers: Tensor, number: int, unit: float) -> None:
     """Divide by number / unit, a whole number over a power of two, with one rounding."""
-    if number & (number - 1):
-        numbers.div_(number / unit)
-    else:  # the inverse of a power of two is exact, and a product takes half as long
+    if not number & (number - 1):  # the inverse of a power of two is exact, and a product takes half as long
         numbers.mul_(unit / number)
+    elif numbers.device.type == "cpu":
+        numbers.div_(number / unit)
+    else:  # by a number of Python's, a GPU would multiply by the rounded inverse
+        numbers.div_(numbers.new_full((), number / unit))
 
 
 def _sum(integers: Tensor, other: Tensor | int, out: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ One Allreduce sums all of it, with three exceptions:
   ranks' words, in rank order, and turns it into float64, which all then copy. Only the slots take an Allreduce; the
   ranks meet twice besides, before and after the slices are summed.
 - Large sums on a GPU that are reduced on the host go in pieces, one Allreduce each, so that the next pieces are copied
-  meanwhile; on a CPU pieces gain no time.
+  meanwhile; on a CPU pieces gain no time, but beside ranks with a GPU those without one send the same pieces. Where the
+  server's vectors lie on the GPU, the pieces go back to it, and the sums of a single rank never leave it.
 - Sums of more than `LARGE_BYTES` on a CPU go in pieces to save memory: an MPI library may take as much again as it
   reduces. Each word of an entry is allocated by itself: exact sums overwrite the first with the float64 result, and the
   next round allocates them again.
@@ -38,6 +39,7 @@ Totals = dict[str, Total]
 Read = Callable[[str, Words, Tensor], None]
 """Writes a vector's sum, or a part of it, from its words, (words, n), as float64, (n,)."""
 
+HOST = torch.device("cpu")
 PIECE_BYTES = 16 << 20
 """Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
 SHARED_BYTES = 1 << 21
@@ -56,6 +58,8 @@ class SumMemory:
         device: where the sums are kept until they are reduced.
         world: the ranks.
         sum_on_device: sums the device's memory over ranks; None: MPI sums a copy on the host, in page-locked memory.
+        home: where results are wanted: the host, or the device, on all ranks alike.
+        mixed: whether some ranks have a GPU, and others none.
 
     Attributes:
         parts: memory of each vector's sum.
@@ -66,10 +70,20 @@ class SumMemory:
     """
 
     def __init__(
-        self, word: torch.dtype, device: torch.device, world: World, sum_on_device: Callable[[Tensor], None] | None
+        self,
+        word: torch.dtype,
+        device: torch.device,
+        world: World,
+        sum_on_device: Callable[[Tensor], None] | None,
+        home: torch.device = HOST,
+        *,
+        mixed: bool = False,
     ):
         self._device, self._world, self._sum_on_device = device, world, sum_on_device
-        self._piece_bytes = PIECE_BYTES if device.type != "cpu" and sum_on_device is None else 0
+        self._home, self._stays = home, home.type != "cpu"
+        self._moves = not self._stays or world.size > 1
+        self._mixed, leaves_gpus = mixed, device.type != "cpu" and sum_on_device is None and self._moves
+        self._piece_bytes = PIECE_BYTES if leaves_gpus or mixed else 0
         self._memory = self._device_memory = torch.empty(0, dtype=word)
         self._host, self._num_words = self._memory, 0
         self._shapes = list[tuple[int, int]]()
@@ -89,7 +103,7 @@ class SumMemory:
         """Make room for vectors of (words, entries), and for so many words of slots."""
         self._shapes, vectors = list(shapes), sum(words * entries for words, entries in shapes)
         alone = self._device.type == "cpu" and self._sum_on_device is None
-        self.is_large = alone and vectors * self._memory.element_size() > LARGE_BYTES
+        self.is_large = alone and not self._mixed and vectors * self._memory.element_size() > LARGE_BYTES
         if self.is_large:
             self._memory, self._shared = self._memory.new_empty(0), []
             self._device_memory = self._memory
@@ -108,11 +122,8 @@ class SumMemory:
             self.parts = list(_split(self._device_memory, shapes))
 
     def _share(self, sum_bytes: int, words: int, *, willing: bool) -> bool:
-        """Map the sums of all ranks of the host, `words` long each, if they are large enough; return whether they are.
-
-        The same on all ranks: where some have a GPU, those without do not share either.
-        """
-        if not self._can_share or not SHARED_BYTES <= sum_bytes <= LARGE_BYTES:
+        """Map the sums of all ranks of the host, `words` long each, if they are large enough; return whether so."""
+        if not self._can_share or self._mixed or not SHARED_BYTES <= sum_bytes <= LARGE_BYTES:
             return False
         if not self._shared or len(self._shared[0]) < words:
             found = shared_memory(self._world, words * self._memory.element_size(), willing=willing)
@@ -123,7 +134,7 @@ class SumMemory:
         return self._can_share
 
     def reduce(self, totals: Totals, read: Read, failure: HpcfedError | None) -> dict[str, Tensor]:
-        """Sum the vectors and the slots over ranks; return the vectors as float64 on the host.
+        """Sum the vectors and the slots over ranks; return the vectors as float64, where they are wanted.
 
         Args:
             totals: the sums of the vectors; emptied where they are large, for they give up their memory.
@@ -156,13 +167,19 @@ class SumMemory:
             if self._device.type != "cpu":
                 accelerator(self._device).synchronize(self._device)  # MPI knows nothing of torch's stream
             self._sum_on_device(whole)
-            self._host.copy_(whole)
+            arrived = slice(vectors if self._stays else 0, None)
+            self._host[arrived].copy_(whole[arrived])
+        elif not self._moves:
+            self._world.sum_in_place(self.tail)
         else:
             if self._host.data_ptr() != self._device_memory.data_ptr():
                 self._host[:vectors].copy_(self._device_memory[:vectors])
             self._world.sum_in_place(self._host.numpy())
+            if self._stays:
+                self._device_memory[:vectors].copy_(self._host[:vectors], non_blocking=True)
         reduced = time.perf_counter()
-        for words, (name, out) in zip(_split(self._host, self._shapes), summed.items(), strict=True):
+        parts = self.parts if self._stays else _split(self._host, self._shapes)
+        for words, (name, out) in zip(parts, summed.items(), strict=True):
             read(name, words, out)
         self._count(started, packed, reduced)
         return summed
@@ -218,7 +235,7 @@ class SumMemory:
             raise failure
         self._host[: self._num_words].zero_()
         self._world.sum_in_place(self._host.numpy())
-        return self._room(totals)
+        return self._room(totals, HOST)
 
     def _reduce_large(self, totals: Totals, read: Read) -> dict[str, Tensor]:
         """Sum the vectors and the slots in pieces.
@@ -247,7 +264,10 @@ class SumMemory:
 
     def _reduce_in_pieces(self, totals: Totals, read: Read, failed: bool) -> dict[str, Tensor]:
         """Sum the vectors in pieces, while those that follow are copied, and the slots."""
-        summed, size = self._room(totals), self._piece_bytes // self._host.element_size()
+        summed, size = (
+            self._room(totals, HOST if failed else self._home),
+            self._piece_bytes // self._host.element_size(),
+        )
         pieces = [
             (number, name, first, min(first + size, entries))
             for number, (name, (_, entries)) in enumerate(zip(totals, self._shapes, strict=True))
@@ -265,9 +285,16 @@ class SumMemory:
             for row in host[number]:
                 self._world.sum_in_place(row[first:last].numpy())
             reduced = time.perf_counter()
-            read(name, host[number][:, first:last], summed[name][first:last])
+            if self._stays and not failed:
+                for own, row in zip(self.parts[number], host[number], strict=True):
+                    own[first:last].copy_(row[first:last], non_blocking=True)
+            else:
+                read(name, host[number][:, first:last], summed[name][first:last])
             self._count(started, packed, reduced)
         self._world.sum_in_place(self.tail)
+        if self._stays and not failed:
+            for words, (name, out) in zip(self.parts, summed.items(), strict=True):
+                read(name, words, out)
         return summed
 
     def _arrival(
@@ -284,10 +311,10 @@ class SumMemory:
             row[first:last].copy_(own[first:last], non_blocking=True)
         return accelerator(self._device).mark(self._device)
 
-    def _room(self, totals: Totals) -> dict[str, Tensor]:
-        """Return memory for the results, float64."""
-        names = zip(totals, self._shapes, strict=True)
-        return {name: torch.empty(entries, dtype=torch.float64) for name, (_, entries) in names}
+    def _room(self, totals: Totals, device: torch.device | None = None) -> dict[str, Tensor]:
+        """Return memory for the results, float64; by default where they are wanted."""
+        names, device = zip(totals, self._shapes, strict=True), device or self._home
+        return {name: torch.empty(entries, dtype=torch.float64, device=device) for name, (_, entries) in names}
 
     def _count(self, started: float, packed: float, reduced: float) -> None:
         """Add up seconds by what they were spent on, from the times at which each began."""

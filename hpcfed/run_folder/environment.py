@@ -32,21 +32,26 @@ LIBRARY_SETTINGS = (
 """Variables of the environment that make libraries compute other bits (docs/bits.md)."""
 
 
-def environment(world: World, device: torch.device, reduction: str, bits: str = "native") -> dict[str, Any]:
+def environment(
+    world: World, device: torch.device, reduction: str, bits: str = "native", *, deterministic: bool = True
+) -> dict[str, Any]:
     """Return ``environment.json``: where the run ran, and what its bits depend on. Called on every rank."""
     described = world.describe()
     here = {
         "host": platform.node(),
+        "kind": device.type,
         "device": (platform.processor() or "cpu") if device.type == "cpu" else accelerator(device).name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "library_settings": " ".join(f"{name}={os.environ[name]}" for name in LIBRARY_SETTINGS if name in os.environ),
         "versions": _versions(described["mpi"]),
         "cores": len(cores()),
     }
+    any_order = not deterministic and device.type != "cpu"
     everywhere = world.gather(here)
     kinds = {(entry["device"], entry["instructions"], entry["library_settings"]) for entry in everywhere}
     hosts = {str(entry["versions"]): str(entry["host"]) for entry in reversed(everywhere)}
     doubts = {
+        "deterministic: false, kernels of GPUs add in any order": any(world.gather(any_order)),
         "reduction: fast adds in an order of its own": reduction != "exact",
         "the ranks differ in device, instruction set or library settings": bits != "portable" and len(kinds) > 1,
         f"the ranks differ in versions: {_on_hosts(hosts)}": len(hosts) > 1,

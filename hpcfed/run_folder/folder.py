@@ -201,7 +201,7 @@ class RunFolder:
 
     def with_recorded_engine(self, recipe: Recipe) -> Recipe:
         """Return the recipe with the engine and tile of the run here that it goes on with, where it says ``auto``."""
-        if self.fresh or not (self.path / files.RECIPE).is_file() or not self._goes_on():
+        if not self._is_gone_on_with():
             return recipe
         recorded, local = files.read_recipe(self.path).get("local") or {}, recipe.local
         followed = FOLLOWED if local.engine == "auto" and "engine" in recorded else FOLLOWED[2:]
@@ -210,6 +210,15 @@ class RunFolder:
         if "engine" in followed and "matmul" in recorded:
             keys["matmul"] = recorded["matmul"]
         return with_local(recipe, keys | own)
+
+    def began_on(self, recipe: Recipe) -> str | None:
+        """Return on which kind of device a run began here that goes on with ``device: auto``, if it is known."""
+        if recipe.device != "auto" or not self._is_gone_on_with():
+            return None
+        return kind_of_device(files.read_mapping(self.path / "environment.json"))
+
+    def _is_gone_on_with(self) -> bool:
+        return not self.fresh and (self.path / files.RECIPE).is_file() and self._goes_on()
 
     def claim(
         self,
@@ -319,6 +328,12 @@ class RunFolder:
         """Whether any file of the record has content: ``metrics.jsonl`` alone may have been removed."""
         record = (self.metrics, self.clients, self.update_hashes)
         return any(path.exists() and path.stat().st_size > 0 for path in record)
+
+
+def kind_of_device(facts: Mapping[str, Any]) -> str | None:
+    """Return ``cpu``, or the kind of the GPUs, by the facts of ``environment.json``; None of an earlier version's."""
+    kinds = {str(rank["kind"]) for rank in facts.get("per_rank") or () if "kind" in rank}
+    return min(kinds - {"cpu"}, default="cpu") if kinds else None
 
 
 def with_local(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:

@@ -16,6 +16,8 @@ WITHOUT_EFFECT = (
     "sentinel",
 )
 """Keys without an effect on results: they never invalidate a finished run."""
+NESTED_WITHOUT_EFFECT = ("local.graphs",)
+"""Keys of sections without an effect on results."""
 STATE, STATES = "client_state", ("device", "host", "disk")
 """``client_state`` is hashed as ``device``, whatever it is: digests keep the key for compatibility, and older ones may
 have any of its values.
@@ -53,6 +55,8 @@ def deciding(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]
     """Return the keys that decide the result, dotted, and `STATE`; not the data's path if their hash is known."""
     data = ("data",) if recipe.get("data_content") else ()
     decides = dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
+    for key in NESTED_WITHOUT_EFFECT:
+        decides.pop(key, None)
     return decides | ({STATE: STATES[0]} if STATE in recipe else {})
 
 

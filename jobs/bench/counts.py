@@ -21,7 +21,7 @@ from pathlib import Path
 import h5py
 import torch
 
-from hpcfed.assembly import assemble, resolve
+from hpcfed.assembly import assemble, auto_device, resolve
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
 from hpcfed.lab.bench.workloads import WORKLOADS, write_files
@@ -40,9 +40,10 @@ def of_hpcfed(recipe: Path, *overrides: str) -> tuple[Counts, int]:
     """Return what a recipe's third round asks of the device, and the bytes of the model's vector."""
     STUB.reset()
     STUB.stack_bytes = Accelerator.stack_bytes
-    parts, _ = assemble(resolve(load_recipe(recipe, ["device=auto", f"rounds={ROUND}", *overrides])), World())
+    parts, _ = assemble(resolve(load_recipe(recipe, ["device=auto", "rounds=300", *overrides])), World())
     simulation = Simulation(parts)
     with parts.clients:
+        parts.shards.clients(range(parts.federation.num_clients))
         for number in range(1, ROUND + 1):
             STUB[0].counts = Counts()
             simulation.round(number)
@@ -93,6 +94,7 @@ def main(names: list[str]) -> None:
     register()
     ACCELERATORS.clear()
     ACCELERATORS[KIND] = STUB
+    auto_device.LEAST_ON_GPU = 0
     for name in names or COUNTED:
         with tempfile.TemporaryDirectory() as scratch:
             for line in table(name, Path(scratch)):

@@ -25,7 +25,7 @@ LEVELS = (
     {"client"},
     {"parts"},
     {"evaluation", "local_round"},
-    {"sentinel"},
+    {"sentinel", "server"},
     {"simulation"},
     {"run_folder"},
     {"assembly"},

@@ -7,21 +7,25 @@ refused here at once:
 - a copy to page-locked memory that nobody waited for is not there yet: the memory holds `POISON` until then;
 - page-locked memory that is being copied from must not change before the copy is waited for;
 - MPI may read a device's memory only after a synchronisation, and only if it is said to know such memory;
+- while a thread's work is recorded as a graph nothing of it is done: it cannot wait, read or copy; what a replay leaves
+  in memory that was allocated meanwhile holds `POISON` once another graph is replayed; memory from before must live on;
 - nothing runs on a device that was not taken (`Accelerator.take`); what would not fit its memory raises as CUDA does.
 
-Each device counts operators that would launch kernels, synchronisations, and the bytes of each copy from and to the
-host. An operator of torch is a kernel or more on a GPU: the counts are lower bounds there, alike for all programs.
-Autograd works on ``stub:0`` alone, since torch takes a device written in Python for one of its kind.
+A replay repeats the recorded operators on the memory that they had, with the host's numbers of then.
+
+Each device counts operators that would launch kernels, a replay as one, synchronisations, and the bytes of each copy
+from and to the host. An operator of torch is a kernel or more on a GPU: the counts are lower bounds there, alike for
+all programs. Autograd works on ``stub:0`` alone, since torch takes a device written in Python for one of its kind.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +39,8 @@ POISON = 0xA5
 """Every byte of page-locked memory that a copy has not reached."""
 UNLIMITED = 1 << 40
 aten = torch.ops.aten
+PRODUCTS = {aten.div.Tensor: aten.mul.Tensor, aten.div_.Tensor: aten.mul_.Tensor}
+"""What CUDA's kernels compute with the inverse of a divisor that is the host's."""
 ALLOCATES = {aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
 READS = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
 """Operators whose result the host waits for."""
@@ -76,6 +82,80 @@ class Memory:
         self.device.allocated -= self.nbytes
 
 
+class Recording:
+    """Operators of a device, on the memory that they touch.
+
+    Attributes:
+        pool: memory that was allocated while they were recorded.
+        torn: whether something could not be recorded.
+    """
+
+    def __init__(self, own: StubDevice):
+        self._own = own
+        self.pool: list[Memory] = []
+        self.torn = False
+        self._work: list[Callable[[], None]] = []
+        self._before: dict[int, tuple[ref[Memory], Tensor]] = {}
+
+    def touch(self, tensors: Iterable[StubTensor]) -> None:
+        """Keep what memory from before holds, which is to hold it again once all is recorded."""
+        for tensor in tensors:
+            piece = tensor._piece
+            if id(piece) not in self._before and not any(piece is own for own in self.pool):
+                self._before[id(piece)] = ref(piece), _bytes(piece).clone()
+
+    def add(self, work: Callable[[], Any], result: Any, others: Iterable[StubTensor] = ()) -> None:
+        """Record an operator that was done, whose result has no memory in common with `others`."""
+        known = {tensor._inner.untyped_storage()._cdata for tensor in others}
+        new = [(place, one) for place, one in _tensors_of(result) if one.untyped_storage()._cdata not in known]
+
+        def again() -> None:
+            found = dict(_tensors_of(work()))
+            for place, one in new:
+                one.copy_(found[place])
+
+        self._work.append(again)
+
+    def end(self) -> None:
+        """Undo all that was done while it was recorded."""
+        for piece, before in self._before.values():
+            if (alive := piece()) is not None:
+                _bytes(alive).copy_(before)
+        self._before = {number: (piece, before[:0]) for number, (piece, before) in self._before.items()}
+        self.poison()
+
+    def poison(self) -> None:
+        for piece in self.pool:
+            _bytes(piece).fill_(POISON)
+
+    def replay(self) -> None:
+        """Do again what was recorded."""
+        self._own.check()
+        self._own.refuse_recording("a replay")
+        if any(piece() is None for piece, _ in self._before.values()):
+            raise AssertionError("a graph works on memory that was given up")
+        for other in STUB.recordings:
+            if other is not self:
+                other.poison()
+        self._own.launch()
+        with no_dispatch():
+            for work in self._work:
+                work()
+
+
+def _bytes(piece: Memory) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(piece.storage)
+
+
+def _tensors_of(value: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """Yield the tensors in a result, and where they are."""
+    if isinstance(value, Tensor):
+        yield place, value
+    elif isinstance(value, (list, tuple)):
+        for number, one in enumerate(value):
+            yield from _tensors_of(one, (*place, number))
+
+
 class StubDevice:
     """One device: its memory's size and use, its counts, copies under way, and after how many kernels it fails."""
 
@@ -86,8 +166,22 @@ class StubDevice:
         self.late: RuntimeError | None = None
         self.busy = False
         self.generator = torch.Generator()
+        self._recording: tuple[Recording, threading.Thread] | None = None
+        self.refuses_waits = False
         self.pending: list[Callable[[], None]] = []
         self.pieces: WeakValueDictionary[int, Memory] = WeakValueDictionary()
+
+    @property
+    def recording(self) -> Recording | None:
+        """What this thread's work is recorded in: that of the thread that began it, and of autograd's own."""
+        here = threading.current_thread()
+        if self._recording is None or not (here is self._recording[1] or isinstance(here, threading._DummyThread)):
+            return None
+        return self._recording[0]
+
+    @recording.setter
+    def recording(self, recording: Recording | None) -> None:
+        self._recording = None if recording is None else (recording, threading.current_thread())
 
     def piece(self, inner: Tensor) -> Memory:
         """Return the piece of memory that a tensor lies in.
@@ -104,7 +198,20 @@ class StubDevice:
                 text = f"Tried to allocate {asked} bytes. {has}"
                 self.fail(torch.cuda.OutOfMemoryError(f"{KIND} out of memory. {text}"))
             found = self.pieces[storage._cdata] = Memory(self, storage)
+            if self.recording is not None:
+                self.recording.pool.append(found)
         return found
+
+    def refuse_recording(self, what: str) -> None:
+        """Refuse what cannot be recorded.
+
+        Raises:
+            RuntimeError: work is recorded.
+        """
+        if self.recording is not None:
+            self.recording.torn = True
+        if self.recording is not None or self.refuses_waits:
+            self.fail(RuntimeError(f"{KIND} error: {what}: operation not permitted when stream is capturing"))
 
     def fail(self, error: RuntimeError) -> None:
         """Raise an error; where autograd's own thread would have to, the next operator raises it: that thread aborts.
@@ -125,6 +232,7 @@ class StubDevice:
 
     def wait(self, number: int | None = None) -> None:
         """Wait for the first copies under way, or for everything."""
+        self.refuse_recording("a wait")
         self.counts.waits += 1
         if number is None:
             self.busy = False
@@ -149,6 +257,7 @@ class Stub(Accelerator):
         devices: those in use, `visible` of them.
         mpi_reads_it: whether MPI knows their memory.
         says_free: what every device says is free; None: what is.
+        inverts: whether a division by a number of the host's is a product with its inverse, as on CUDA.
     """
 
     kind, summed_by = KIND, "gloo"
@@ -162,7 +271,8 @@ class Stub(Accelerator):
         self.visible, self.mpi_reads_it, self.stack_bytes = visible, False, 1 << 16
         self.devices = {index: StubDevice(index) for index in range(8)}
         self.locked: dict[int, Tensor] = {}
-        self.says_free = None
+        self.recordings: WeakSet[Recording] = WeakSet()
+        self.says_free, self.inverts, self.is_deterministic = None, False, True
 
     def __getitem__(self, device: torch.device | int | None) -> StubDevice:
         return self.devices[device if isinstance(device, int) else (device and device.index) or 0]
@@ -172,6 +282,9 @@ class Stub(Accelerator):
 
     def take(self, index: int) -> None:
         self[index].taken = True
+
+    def be_deterministic(self, wanted: bool) -> None:
+        self.is_deterministic = wanted
 
     def name(self, device: torch.device) -> str:
         return "a stub"
@@ -220,6 +333,34 @@ class Stub(Accelerator):
     def group_device(self, device: torch.device) -> None:
         return None
 
+    def beside(self, device: torch.device) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def capture(self, device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+        own = self[device]
+        own.refuse_recording("another capture")
+        recording = own.recording = Recording(own)
+        counts, drawn = replace(own.counts, up=[*own.counts.up], down=[*own.counts.down]), own.generator.get_state()
+        try:
+            work()
+        finally:
+            own.recording, own.counts = None, counts
+            own.generator.set_state(drawn)
+            recording.end()
+        if recording.torn:
+            raise RuntimeError(f"{KIND} error: operation failed due to a previous error during capture")
+        self.recordings.add(recording)
+        return recording.replay
+
+    @contextmanager
+    def without_waits(self, device: torch.device) -> Iterator[None]:
+        own = self[device]
+        own.refuses_waits = True
+        try:
+            yield
+        finally:
+            own.refuses_waits = False
+
     def in_tf32(self) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -254,12 +395,12 @@ class StubTensor(torch.Tensor):
 
     @property
     def data(self) -> Tensor:
-        return self.detach()
+        return StubTensor(self._inner, self.device.index)  # with a version of its own
 
     @data.setter
     def data(self, other: Tensor) -> None:
         assert isinstance(other, StubTensor)
-        assert (other.shape, other.stride()) == (self.shape, self.stride())
+        torch.Tensor.data.__set__(self, other)  # what torch itself knows: dtype, shape, strides
         self._inner, self._piece = other._inner, other._piece
 
     def untyped_storage(self) -> torch.UntypedStorage:
@@ -309,8 +450,21 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if device.type != KIND or device.index not in (None, index):
             raise RuntimeError(f"{func}: a tensor on {KIND}:{index} asks for one on {device}")
         bare_kwargs["device"] = torch.device("cpu")
-    with _seeded(func, own, bare_kwargs):
-        result = FUSED.get(func, func)(*bare_args, **bare_kwargs)
+    if STUB.inverts and func in PRODUCTS and not isinstance(args[1], StubTensor):
+        func, bare_args[1] = PRODUCTS[func], 1 / args[1]
+    if func in READS or func in SIZED_BY_VALUES or _picks_by_mask(func, bare_args):
+        own.refuse_recording(str(func))
+
+    def work() -> Any:
+        with _seeded(func, own, bare_kwargs):
+            return FUSED.get(func, func)(*bare_args, **bare_kwargs)
+
+    recording = own.recording
+    if recording is not None:
+        recording.touch(outer.values())
+    result = work()
+    if recording is not None and _does_something(func, result, outer):
+        recording.add(work, result, outer.values())
     _count(func, own, result, outer, bare_args)
     if torch.Tag.inplace_view in func.tags:
         with no_dispatch():  # the shape that torch has of the device's tensor
@@ -352,13 +506,18 @@ def _count(func: Any, own: StubDevice, result: Any, outer: dict[int, StubTensor]
         return
     if func in ALLOCATES:
         return
-    if func._schema.is_mutable:
+    if _does_something(func, result, outer):
         own.launch()
-        return
+
+
+def _does_something(func: Any, result: Any, outer: dict[int, StubTensor]) -> bool:
+    """Whether an operator writes to memory."""
+    if func in ALLOCATES:
+        return False
     pieces = {tensor._inner.untyped_storage()._cdata for tensor in outer.values()}
     results = result if isinstance(result, (list, tuple)) else [result]
-    if any(isinstance(one, Tensor) and one.untyped_storage()._cdata not in pieces for one in results):
-        own.launch()
+    new = any(isinstance(one, Tensor) and one.untyped_storage()._cdata not in pieces for one in results)
+    return new or bool(func._schema.is_mutable)
 
 
 def _picks_by_mask(func: Any, args: Sequence[Any]) -> bool:
@@ -391,7 +550,8 @@ def copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
             STUB[tensor.device].check()
     if target and origin:
         own = STUB[to.device]
-        to._inner.copy_(source._inner)
+        inner, other = to._inner, source._inner
+        _recorded(own, lambda: inner.copy_(other), to, source)
         own.launch()
         if to.device != source.device:
             STUB[source.device].launch()
@@ -407,8 +567,20 @@ def _host_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+def _recorded(own: StubDevice, work: Callable[[], Tensor], *tensors: StubTensor) -> Tensor:
+    """Do work whose result, if it is none of these tensors, is new; record it where work is recorded."""
+    recording = own.recording
+    if recording is not None:
+        recording.touch(tensors)
+    result = work()
+    if recording is not None:
+        recording.add(work, result, tensors)
+    return result
+
+
 def _up(to: StubTensor, source: Tensor, non_blocking: bool) -> None:
     own = STUB[to.device]
+    own.refuse_recording("a copy from the host")
     to._inner.copy_(source)
     own.counts.up.append(source.nbytes)
     own.busy = True
@@ -426,13 +598,14 @@ def _up(to: StubTensor, source: Tensor, non_blocking: bool) -> None:
 
 def _down(to: Tensor, source: StubTensor, non_blocking: bool) -> None:
     own = STUB[source.device]
+    own.refuse_recording("a copy to the host")
     own.counts.down.append(source.nbytes)
     if not (non_blocking and STUB.is_locked(to)):
         own.wait()
         to.copy_(source._inner)
         return
     now = source._inner.clone()
-    to.view(torch.uint8).fill_(POISON) if to.is_contiguous() else None
+    to.view(-1).view(torch.uint8).fill_(POISON) if to.is_contiguous() else None
     own.busy = True
     own.pending.append(lambda: to.copy_(now))
 
@@ -451,7 +624,10 @@ def _to_copy(
     if device is None or device == source.device:
         own.launch()
         kwargs = {"dtype": dtype, **{name: value for name, value in others.items() if name == "memory_format"}}
-        return StubTensor(aten._to_copy.default(source._inner, **kwargs), source.device.index)
+        inner = source._inner
+        converted = _recorded(own, lambda: aten._to_copy.default(inner, **kwargs), source)
+        return StubTensor(converted, source.device.index)
+    own.refuse_recording("a copy to another device")
     if device.type == KIND:
         made = StubTensor(source._inner.to(dtype or source.dtype, copy=True), device.index or 0)
         own.launch()
@@ -516,12 +692,14 @@ def _copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor
 
 def _arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     STUB[device].launch()
-    return StubTensor(torch.arange(start, end, step, dtype=dtype), (device and device.index) or 0)
+    made = _recorded(STUB[device], lambda: torch.arange(start, end, step, dtype=dtype))
+    return StubTensor(made, (device and device.index) or 0)
 
 
 def _randperm(n: int, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     STUB[device].launch()
-    return StubTensor(torch.randperm(n, generator=STUB[device].generator), (device and device.index) or 0)
+    made = _recorded(STUB[device], lambda: torch.randperm(n, generator=STUB[device].generator))
+    return StubTensor(made, (device and device.index) or 0)
 
 
 class _Module:

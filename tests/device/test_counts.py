@@ -85,27 +85,25 @@ def test_every_copy_of_size_d_is_known(engine, algorithm, client_state, up, down
 
 
 def test_batched_clients_launch_an_eighth_of_the_kernels(counted) -> None:
-    """In each step: 12 of them here."""
+    """In each step, if none is recorded: 12 of them here."""
 
     def launched(engine: str, steps: int) -> int:
-        return counted(local={"engine": engine, "steps": steps})[0].kernels
+        return counted(local={"engine": engine, "steps": steps, "graphs": "off"})[0].kernels
 
     one_by_one, together = (launched(engine, 4) - launched(engine, 1) for engine in ENGINES)
     assert 0 < together <= one_by_one / 8
 
 
-@pytest.mark.parametrize(("name", "of_the_bare_loop", "up"), [("mlp", 4228, 11), ("logistic", 5706, 5)])
-def test_a_round_of_the_benchmark_launches_an_eighth_of_the_bare_loops(name, of_the_bare_loop, up, stub, tmp_path):
-    """A and C, batched, as `python -m jobs.bench.counts` prints them for docs/gpu.md."""
+@pytest.mark.parametrize(
+    ("name", "waits", "up"), [("mlp", 2, 0), ("logistic", 2, 2), pytest.param("cnn", 2, 0, marks=pytest.mark.soak)]
+)
+def test_a_round_of_the_benchmark_launches_no_more_than_a_few_graphs(name, waits, up, stub, tmp_path):
+    """A, C and B, as `python -m jobs.bench.counts` prints them for docs/gpu.md; A's and B's server is on the device."""
     bench.write_files(name, bench.COUNTED[name], tmp_path)
     found, d = bench.of_hpcfed(tmp_path / "recipe.yaml", "local.engine=batched")
-    assert 0 < found.kernels <= of_the_bare_loop / 8
-    assert found.waits == 2
+    assert 0 < found.kernels <= 30
+    assert found.waits == waits
     assert [sum(size >= d for size in sizes) for sizes in (found.up, found.down)] == [up, 1]
-
-
-GATHERED = 4
-"""Kernels that gather a minibatch and convert it, which the bare step here has ready."""
 
 
 def of_a_bare_step(module: torch.nn.Module, stub: Stub, shape: tuple[int, ...], tokens: bool) -> int:
@@ -124,32 +122,34 @@ def of_a_bare_step(module: torch.nn.Module, stub: Stub, shape: tuple[int, ...], 
 
 
 @pytest.mark.parametrize(
-    ("case", "shape", "pieces"),
+    ("case", "shape"),
     [
-        ("dropout", (16, 16), 1),
-        ("cifar-cnn", (3, 16, 16), 1),
-        ("lstm", (9,), 1),
-        pytest.param("resnet18-gn", (3, 16, 16), 6, marks=pytest.mark.soak),
+        ("dropout", (16, 16)),
+        ("cifar-cnn", (3, 16, 16)),
+        ("lstm", (9,)),
+        pytest.param("resnet18-gn", (3, 16, 16), marks=pytest.mark.soak),
     ],
 )
-def test_a_round_of_a_large_model(case, shape, pieces, stub, world, tmp_path, monkeypatch) -> None:
-    """A step launches no more kernels than the bare loop's. The waits are for the scalars and each piece of the sums;
-    w goes up and the sums come down, and nothing else is as large.
+def test_a_round_of_a_large_model(case, shape, stub, world, tmp_path, monkeypatch) -> None:
+    """A step adds no launch; where it is not recorded, at most twice the bare loop's. The waits are for the clients'
+    scalars, and for the next w, which comes down with ‖Δ̄‖², and nothing else is as large.
     """
     write_all(tmp_path)
     monkeypatch.chdir(tmp_path)
     base = {**MODELS[case], "device": "auto", "evaluate": {"every": 0}, "weights": "uniform"}
 
-    def of(cohort: list[int], steps: int) -> tuple[Counts, FlatModel]:
-        local = {"steps": steps, "batch_size": 4, "lr": 0.05}
+    def of(cohort: list[int], steps: int, graphs: str = "auto") -> tuple[Counts, FlatModel]:
+        local = {"steps": steps, "batch_size": 4, "lr": 0.05, "graphs": graphs}
         recipe = small("run", **base | {"local": local, "cohort": {"schedule": [cohort]}})
         return round_counts(stub, world, recipe)
 
     (one, model), (more, _), (both, _) = of([1], 1), of([1], 3), of([0, 1], 3)
     d = model.vector.nbytes
     for found in (one, more, both):
-        assert found.waits == 1 + pieces
-        assert [size // d for size in found.up if size >= d] == [1]
-        assert sum(size for size in found.down if size >= min(d, 1 << 20)) <= 2 * d + (1 << 20)
+        assert found.waits == 2
+        assert not [size for size in found.up if size >= d]
+        assert [size for size in found.down if size >= d] == [d]
     bare = of_a_bare_step(model.module, stub, shape, case == "lstm")
-    assert 0 < (more.kernels - one.kernels) / 2 <= bare + GATHERED
+    assert more.kernels == one.kernels
+    (one, _), (more, _) = (of([1], steps, "off") for steps in (1, 3))
+    assert 0 < (more.kernels - one.kernels) / 2 <= 2 * bare  # masks by their addresses, convolutions slot by slot

@@ -71,6 +71,22 @@ def test_a_model_that_does_not_fit_is_one_line(stub, world, folder) -> None:
         run("full", world)
 
 
+@pytest.mark.parametrize("eighths", range(1, 8))
+def test_memory_that_is_nearly_full_ends_the_run_wherever_it_is(eighths, stub, world, folder, monkeypatch) -> None:
+    """In the set-up, training, the sums, the server's step or an evaluation: exit code 4, with what to reduce."""
+    monkeypatch.setattr("hpcfed.assembly.parts.LARGEST_ON_HOST", 0)
+    large = {"local": ALONE, "evaluate": {"batch_size": 300, "train": {"every": 1}}, "algorithm": {"name": "scaffold"}}
+    peak = peak_of(stub, world, **large)
+    held = stub[0].allocated
+    stub.reset()
+    if world.rank == world.size - 1:
+        stub[0].limit = held + (peak - held) * eighths // 8
+    with pytest.raises(EnvironmentFailure, match=r"memory is full.*; (take|use) a smaller local") as error:
+        run("full", world, **large)
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == 4
+
+
 @pytest.mark.parametrize("way", ["host", "host in pieces", "through MPI"])
 def test_a_device_that_fails_in_a_round_ends_the_run_on_every_rank(way, stub, world, folder, monkeypatch) -> None:
     if way == "host in pieces":

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import hpcfed
+from hpcfed.errors import Diverged
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_models import CASES, LOCAL, write_all
 from tests.mpi.test_parameters import FEDBN, FEDPER, everything, recipe
@@ -49,6 +50,40 @@ def test_the_bits_are_the_cpus_also_after_a_checkpoint(role, stub, world, folder
         assert found.w.device.type == stub.kind
         assert found.agrees
         check_steps(found)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_so_they_are_with_the_server_on_the_device(role, stub, world, folder, monkeypatch) -> None:
+    monkeypatch.setattr("hpcfed.assembly.parts.LARGEST_ON_HOST", 0)
+    cpu, device = (hpcfed.run(of(kind, role, device=kind), world=world, quiet=True) for kind in ("cpu", "auto"))
+    assert everything(device) == everything(cpu)
+
+
+ROOT = """
+from torch import nn, zeros
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.own = nn.Linear(12, 4), nn.Parameter(zeros(()))
+
+    def forward(self, x):
+        root = self.own.sqrt()
+        return self.body(x.flatten(1)) + (root - root.detach())
+"""
+"""A module one of whose derivatives is infinite, while all else is finite."""
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_a_private_part_that_is_not_finite_names_its_client(device, stub, world, folder) -> None:
+    """On a device only after all clients' work, by the round's one wait."""
+    world.on_root(lambda: (folder / "root.py").write_text(ROOT))
+    local = {"steps": 1, "batch_size": 8, "lr": 0.1}
+    about = {"model": {"factory": "root:Net"}, "parameters": {"private": ["own"]}, "evaluate": {"every": 0}}
+    cohort = {"schedule": [[3]]}
+    with pytest.raises(Diverged, match=r"round 1, client 3 .*rank \d+ on .*: its own are not finite; lower"):
+        hpcfed.run(small("run", device=device, local=local, cohort=cohort, **about), world=world, quiet=True)
 
 
 @pytest.mark.parametrize("state", ["device", "host", "disk"])

@@ -12,11 +12,12 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import hpcfed
+from hpcfed.algorithms import _blocks
 from hpcfed.errors import InputError
 from hpcfed.evaluation import blocks
 from hpcfed.reduce import memory
 from tests.device.strict import Stub
-from tests.mpi.recipes import small, write_small
+from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_models import CASES as MODELS
 from tests.mpi.test_models import LOCAL, write_all
 from tests.mpi.test_same_result import check_same_as_alone, left_by
@@ -79,13 +80,33 @@ def test_the_bits_are_the_cpus(path, both) -> None:
     both(rounds=2, **PATHS[path])
 
 
+ON_THE_DEVICE = "hpcfed.assembly.parts.LARGEST_ON_HOST"
+"""Entries of the largest model whose server stays on the host."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_server_on_the_device_leaves_the_bits_that_it_leaves_on_the_host(path, both, monkeypatch) -> None:
+    monkeypatch.setattr(ON_THE_DEVICE, 0)
+    both(rounds=2, **PATHS[path])
+
+
+@pytest.mark.parametrize("method", [*METHODS])
+def test_every_methods_server_has_the_hosts_bits_on_the_device(method, both, stub, monkeypatch) -> None:
+    """Where a device multiplies by the inverse of Python's numbers, as a GPU does."""
+    monkeypatch.setattr(ON_THE_DEVICE, 0)
+    monkeypatch.setattr(_blocks, "GPU_BLOCK", 64)
+    stub.inverts = True
+    both(rounds=3, algorithm={"name": method, **METHODS[method]}, local=ONE_BY_ONE)
+
+
 def test_the_bits_of_clients_evaluated_in_blocks_are_the_cpus(both, monkeypatch) -> None:
     monkeypatch.setattr(blocks, "MANY", 1)
     both(rounds=1, **PATHS["all measures"])
 
 
-OTHER_KERNELS = ("lstm", "resnet18-gn")
-"""Models that take other kernels than on a CPU: steps of an LSTM in one, norms over images with channels first."""
+OTHER_KERNELS = ("lstm", "resnet18-gn", "cifar-cnn")
+"""Models that take other kernels than on a CPU: steps of an LSTM in one, norms over images with channels first,
+convolutions of several clients together."""
 
 
 @pytest.mark.parametrize("case", [name for name in MODELS if name not in OTHER_KERNELS])
@@ -109,7 +130,10 @@ def test_models_of_other_kernels_are_close_and_the_same_on_all_ranks(case, stub,
 
 @pytest.mark.parametrize("through", ["host", "host in pieces", "mpi", "nccl"])
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
-def test_sums_leave_the_device_whole(through, reduction, both, stub, world, monkeypatch) -> None:
+@pytest.mark.parametrize("home", ["host", "device"])
+def test_sums_leave_the_device_whole(home, through, reduction, both, stub, world, monkeypatch) -> None:
+    if home == "device":
+        monkeypatch.setattr(ON_THE_DEVICE, 0)
     if through == "host in pieces":
         monkeypatch.setattr(memory, "PIECE_BYTES", 512)
     if through == "nccl":

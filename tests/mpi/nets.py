@@ -121,3 +121,31 @@ class Settled(ClientRule):
 
 def settled() -> Method:
     return Method("settled", Settled(), ServerStep())
+
+
+class Normed(nn.Module):
+    """A residual block with LayerNorm and dropout."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+        self.drop = nn.Dropout(0.25)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input + self.drop(self.second(nn.functional.gelu(self.first(self.norm(input)))))
+
+
+def residual() -> nn.Module:
+    """A residual perceptron, read as operators and trained in tiles."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), Normed(8), Normed(8), nn.Linear(8, 4))
+
+
+def convolutional() -> nn.Module:
+    """A network of one-dimensional convolutions with dropout, read as operators."""
+    layers = [nn.Conv1d(1, 3, 3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(30, 4)]
+    return nn.Sequential(nn.Unflatten(1, (1, 12)), *layers)
+
+
+def perceptron() -> nn.Module:
+    """The test recipes' built-in perceptron, as layers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))

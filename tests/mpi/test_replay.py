@@ -96,7 +96,8 @@ def check_steps(found: hpcfed.Replay) -> None:
 
 def test_a_client_that_fails_in_a_replay_is_named(world, folder, monkeypatch):
     model = {"model": {"factory": "nets:Fragile"}, "python_path": [str(Path(__file__).parent)]}
-    run = hpcfed.run(of("fedavg", **model), world=world, quiet=True)
+    one = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "sequential"}
+    run = hpcfed.run(of("fedavg", local=one, **model), world=world, quiet=True)
     world.gather(None)
     monkeypatch.setenv("HPCFED_TEST_FAILS", "1")
     client = run.metrics[0]["cohort"][0]

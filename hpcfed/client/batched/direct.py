@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from hpcfed.client.batched.operators.network import OperatorNetwork
-from hpcfed.client.batched.shorts import Short
 from hpcfed.client.batched.tiles import Stacks
+from hpcfed.client.shorts import Short
 from hpcfed.client.solver import Stepping, Task, constant_of
 from hpcfed.config.recipe import Local as LocalSection
 
@@ -45,7 +45,7 @@ class DirectDescent:
             if self._constants is not None:
                 self.stacks.flat.sub_(self._constants.flat, alpha=self._lr)
 
-    def guess(self, slot: int, steps: float) -> None:
+    def guess(self, slot: int, steps: float, taken: int) -> None:
         """Do nothing: without momentum there is nothing to guess from."""
 
     def take(self, first: int, last: int, out: Tensor) -> Tensor:

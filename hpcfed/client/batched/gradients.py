@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from hpcfed.client.batched.matmul import Blas, Layer
-from hpcfed.client.batched.shorts import Short
 from hpcfed.client.batched.tiles import rounded
+from hpcfed.client.shorts import Short
 from hpcfed.models.losses import Loss, softmax
 from hpcfed.models.modules import FlatLinear, FlatSequential
 
@@ -98,7 +98,7 @@ class Perceptron:
         """Write the gradients; see `StackedNetwork`."""
         layers = self.layers(parameters)
         inputs, z = self._forward(layers, x.flatten(2))
-        slope = self._slope(z, self.encoded(y, layers), short).mul_(self._share(x.shape[1]))
+        slope = self._slope(z, self.encoded(y, layers), short).mul_(self.share(x.shape[1]))
         for slot, incoming, outgoing in self._backward(layers, self.layers(out), inputs, slope):
             self._matmul.gradient(outgoing, incoming, slot.weight)
             if slot.bias is not None:
@@ -128,7 +128,7 @@ class Perceptron:
             z before the step, (R, B, outputs), from which `losses` computes the losses.
         """
         inputs, z = self._forward(layers, x, scale)
-        slope, step = self._slope(z, encoded, short), -lr * self._share(x.shape[1])
+        slope, step = self._slope(z, encoded, short), -lr * self.share(x.shape[1])
         for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
             self._matmul.descend(layer, outgoing, incoming, keep, step)
             alone = len(outgoing) == 1
@@ -141,6 +141,28 @@ class Perceptron:
             step *= scale  # D of the layers below is taken through V, not scale·V
         return z
 
+    def changes(
+        self, layers: Sequence[Layer], x: Tensor, y: Tensor, step: Tensor, short: Short | None = None
+    ) -> tuple[Tensor, list[tuple[Layer, Tensor, Tensor]]]:
+        """Return z, (R, B, outputs), and what `apply` adds to the parameters: `step` · gradients.
+
+        Args:
+            layers: what `layers` returned.
+            x, y: minibatches, (R, B, inputs) and (R, B, …).
+            step: a factor, a scalar on the device.
+            short: which rows are samples, where not all are.
+        """
+        inputs, z = self._forward(layers, x)
+        slope = self._slope(z, self.encoded(y, layers), short).mul_(step)
+        return z, list(self._backward(layers, layers, inputs, slope))
+
+    def apply(self, changes: Sequence[tuple[Layer, Tensor, Tensor]]) -> None:
+        """Add to each layer of `changes` the products of its D and h."""
+        for layer, incoming, outgoing in changes:
+            self._matmul.descend(layer, outgoing, incoming, 1.0, 1.0)
+            if layer.bias is not None:
+                layer.bias.add_(outgoing.sum(1))
+
     def encoded(self, y: Tensor, layers: Sequence[Layer]) -> Tensor:
         """Return targets (R, B, …) as the numbers that they stand for, (R, B, C): classes one-hot, (R, B, outputs)."""
         last = layers[-1].weight
@@ -152,7 +174,7 @@ class Perceptron:
         each = self._loss.each(self._used(z).flatten(0, 1), y.flatten(0, 1)).view(z.shape[:2])
         if short is not None:
             short.selected(each)
-        return each.sum(1).mul_(self._share(z.shape[1]))
+        return each.sum(1).mul_(self.share(z.shape[1]))
 
     def _used(self, z: Tensor) -> Tensor:
         """Return the columns of z that are outputs, (R, B, C)."""
@@ -184,8 +206,8 @@ class Perceptron:
             self._ones[rows, batch] = outgoing.new_ones(rows, 1, batch)
         return self._ones[rows, batch]
 
-    def _share(self, batch: int) -> float:
-        """What a sample's loss counts for in its minibatch's."""
+    def share(self, batch: int) -> float:
+        """Return what a sample's loss counts for in its minibatch's."""
         return 1 / batch if self._loss.reduction == "mean" else 1.0
 
     def _forward(self, layers: Sequence[Layer], x: Tensor, scale: float = 1.0) -> tuple[list[Tensor], Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcfed.client.batched.gradients import Perceptron
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.operators.base import Operator
-from hpcfed.client.batched.operators.build import Operators, operators_of, simplified
+from hpcfed.client.batched.operators.build import Operators, best_format, operators_of, simplified
 from hpcfed.client.batched.operators.check import check
 from hpcfed.client.batched.operators.layers import Linear
 from hpcfed.client.batched.operators.network import OperatorNetwork
@@ -20,12 +20,14 @@ from hpcfed.models.losses import Loss
 from hpcfed.models.reading.program import Program, Unreadable
 from hpcfed.models.reading.recorder import record
 
+FORMATS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
+"""By the recipe's name."""
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Functions of torch that are a whole layer, of which nothing is gained by reading it."""
 
 
 def network_of(
-    model: FlatModel, loss: Loss, x: Tensor, batch: int, matmul: Blas, *, channels_last: bool = False
+    model: FlatModel, loss: Loss, x: Tensor, batch: int, matmul: Blas, memory_format: str = "auto"
 ) -> Perceptron | OperatorNetwork:
     """Return the network of a model that can be read, compared with the module in float64.
 
@@ -35,7 +37,7 @@ def network_of(
         x: one sample, (1, …).
         batch: samples of a minibatch.
         matmul: what computes products.
-        channels_last: the memory format of images.
+        memory_format: the recipe's ``local.memory_format``.
 
     Raises:
         Unreadable: why it cannot be read.
@@ -59,11 +61,14 @@ def network_of(
         model.forget()
     named = (*model.module.named_parameters(), *model.module.named_buffers())
     constants = {name: tensor.detach() for name, tensor in named if name not in sizes}
-    operators = operators_of(simple, sizes, constants, channels_last=channels_last)
+    on_cpu = model.vector.device.type == "cpu"
+    chosen = FORMATS[memory_format] if memory_format != "auto" else best_format(simple) if on_cpu else None
+    operators = operators_of(simple, sizes, constants, memory_format=chosen)
     places = _perceptron(operators, list(sizes.values()))
     if places is not None and loss.inverse_link is not None:
         return Perceptron(places, list(sizes.values())[places[-1][0]][0], loss, matmul)
     network = OperatorNetwork(operators, loss, matmul, mixes=found.mixes)
+    network.memory_format = next((name for name, one in FORMATS.items() if one == chosen), memory_format)
     network.by_slot = network.by_slot and found.by_slot
     return network
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hpcfed.arithmetic.sums import contracted, sum_over_first
 from hpcfed.client.batched.gradients import Stack
-from hpcfed.client.batched.shorts import Short
+from hpcfed.client.shorts import Short
 from hpcfed.models.portable import PortableLoss
 
 

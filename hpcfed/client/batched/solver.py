@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
+from hpcfed.client.batched.device import DeviceTile
 from hpcfed.client.batched.direct import DirectDescent
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
 from hpcfed.client.batched.operators.dropping import drawn_keys
 from hpcfed.client.batched.operators.network import OperatorNetwork
-from hpcfed.client.batched.shorts import short_steps
-from hpcfed.client.batched.steps import Descent, FlatDescent, FusedDescent
+from hpcfed.client.batched.steps import Descent, DeviceDescent, FlatDescent, FusedDescent
 from hpcfed.client.batched.tiles import Stacks, rounded, width_step
+from hpcfed.client.shorts import short_steps
 from hpcfed.client.solver import StepCallback, Stepping, Task, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.config.user_code.generators import seed_generators
@@ -29,6 +31,7 @@ from hpcfed.data.batches import visits
 from hpcfed.data.cache import ALIGNED
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import upload
+from hpcfed.ranks.graphs import Graphs
 from hpcfed.rng import Purpose, Streams, stream
 from hpcfed.types import LocalResult
 
@@ -52,6 +55,7 @@ class StackedSolver:
         averages: whether the loss of a minibatch is an average over its samples.
         draws: whether the network draws random numbers; they come from the client's stream, in a tile of one.
         arithmetic: the recipe's ``bits``.
+        graphs: records the work of a tile on a device; None on a CPU.
 
     Attributes:
         tile: R.
@@ -72,9 +76,10 @@ class StackedSolver:
         averages: bool = True,
         draws: bool = False,
         arithmetic: Arithmetic = LIBRARIES,
+        graphs: Graphs | None = None,
     ):
         self.tile, self.fixed_slots = tile, network.fixed_slots and tile > 1
-        self._model, self._section, self._width = model, section, width
+        self._model, self._section, self._width, self._network = model, section, width, network
         self._seed, self._draws, self._averages, self._most_steps = seed, draws, averages, max(1, most_steps)
         self._streams, self._stepping = Streams(seed, Purpose.BATCHES), Stepping(section)
         self._step = 1
@@ -89,13 +94,27 @@ class StackedSolver:
             self._deltas = model.vector.new_zeros(tile, model.vector.numel())
         plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
         self._descent: Descent
+        recorded: DeviceDescent
         if isinstance(network, Perceptron) and plain and not elsewhere:
-            self._descent = FusedDescent(network, model, section, stacks)
-        elif isinstance(network, OperatorNetwork) and plain and not elsewhere and model.vector.device.type == "cpu":
+            self._descent = recorded = FusedDescent(network, model, section, stacks)
+        elif isinstance(network, OperatorNetwork) and plain and not elsewhere and graphs is None:
             self._descent = DirectDescent(network, section, stacks)
         else:
-            self._descent = FlatDescent(network, model, section, stacks, arithmetic)
+            self._descent = recorded = FlatDescent(network, model, section, stacks, arithmetic)
         self._rooms: dict[int, Tensor] = {}
+        self._on_device: DeviceTile | None = None
+        self.graphs = graphs
+        if graphs is not None:
+            self._on_device = DeviceTile(
+                recorded,
+                self._deltas,
+                section,
+                graphs,
+                width=width,
+                most_steps=most_steps,
+                averages=averages,
+                width_step=self._step,
+            )
 
     def solve(
         self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
@@ -126,6 +145,8 @@ class StackedSolver:
         self._model.forget()
         if self._draws:
             seed_generators(w.device, self._seed, Purpose.DROPOUT, round, tasks[0].client)
+        if self._on_device is not None:
+            return self._solve_on(self._on_device, w, of_slot, round, on_step)
         stacks = self._descent.stacks
         stacks.fill(w)
         for slot, task in of_slot.items():
@@ -137,7 +158,8 @@ class StackedSolver:
         losses = w.new_zeros(self.tile, sizes.shape[1])
         short = short_steps(sizes, self._width, self._averages, w) if self.tile > 1 else [None] * sizes.shape[1]
         self._end(0, of_slot, w, None)
-        keys = self._keys(of_slot, round, sizes.shape[1])
+        drawn = self._keys(of_slot, round, sizes.shape[1])
+        keys = None if drawn is None else torch.from_numpy(drawn)
         for first, (x, y) in self._batches(of_slot, orders, sizes):
             for begin, end in self._between_ends(first, first + x.shape[1], of_slot, singly=on_step is not None):
                 part = slice(begin - first, end - first)
@@ -151,6 +173,14 @@ class StackedSolver:
             LocalResult(self._deltas[slot], task.steps, loss_sum, lr)
             for (slot, task), loss_sum in zip(of_slot.items(), sums, strict=True)
         ]
+
+    def _solve_on(
+        self, device: DeviceTile, w: Tensor, of_slot: dict[int, Task], round: int, on_step: StepCallback | None
+    ) -> list[LocalResult]:
+        lr, (orders, sizes) = self._stepping.lr(round), self._visits(of_slot, round)
+        shows = None if on_step is None else partial(self._show, on_step=on_step)
+        sums = device.train(w, of_slot, orders, sizes, lr, self._keys(of_slot, round, sizes.shape[1]), shows)
+        return [LocalResult(self._deltas[slot], task.steps, sums[slot], lr) for slot, task in of_slot.items()]
 
     def _slots_of(self, tasks: Sequence[Task]) -> list[int]:
         """Return each client's slot: its own, or those with the most steps first, so that clients end slot by slot."""
@@ -168,7 +198,7 @@ class StackedSolver:
             return
         for slot in ended:
             if of_slot[slot].guessed:
-                self._descent.guess(slot, of_slot[slot].guessed)
+                self._descent.guess(slot, of_slot[slot].guessed, step)
                 if on_step is not None:
                     self._show({slot: of_slot[slot]}, step, on_step)
         for first, last in _rows(ended):
@@ -206,7 +236,7 @@ class StackedSolver:
             orders[slot], sizes[slot, : task.steps] = visits(count, batch_size, task.steps, rng, width)
         return orders, sizes
 
-    def _keys(self, of_slot: dict[int, Task], round: int, steps: int) -> Tensor | None:
+    def _keys(self, of_slot: dict[int, Task], round: int, steps: int) -> np.ndarray | None:
         """Return the keys of dropout's masks, (R, steps, keys); None without dropout."""
         if not self._num_keys:
             return None
@@ -214,7 +244,15 @@ class StackedSolver:
         for slot, task in of_slot.items():
             rng = stream(self._seed, Purpose.DROPOUT, round, task.client)
             keys[slot, : task.steps] = drawn_keys(self._num_keys, task.steps, rng)
-        return upload(torch.from_numpy(keys), self._model.vector.device)
+        return keys
+
+    def masks(self, round: int, client: int, step: int, batch: int) -> list[Tensor]:
+        """Return dropout's masks of a client's step, counted from 1, over a minibatch of so many samples."""
+        if not isinstance(self._network, OperatorNetwork) or not self._num_keys:
+            return []
+        keys = drawn_keys(self._num_keys, step, stream(self._seed, Purpose.DROPOUT, round, client))[-1:]
+        on_device = upload(torch.from_numpy(keys), self._model.vector.device)
+        return self._network.masks_of(on_device, batch, self._model.vector.dtype)
 
     def _batches(
         self, of_slot: dict[int, Task], orders: dict[int, np.ndarray], sizes: np.ndarray

@@ -6,20 +6,22 @@ own last step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
-from hpcfed.client.batched.shorts import Short
 from hpcfed.client.batched.tiles import REGISTERS, Stacks
-from hpcfed.client.optimizers import optimizer_for
-from hpcfed.client.solver import Stepping, Task, anchor_of, constant_of
+from hpcfed.client.optimizers import Number, optimizer_for
+from hpcfed.client.shorts import Short
+from hpcfed.client.solver import Scales, Stepping, Task, anchor_of, constant_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.models.flat import FlatModel
+from hpcfed.ranks.accelerators import upload
 
 CACHED_BYTES = 1 << 20
 """Of `FlatDescent`, on a CPU: parameters that are stepped at a time, so that what a step's operations pass over, the
@@ -60,12 +62,38 @@ class Descent(Protocol):
         """
         ...
 
-    def guess(self, slot: int, steps: float) -> None:
-        """Take the guessed steps (GeL) of a client that has taken all others."""
+    def guess(self, slot: int, steps: float, taken: int) -> None:
+        """Take the guessed steps (GeL) of a client that has taken all others, so many."""
         ...
 
     def take(self, first: int, last: int, out: Tensor) -> Tensor:
         """Write the present iterates of the slots ``first:last`` into `out`, (last − first, d), and return them."""
+        ...
+
+
+class DeviceDescent(Descent, Protocol):
+    """A `Descent` whose steps can be recorded on a device."""
+
+    def numbers(self, lr: float, mu: float, batch_size: int, steps: int) -> np.ndarray:
+        """Return the numbers of steps on a device, (steps, n), whose minibatches have room for B samples."""
+        ...
+
+    def expect(self, vectors: Container[str], lr: float, mu: float) -> None:
+        """Prepare for clients on a device whose tilts have these vectors, of ``constant``, ``anchor``, ``offset`` and
+        ``radius``.
+        """
+        ...
+
+    def begin_on_device(self, vectors: Mapping[str, Tensor]) -> None:
+        """Begin from `stacks` with these vectors, (R, d), and radii, (R,): work that can be recorded."""
+        ...
+
+    def step(
+        self, x: Tensor, y: Tensor, short: Short | None, numbers: Sequence[Tensor], keys: Tensor | None = None
+    ) -> Tensor:
+        """Take a step on minibatches (R, B, …) with its `numbers`, scalars of the device, and the keys of dropout's
+        masks, (R, keys); return the losses, (R,).
+        """
         ...
 
 
@@ -91,15 +119,19 @@ class FlatDescent:
         self._optimizer = optimizer_for(section, self._y, arithmetic)
         piece = max(REGISTERS, CACHED_BYTES // REGISTERS * REGISTERS) // self._y.element_size()
         self._at_a_time = piece if self._y.device.type == "cpu" else len(self._y)
+        self._held: dict[str, Stacks] = {}
+        self._radii = self._y.new_zeros(stacks.slots)
 
     def begin(self, tasks: Mapping[int, Task], w: Tensor, lr: float, mu: float) -> None:
         """Prepare; see `Descent`."""
-        self._lr, self._mu, self._pull = lr, mu, self._stepping.pull(mu)
-        self._constant = self._stacked({slot: constant_of(task.tilt, w, self._pull) for slot, task in tasks.items()})
-        self._anchors = self._stacked({s: anchor_of(t.tilt, w) for s, t in tasks.items()}) if self._pull else None
+        self._lr, pull = lr, self._stepping.pull(mu)
+        self._scales = Scales(*self._stepping.scales(mu), pull)
+        self._constant = self._stacked({slot: constant_of(task.tilt, w, pull) for slot, task in tasks.items()})
+        self._anchors = self._stacked({s: anchor_of(t.tilt, w) for s, t in tasks.items()}) if pull else None
         self._offsets = self._stacked({slot: task.tilt.offset for slot, task in tasks.items()})
         radii = {slot: task.tilt.radius for slot, task in tasks.items()}
-        self._radii = self._y.new_tensor([radii.get(slot, 0.0) for slot in range(self.stacks.slots)])
+        of_slots = torch.tensor([radii.get(slot, 0.0) for slot in range(self.stacks.slots)], dtype=self._y.dtype)
+        self._radii = upload(of_slots, self._y.device)
         self._ascends = any(radii.values())
         self._optimizer.reset()
 
@@ -111,10 +143,44 @@ class FlatDescent:
         each = zip(x.unbind(1), y.unbind(1), short, of_steps, strict=True)
         for step, (x_step, y_step, of_step, own) in enumerate(each):
             losses[:, step] = self._gradients_of(x_step, y_step, of_step, own)
-            self._step()
+            self._optimizer.taken += 1
+            self._step(self._optimizer.numbers(self._lr, self._optimizer.taken), self._scales)
 
-    def guess(self, slot: int, steps: float) -> None:
+    def numbers(self, lr: float, mu: float, batch_size: int, steps: int) -> np.ndarray:
+        """Return the optimizer's numbers and the scales of steps; see `Descent`."""
+        scales = *self._stepping.scales(mu), self._stepping.pull(mu)
+        return np.array([(*self._optimizer.numbers(lr, step + 1), *scales) for step in range(steps)])
+
+    def expect(self, vectors: Container[str], lr: float, mu: float) -> None:
+        """Prepare; see `Descent`."""
+        for name in ("constant", "anchor", "offset"):
+            if name in vectors and name not in self._held:
+                self._held[name] = self.stacks.like()
+        found = [self._held[name].flat if name in vectors else None for name in ("constant", "anchor", "offset")]
+        self._constant, self._anchors, self._offsets = found
+        self._ascends, self._lr = "radius" in vectors, lr
+        self._scales = Scales(*self._stepping.scales(mu), self._stepping.pull(mu))
+
+    def begin_on_device(self, vectors: Mapping[str, Tensor]) -> None:
+        """Begin; see `Descent`."""
+        for name, vector in vectors.items():
+            if name == "radius":
+                self._radii.copy_(vector)
+            else:
+                self._held[name].fill(vector)
+        self._optimizer.reset()
+
+    def step(
+        self, x: Tensor, y: Tensor, short: Short | None, numbers: Sequence[Tensor], keys: Tensor | None = None
+    ) -> Tensor:
+        """Take a step; see `Descent`."""
+        losses = self._gradients_of(x, y, short, keys)
+        self._step(numbers[:-3], self._scales.on_device(numbers[-3:]))
+        return losses
+
+    def guess(self, slot: int, steps: float, taken: int) -> None:
         """Take guessed steps; see `Descent`."""
+        self._optimizer.taken = taken
         for first, last in self.stacks.pieces(slot):
             piece = slice(first, last)
             self._optimizer.guess(self._y[piece], self._lr, steps, piece)
@@ -159,32 +225,31 @@ class FlatDescent:
     def _d(self) -> int:
         return self._model.vector.numel()
 
-    def _step(self) -> None:
+    def _step(self, numbers: Sequence[Number], scales: Scales) -> None:
         """One step of the client optimizer; tilt, clip and decay as `SequentialSolver` has them."""
         pieces = [slice(start, start + self._at_a_time) for start in range(0, len(self._y), self._at_a_time)]
         if self._section.clip_norm is None:
             for piece in pieces:
-                self._tilt(piece)
-                self._optimizer.step(self._y[piece], self._g[piece], self._lr, piece)
+                self._tilt(piece, scales)
+                self._optimizer.move(self._y[piece], self._g[piece], numbers, piece)
             return
         for piece in pieces:
-            self._tilt(piece)
+            self._tilt(piece, scales)
         self._clip(self._section.clip_norm)
-        after_clip = self._stepping.scales(self._mu)[1]
         for piece in pieces:
-            if after_clip:
-                self._arithmetic.add_scaled(self._g[piece], self._y[piece], after_clip)
-            self._optimizer.step(self._y[piece], self._g[piece], self._lr, piece)
+            if Scales.has(scales.after_clip):
+                self._arithmetic.add_scaled(self._g[piece], self._y[piece], scales.after_clip)
+            self._optimizer.move(self._y[piece], self._g[piece], numbers, piece)
 
-    def _tilt(self, piece: slice) -> None:
+    def _tilt(self, piece: slice, scales: Scales) -> None:
         """Add what a tilt, and a decay that is clipped with it, add to the gradient."""
         y, g = self._y[piece], self._g[piece]
         if self._constant is not None:
             g.add_(self._constant[piece])
         if self._anchors is not None:
-            g.add_(y - self._anchors[piece], alpha=self._pull)
-        if before_clip := self._stepping.scales(self._mu)[0]:
-            self._arithmetic.add_scaled(g, y, before_clip)
+            LIBRARIES.add_scaled(g, y - self._anchors[piece], scales.pull)
+        if Scales.has(scales.before_clip):
+            self._arithmetic.add_scaled(g, y, scales.before_clip)
 
     def _clip(self, most: float) -> None:
         """Scale each slot's gradient to a norm of at most `most`."""
@@ -211,6 +276,7 @@ class FusedDescent:
         self._network, self._model, self._stepping = network, model, Stepping(section)
         self.stacks, self._layers = stacks, network.layers(stacks.each)
         self._scale = 1.0
+        self._held: Stacks | None = None
 
     def begin(self, tasks: Mapping[int, Task], w: Tensor, lr: float, mu: float) -> None:
         """Prepare; see `Descent`."""
@@ -244,7 +310,37 @@ class FusedDescent:
             of_run = None if of_one is None else of_one.repeated(last - first)
             losses[:, first:last] = self._network.losses(z, targets, of_run).view(len(x), -1)
 
-    def guess(self, slot: int, steps: float) -> None:
+    def numbers(self, lr: float, mu: float, batch_size: int, steps: int) -> np.ndarray:
+        """Return what multiplies D, a constant and V in each step; see `Descent`."""
+        share, keep = self._network.share(batch_size), 1 - lr * sum(self._stepping.scales(mu))
+        return np.tile([-lr * share, -lr, keep], (steps, 1))
+
+    def expect(self, vectors: Container[str], lr: float, mu: float) -> None:
+        """Prepare; see `Descent`. On a device the scale stays 1: V is multiplied in each step, in one pass."""
+        if "constant" in vectors and self._held is None:
+            self._held = self.stacks.like()
+        self._constants = self._held if "constant" in vectors else None
+        self._decays = any(self._stepping.scales(mu))
+
+    def begin_on_device(self, vectors: Mapping[str, Tensor]) -> None:
+        """Begin; see `Descent`."""
+        if self._held is not None and "constant" in vectors:
+            self._held.fill(vectors["constant"])
+
+    def step(
+        self, x: Tensor, y: Tensor, short: Short | None, numbers: Sequence[Tensor], keys: Tensor | None = None
+    ) -> Tensor:
+        """Take a step; see `Descent`."""
+        step, of_constant, keep = numbers
+        z, changes = self._network.changes(self._layers, x.flatten(2), y, step, short)
+        if self._decays:
+            self.stacks.flat.mul_(keep)
+        if self._constants is not None:
+            self.stacks.flat.addcmul_(self._constants.flat, of_constant)
+        self._network.apply(changes)
+        return self._network.losses(z, y, short)
+
+    def guess(self, slot: int, steps: float, taken: int) -> None:
         """Do nothing: without momentum there is nothing to guess from."""
 
     def take(self, first: int, last: int, out: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from hpcfed.lab.bench.timing import (
     run_command,
     run_to_end,
 )
+from hpcfed.run_folder.files import RECIPE
 
 CHOICES = (("sequential", "blas"), ("batched", "blas"), ("batched", "onednn"))
 RECOMMENDED_BELOW = 0.95
@@ -64,10 +65,10 @@ def calibrate(
     Raises:
         InputError: the recipe cannot be run.
     """
-    auto = resolve(load_recipe(source, (*changes, "local.engine=auto", "local.matmul=auto"))).local
+    automatic = _chosen(source, changes, folder, ranks)
     contenders: list[Contender] = []
     refused: dict[str, str] = {}
-    for choice in sorted(CHOICES, key=lambda choice: choice != (auto.engine, auto.matmul)):
+    for choice in sorted(CHOICES, key=lambda choice: choice != automatic):
         name = "local.engine={} local.matmul={}".format(*choice)
         chosen = (*changes, *name.split())
         try:
@@ -83,6 +84,15 @@ def calibrate(
             command = run_command(source, ranks, *chosen, *of_rounds_alone(rounds + warm_up, output))
             contenders.append(Contender(name, command, partial(_read, output, warm_up)))
     return Calibration(in_turn(contenders, repeats, say), refused)
+
+
+def _chosen(source: Path, changes: Sequence[str], folder: Path, ranks: int) -> tuple[str, str]:
+    """Return the engine and the library that ``auto`` takes, by a run of one round, which reads the model."""
+    output = folder / "auto"
+    asked = (*changes, "local.engine=auto", "local.matmul=auto")
+    run_to_end("auto", run_command(source, ranks, *asked, *of_rounds_alone(1, output)))
+    found = load_recipe(output / RECIPE).local
+    return found.engine, found.matmul
 
 
 def _read(output: Path, warm_up: int, _: FinishedProcess) -> Turn:

@@ -105,13 +105,13 @@ WORKLOADS = {
     ),
     "lstm": LSTM,
     "lstm256": replace(LSTM, letter="G", title="GeL's LSTM 8-256-256-80", model={"name": "lstm", "hidden": 256}),
+    "pfl-cifar10": PFL,
     "mlp-layers": replace(MLP, letter="A", title=f"{MLP.title}, as layers", model={"factory": f"{PEOPLE}:mlp"}),
     "mlp-class": replace(MLP, letter="A", title=f"{MLP.title}, as a class", model={"factory": f"{PEOPLE}:Perceptron"}),
     "cnn-class": replace(
         CNN, letter="B", title=f"{CNN.title}, as a class", model={"factory": f"{PEOPLE}:Convolutional"}
     ),
     "logistic-class": replace(LOGISTIC, title=f"{LOGISTIC.title}, as a class", model={"factory": f"{PEOPLE}:Logistic"}),
-    "pfl-cifar10": PFL,
 }
 
 

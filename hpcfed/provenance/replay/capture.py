@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
@@ -15,9 +15,10 @@ from hpcfed.errors import RAISED, HpcfedError
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
 from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
+from hpcfed.reduce.finite import check_own
 from hpcfed.reduce.rows import Number
 from hpcfed.reduce.update_hash import hash_of_update
-from hpcfed.types import DELTA, LocalResult
+from hpcfed.types import DELTA, LocalResult, State
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class _ReportKeeper:
         for place, _, _, loss_sum, steps, scalars, delta in updates:
             self.add(place, 0.0, {DELTA: delta}, scalars=scalars, loss_sum=loss_sum, steps=steps)
 
+    def check_own(self, place: int, own: State, where: Callable[[], str], *, at_once: bool = False) -> None:
+        """Refuse a private part that is not finite; see `RoundBuffer.check_own`."""
+        check_own(own)
+
     def is_filled(self, place: int) -> bool:
         """Whether a client has reported."""
         return place in self.kept
@@ -101,7 +106,7 @@ class _WatchedEngine:
 
     def __init__(self, engine: Engine, watch: SolveProbe | None):
         self._engine, self._watch = engine, watch
-        self.tile, self.fixed_slots = engine.tile, engine.fixed_slots
+        self.tile, self.fixed_slots, self.graphs = engine.tile, engine.fixed_slots, engine.graphs
         self.tasks: dict[int, Task] = {}
 
     def solve(

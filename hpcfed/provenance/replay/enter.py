@@ -13,6 +13,7 @@ from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.checkpoint.layout import RecordLayout
 from hpcfed.run_folder.checkpoint.restore import holds, of_round
+from hpcfed.run_folder.folder import kind_of_device
 from hpcfed.simulation import Simulation
 
 
@@ -47,7 +48,7 @@ def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda te
         what = f"no state is kept between round {code.first - 1}, after which the code was changed, and round {round}"
         raise InputError(what, where=str(run.folder))
     with code.imported():
-        parts, _ = assemble(code.recipe, world := World())
+        parts, _ = assemble(code.recipe, world := World(), began_on=kind_of_device(run.environment))
     simulation = Simulation(parts)
     weakref.finalize(simulation, parts.clients.__exit__, None, None, None)  # states that went to disk
     start = max(kept)

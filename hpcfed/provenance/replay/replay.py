@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from hpcfed.assembly import build_loss, build_model
 from hpcfed.client.augment import augmented
+from hpcfed.client.batched.operators.dropping import GivenMasks
 from hpcfed.client.solver import Task, start_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.generators import Generators
@@ -245,6 +247,7 @@ class _StepMeter:
 
     def __init__(self, recipe: Recipe, parts: Parts, client: int, round: int, w: Tensor, steps: int, found: list[Step]):
         self._parts, self._client, self._w, self._found = parts, client, w, found
+        self._round = round
         device, dtype = parts.model.vector.device, parts.model.vector.dtype
         self._model: FlatModel = build_model(recipe, parts.federation, dtype, device)
         self._loss: Loss = build_loss(recipe, parts.federation, dtype, device).of_client(client)
@@ -285,7 +288,13 @@ class _StepMeter:
         if not self._model.is_plain:
             self._model.set_buffers(own, buffers)
         self._model.trained_grad.zero_()
-        with self._draws.here(), torch.enable_grad():
+        engine = self._parts.engine
+        masks = (
+            engine.masks(self._round, self._client, len(self._found) + 1, len(x_batch))
+            if hasattr(engine, "masks")
+            else []
+        )
+        with self._draws.here(), torch.enable_grad(), GivenMasks(masks) if masks else nullcontext():
             loss = self._loss.batch(self._model.module(x_batch), y_batch)
             loss.backward()
         return float(loss.detach()), float(torch.linalg.vector_norm(self._model.grad))

@@ -31,6 +31,7 @@ from hpcfed.run_folder.contents import CHECKPOINTS, PRIVATE
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.environment import environment
 from hpcfed.run_folder.files import INITIAL, PRIVATE_FILES, private_file
+from hpcfed.run_folder.folder import kind_of_device
 from hpcfed.run_folder.outcome import own_code_named
 from hpcfed.run_folder.recorder import Rows, models_of, private_files_of
 from hpcfed.run_folder.stopping import Due, due_after
@@ -69,14 +70,19 @@ class Again:
             stack.enter_context(self._code.imported())
             stack.enter_context(own_code_named())
             stack.enter_context(device_faults(self._world))
-            self._parts, self._evaluator = assemble(self._code.recipe, self._world, None, self._watchdog)
+            began_on = kind_of_device(self._run.environment)
+            self._parts, self._evaluator = assemble(
+                self._code.recipe, self._world, None, self._watchdog, began_on=began_on
+            )
             stack.enter_context(self._parts.federation)
             stack.enter_context(self._parts.clients)
             self._client_evaluator = ClientEvaluator(self._code.recipe.evaluate, self._parts, self._evaluator)
             self._simulation = Simulation(self._parts)
             self._rows = Rows(self._parts, {})
             device, recipe = self._parts.model.vector.device, self._code.recipe
-            self.environment = environment(self._world, device, recipe.reduction, recipe.bits)
+            self.environment = environment(
+                self._world, device, recipe.reduction, recipe.bits, deterministic=recipe.deterministic
+            )
             self._stack = stack.pop_all()
         return self
 
@@ -194,7 +200,7 @@ class Again:
             OSError: as the system reports it.
         """
         folder, model, simulation = self._run.folder, self._parts.model, self._simulation
-        w = simulation.evaluated()
+        w = simulation.evaluated().cpu()
         expected = dict(models_of(model, simulation.w, w, self._evaluator.averaged_for(w)))
         private = dict(private_files_of(self._parts))
         wrong = [name for name, content in private.items() if _bytes(folder / name) != content]

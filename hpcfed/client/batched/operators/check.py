@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.operators.base import IntoGradients
 from hpcfed.client.batched.operators.build import Mask, Operators, operators_of
+from hpcfed.client.batched.operators.dropping import GivenMasks
 from hpcfed.client.batched.operators.general import gradients_of
 from hpcfed.client.batched.operators.network import OperatorNetwork
 from hpcfed.errors import RAISED
@@ -31,7 +30,7 @@ WORK = 3e7
 """Multiplications of a minibatch that is compared, forwards, beyond three samples."""
 LITTLE, MUCH = 3e6, 1e8
 """Multiplications of a sample, forwards, up to which several clients may be trained at once on a CPU; and above which
-one sample is all that is compared."""
+one sample is all that is compared, and a GPU trains clients one by one."""
 
 
 class Checked(NamedTuple):
@@ -58,6 +57,7 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
     Raises:
         Unreadable: the values or the gradients differ, or one of the two raises an error.
     """
+    most_work, like = LITTLE if like.device.type == "cpu" else MUCH, like.cpu()
     trained = {name: _double(p) for name, p in module.named_parameters() if p.requires_grad}
     constants = {name: _double(p) for name, p in module.named_parameters() if not p.requires_grad}
     constants |= {name: _double(buffer) for name, buffer in module.named_buffers()}
@@ -66,7 +66,7 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
     draws = torch.Generator().manual_seed(0)
     tokens = _tokens(program, {name: tensor.shape for name, tensor in module.named_parameters()})
     sample = _sampler(like, tokens, draws)
-    is_little = operators.work <= LITTLE or like.device.type != "cpu"
+    is_little = operators.work <= most_work
     most = max(3, min(batch, MOST_SAMPLES, int(WORK / max(1, operators.work))))
     sizes = (most, 2, 1) if is_little else (2, 1) if operators.work <= MUCH else (1, 2)
     refuses_one = False
@@ -114,7 +114,9 @@ def _line(error: BaseException) -> str:
 
 
 def _double(tensor: Tensor) -> Tensor:
-    return tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
+    """Return a tensor on the CPU, numbers in float64: no device's kernels are compared."""
+    host = tensor.detach().cpu()
+    return host.double() if host.is_floating_point() else host
 
 
 def _tokens(program: Program, shapes: Mapping[str, torch.Size]) -> int:
@@ -136,7 +138,7 @@ def _sampler(like: Tensor, tokens: int, draws: torch.Generator) -> Callable[[int
             x = torch.randn(shape, generator=draws, dtype=torch.float64)
         else:
             x = torch.randint(tokens, shape, generator=draws)
-        return x.to(like.device)
+        return x
 
     return sample
 
@@ -148,23 +150,12 @@ def _masks(masks: Sequence[Mask], samples: int, draws: torch.Generator) -> list[
     ]
 
 
-class _Dropping(TorchFunctionMode):
+class _Dropping(GivenMasks):
     """Takes given masks in the place of dropout's draws, and float64 in that of float32."""
-
-    def __init__(self, masks: Sequence[Tensor]):
-        super().__init__()
-        self._masks = iter(masks)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = mapped((args, kwargs or {}), lambda leaf: torch.float64 if leaf is torch.float32 else leaf)
-        if func is Tensor.float:
-            func = Tensor.double
-        if func is functional.dropout:
-            given = {"training": True, "p": 0.5, **dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-            if given["training"] and given["p"]:
-                return given["input"] * next(self._masks).view(given["input"].shape)
-            return given["input"]
-        return func(*args, **kwargs)
+        return super().__torch_function__(Tensor.double if func is Tensor.float else func, types, args, kwargs)
 
 
 def _of_module(
@@ -178,7 +169,7 @@ def _of_module(
     """Return a module's outputs, a drawn slope by them, and the gradients of the parameters."""
     with _in_place_of(module, {**trained, **constants}) as leaves, _Dropping(masks):
         output = module(x.clone())
-        slope = torch.randn(output.shape, generator=draws, dtype=torch.float64).to(output.device)
+        slope = torch.randn(output.shape, generator=draws, dtype=torch.float64)
         found = gradients_of([output], [slope], [leaves[name] for name in trained])
     gradients = [torch.zeros_like(a) if b is None else b for a, b in zip(trained.values(), found, strict=True)]
     return output.detach(), slope, gradients
@@ -186,30 +177,25 @@ def _of_module(
 
 @contextmanager
 def _in_place_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, nn.Parameter]]:
-    """Set a module's parameters and buffers to other tensors, and back; yield its parameters by name.
+    """Put other tensors in the place of a module's parameters and buffers, and back; yield its parameters by name.
 
     ``torch.func.functional_call`` leaves a parameter behind where one layer has two names.
     """
-    parameters = dict(module.named_parameters())
-    kept = {name: parameter.data for name, parameter in parameters.items()}
-    buffers = [
-        (part._buffers, own, buffer, f"{path}.{own}".lstrip("."))
-        for path, part in module.named_modules()
-        for own, buffer in part._buffers.items()
-        if buffer is not None
-    ]
+    named = (*module.named_parameters(), *module.named_buffers())
+    other: dict[int, Tensor] = {}
+    for name, tensor in named:
+        value = tensors[name].clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        other[id(tensor)] = nn.Parameter(value, requires_grad=tensor.requires_grad) if is_parameter else value
+    tables: list[dict[str, Any]] = [table for part in module.modules() for table in (part._parameters, part._buffers)]
+    held = [(table, own, tensor) for table in tables for own, tensor in table.items() if tensor is not None]
     try:
-        for name, parameter in parameters.items():
-            parameter.data = tensors[name].clone()
-        for of_part, own, _, name in buffers:
-            if name in tensors:
-                of_part[own] = tensors[name].clone()
-        yield parameters
+        for table, own, tensor in held:
+            table[own] = other.get(id(tensor), tensor)
+        yield dict(module.named_parameters())
     finally:
-        for name, parameter in parameters.items():
-            parameter.data = kept[name]
-        for of_part, own, buffer, _ in buffers:
-            of_part[own] = buffer
+        for table, own, tensor in held:
+            table[own] = tensor
 
 
 def _of_operators(

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from hpcfed.client.batched.operators.build import Mask
 
@@ -61,6 +64,23 @@ class Dropping:
         hashed.bitwise_xor_(_shifted(hashed, 16))
         kept = hashed >= int(mask.p * (1 << 32)) - (1 << 31)
         return kept.to(dtype).mul_(1 / (1 - mask.p)).view(len(keys) * batch, *mask.shape)
+
+
+class GivenMasks(TorchFunctionMode):
+    """Has a module's dropouts take these masks, in their order."""
+
+    def __init__(self, masks: Sequence[Tensor]):
+        super().__init__()
+        self._masks = iter(masks)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not functional.dropout:
+            return func(*args, **kwargs)
+        given = {"training": True, "p": 0.5, **dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+        if not (given["training"] and given["p"]):
+            return given["input"]
+        return given["input"] * next(self._masks).view(given["input"].shape)
 
 
 def _shifted(hashed: Tensor, count: int) -> Tensor:

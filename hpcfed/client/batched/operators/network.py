@@ -13,8 +13,7 @@ from hpcfed.client.batched.operators.base import Descending, IntoGradients, Para
 from hpcfed.client.batched.operators.build import Operators
 from hpcfed.client.batched.operators.dropping import Dropping
 from hpcfed.client.batched.operators.general import General
-from hpcfed.client.batched.operators.layers import Convolution
-from hpcfed.client.batched.shorts import Short
+from hpcfed.client.shorts import Short
 from hpcfed.models.losses import Loss
 
 Stack = Sequence[Tensor]
@@ -39,9 +38,10 @@ class OperatorNetwork:
         by_slot: whether several clients can be trained at once.
         work: multiplications of a sample, forwards.
         calls: operators, whose calls a step takes.
+        numbers: of a sample's values, all together.
         masks: of the dropouts.
         gains: whether one client alone gains by its operators, few of which are calls of the module's own.
-        has_images: whether images are convolved.
+        memory_format: of images, as the recipe names it.
         keys: numbers, of 32 bits, from which a client's masks of a step follow.
     """
 
@@ -51,10 +51,10 @@ class OperatorNetwork:
     def __init__(self, operators: Operators, loss: Loss, matmul: Blas, *, mixes: bool):
         self._operators, self._loss, self._matmul = operators, loss, matmul
         self.by_slot, self.work, self.masks = operators.by_slot and not mixes, operators.work, operators.masks
-        self.calls = len(operators.each)
+        self.calls, self.numbers = len(operators.each), operators.numbers
         own = [one for one in operators.each if isinstance(one, General) and one.takes_gradients]
         self.gains = len(own) * MANY_CALLS < len(operators.each)
-        self.has_images = any(isinstance(one, Convolution) and len(one.stride) == 2 for one in operators.each)
+        self.memory_format = "auto"
         self._is_dense = operators.output_axes > 2  # a sample has more losses than one
         self.by_slot = self.by_slot and not self._is_dense
         self.takes_short = not (loss.is_own or loss.whole or mixes or self._is_dense)
@@ -100,6 +100,10 @@ class OperatorNetwork:
         for operator in self._operators.each:
             operator.forward(run)
         return run, run.value(self._operators.output)
+
+    def masks_of(self, keys: Tensor, batch: int, dtype: torch.dtype) -> list[Tensor]:
+        """Return the dropouts' masks of a step, from keys (R, keys)."""
+        return self._dropping.masks(keys, batch, dtype)
 
     def back(self, run: Pass, slope: Tensor, sink: Sink) -> None:
         """Go back over a pass from the gradient of its outputs."""

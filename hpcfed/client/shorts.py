@@ -32,6 +32,13 @@ class Short:
         factors = width / sizes if averages else np.ones(len(sizes))
         self.factors = upload(torch.from_numpy(factors).to(like.dtype), like.device)
 
+    @classmethod
+    def of(cls, fillers: Tensor, factors: Tensor) -> Short:
+        """Return one of these tensors."""
+        found = cls.__new__(cls)
+        found.fillers, found.factors = fillers, factors
+        return found
+
     def selected(self, values: Tensor, axis: int = 0) -> Tensor:
         """Set fillers to 0 and multiply by the factors, in place; return `values`, (…, R, B, …), R at `axis`."""
         trailing = (1,) * (values.ndim - axis - 2)
@@ -40,9 +47,7 @@ class Short:
 
     def repeated(self, count: int) -> Short:
         """Return the same of as many steps for each slot, (R · count, B)."""
-        found = Short.__new__(Short)
-        found.fillers, found.factors = (part.repeat_interleave(count, 0) for part in (self.fillers, self.factors))
-        return found
+        return Short.of(*(part.repeat_interleave(count, 0) for part in (self.fillers, self.factors)))
 
 
 def short_steps(sizes: np.ndarray, width: int, averages: bool, like: Tensor) -> list[Short | None]:

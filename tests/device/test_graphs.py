@@ -1,0 +1,151 @@
+"""Recorded work leaves the bits of work done step by step; what cannot be recorded is refused, or known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import hpcfed
+from hpcfed.ranks.graphs import Graphs, Inputs
+from hpcfed.run_folder.identity import deciding
+from tests.device.strict import KIND, Stub
+from tests.device.test_runs import PATHS, folder  # noqa: F401 (a fixture)
+from tests.mpi.recipes import small
+from tests.mpi.test_models import CASES as MODELS
+from tests.mpi.test_models import write_all
+from tests.mpi.test_same_result import left_by
+
+pytestmark = pytest.mark.one_mpi
+CHANGING: Mapping[str, Mapping[str, Any]] = {
+    "step sizes that decay": {"local": {"steps": 3, "batch_size": 7, "lr": 0.1, "lr_decay": 0.7}},
+    **{
+        name: PATHS[name] for name in ("momentum, clipping and a budget", "two vectors", "adam", "states on the device")
+    },
+}
+
+
+@pytest.mark.parametrize("path", CHANGING)
+def test_graphs_off_has_the_same_bits(path, stub, world, folder) -> None:  # noqa: F811
+    found = []
+    for mode in ("auto", "off"):
+        recipe = {"device": "auto", "rounds": 4, **CHANGING[path]}
+        local = {"steps": 3, "batch_size": 5, "lr": 0.1, **recipe.get("local", {}), "graphs": mode}
+        found.append(left_by(hpcfed.run(small(mode, **{**recipe, "local": local}), world=world, quiet=True)))
+    assert found[0] == found[1]
+
+
+@pytest.fixture
+def device(stub: Stub) -> torch.device:
+    stub.take(0)
+    return torch.device(KIND, 0)
+
+
+def test_a_number_of_the_host_is_recorded_and_one_of_the_device_is_read(device) -> None:
+    y, inputs, lr = torch.zeros(3, device=device), Inputs(device), 1.0
+    graphs = Graphs(device, records=True)
+    stale, fresh = torch.zeros(3, device=device), torch.zeros(3, device=device)
+    for lr in (1.0, 2.0, 4.0):
+        number = inputs({"lr": torch.tensor([lr]).numpy()})["lr"]
+        graphs("both", lambda lr=lr, number=number: (stale.copy_(y + lr), fresh.copy_(y + number)))
+    assert stale.cpu().tolist() == [2.0] * 3
+    assert fresh.cpu().tolist() == [4.0] * 3
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x[x > 0],
+        lambda x: x.cpu(),
+        lambda x: x.copy_(torch.ones(3)),
+        lambda x: x.nonzero(),
+    ],
+)
+def test_what_waits_is_refused_while_work_is_recorded(work, device, stub) -> None:
+    x = torch.zeros(3, device=device)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        stub.capture(device, lambda: work(x))
+
+
+def test_nothing_recorded_is_done(device, stub) -> None:
+    x = torch.zeros(3, device=device)
+    replay = stub.capture(device, lambda: x.add_(1))
+    assert x.cpu().tolist() == [0, 0, 0]
+    replay()
+    replay()
+    assert x.cpu().tolist() == [2, 2, 2]
+
+
+def test_memory_that_was_given_up_is_found(device, stub) -> None:
+    y = torch.zeros(3, device=device)
+
+    def record() -> Any:
+        x = torch.ones(3, device=device)
+        return stub.capture(device, lambda: y.copy_(x))
+
+    replay = record()
+    with pytest.raises(AssertionError, match="given up"):
+        replay()
+
+
+def test_memory_of_the_pool_is_lost_with_the_next_replay(device, stub) -> None:
+    x, kept = torch.zeros(3, device=device), []
+    first = stub.capture(device, lambda: kept.append(x + 1))
+    second = stub.capture(device, lambda: x.add_(1))
+    first()
+    assert kept[0].cpu().tolist() == [1, 1, 1]
+    second()
+    assert kept[0].cpu().tolist() != [1, 1, 1]
+
+
+def test_a_capture_that_fails_after_its_trial_is_said_once_and_done_step_by_step(device, caplog) -> None:
+    x, graphs = torch.zeros(3, device=device), Graphs(device, records=True)
+    fails = False
+
+    def work() -> None:
+        x.add_(1)
+        if fails and graphs.records:
+            x.sum().item()
+
+    graphs("work", work)
+    fails = True
+    graphs("work", work)
+    graphs("work", work)
+    assert x.cpu().tolist() == [3.0] * 3
+    assert not graphs.records
+    assert graphs.hindrance
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "clients are trained step by step from here on, without graphs"
+    ]
+
+
+def test_a_capture_that_is_interrupted_leaves_the_next_one_free(device, stub) -> None:
+    x, graphs = torch.zeros(3, device=device), Graphs(device, records=True)
+
+    def stop() -> None:
+        x.add_(1)
+        if stub[0].recording is not None:
+            raise KeyboardInterrupt
+
+    graphs("stopped", stop)
+    with pytest.raises(KeyboardInterrupt):
+        graphs("stopped", stop)
+    for _ in range(3):
+        graphs("other", lambda: x.add_(1))
+    assert x.cpu().tolist() == [4.0] * 3
+
+
+def test_graphs_do_not_decide_a_run() -> None:
+    recipes = ({"local": {"steps": 3, "graphs": mode}} for mode in ("auto", "off"))
+    assert len({repr(deciding(recipe, ())) for recipe in recipes}) == 1
+
+
+def test_a_tile_of_recurrent_layers_is_refused_in_one_line(stub, world, tmp_path, monkeypatch) -> None:
+    write_all(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    recipe = small("run", **{**MODELS["lstm"], "device": "auto", "local": {"steps": 1, "lr": 0.1, "engine": "batched"}})
+    with pytest.raises(hpcfed.InputError, match="cannot take recurrent layers on a GPU"):
+        hpcfed.run(recipe, world=world, quiet=True)
