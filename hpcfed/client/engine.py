@@ -105,8 +105,8 @@ def trained_by(
         of_network = draws and (isinstance(network, Vectorized) or loss.is_own)
         width, alone = _minibatch(section, loss, network, work.sizes, draws=of_network)
         tile = section.tile if section.tile != "auto" else 1 if alone else _tile(network, model, work, width, sized_for)
-        if section.engine == "auto" and _loses(network, tile):
-            network, why = None, "too many of its operations are called as the module calls them"
+        if section.engine == "auto" and (loses := _loses(network, tile, model.vector.device)):
+            network, why = None, loses
         elif alone:
             _check_tile(section.tile, 1, alone)
     if network is None:
@@ -153,9 +153,13 @@ def trained_by(
     return stacked, Training("batched", section.matmul, tile, memory_format, read)
 
 
-def _loses(network: StackedNetwork, tile: int) -> bool:
-    """Whether clients alone in their tiles are trained no faster than by the module itself."""
-    return tile == 1 and isinstance(network, OperatorNetwork) and not network.gains
+def _loses(network: StackedNetwork, tile: int, device: torch.device) -> str:
+    """Return why clients alone in their tiles are trained no faster than by the module itself; empty if they are."""
+    if tile > 1 or not isinstance(network, OperatorNetwork):
+        return ""
+    if device.type != "cpu":
+        return "a client alone fills the GPU, by the module's own kernels"
+    return "" if network.gains else "too many of its operations are called as the module calls them"
 
 
 def engine_for(*arguments: Any, **named: Any) -> Engine:

@@ -41,8 +41,8 @@ from hpcfed.algorithms.fednova import PerStep
 from hpcfed.arithmetic.elementary import sqrt
 from hpcfed.arithmetic.operations import PORTABLE
 from hpcfed.arithmetic.sums import squared_norm
-from hpcfed.client.batched.gradients import perceptron_of
 from hpcfed.client.batched.matmul import matmul_for
+from hpcfed.client.batched.networks import network_of
 from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.optimizers import optimizer_for
@@ -205,8 +205,8 @@ def solve(
         elif engine == "sequential":
             solver = SequentialSolver(model, cross_entropy, section, 0, draws=False)
         else:
-            perceptron = perceptron_of(model.module, cross_entropy, matmul_for(matmul, model.vector))
-            assert perceptron is not None
+            products = matmul_for(matmul, model.vector)
+            perceptron = network_of(model, cross_entropy, tasks[0].samples[0][:1], 50, products)
             solver = StackedSolver(model, perceptron, section, 0, **about)
         return {f"client {k}": local.delta.clone() for k, local in enumerate(solver.solve(w, tasks, 1))}
 
@@ -447,9 +447,8 @@ def cost() -> None:
         own = [(drawn(rng, count, features, dtype=dtype), torch.randint(0, classes, (count,), generator=rng))] * clients
         tasks = [Task(k, samples, Tilt(), -(-count // batch), 0.0) for k, samples in enumerate(own)]
         w, about = model.vector.clone(), {"tile": clients, "width": batch, "most_steps": -(-count // batch)}
-        perceptron = perceptron_of(model.module, loss, matmul_for("blas", w))
+        perceptron = network_of(model, loss, own[0][0][:1], batch, matmul_for("blas", w))
         portable = portable_loss("cross-entropy", loss)
-        assert perceptron is not None
         solvers = (
             StackedSolver(model, perceptron, section, 0, **about),
             StackedSolver(model, PortableNetwork(portable), section, 0, **about, arithmetic=PORTABLE),

@@ -13,6 +13,7 @@ from torch import nn
 
 import hpcfed
 from hpcfed.algorithms import _blocks
+from hpcfed.client import engine
 from hpcfed.errors import InputError
 from hpcfed.evaluation import blocks
 from hpcfed.reduce import memory
@@ -102,6 +103,22 @@ def test_every_methods_server_has_the_hosts_bits_on_the_device(method, both, stu
 def test_the_bits_of_clients_evaluated_in_blocks_are_the_cpus(both, monkeypatch) -> None:
     monkeypatch.setattr(blocks, "MANY", 1)
     both(rounds=1, **PATHS["all measures"])
+
+
+@pytest.mark.parametrize(
+    "local",
+    [{"epochs": 1, "batch_size": 7, "tile": 1}, {"steps": 2, "batch_size": "full"}, {"epochs": 1, "batch_size": 7}],
+)
+def test_models_are_those_of_the_cpus_own_operations(local, stub, world, folder, monkeypatch) -> None:
+    """Minibatches of other sizes in tiles of one, and fillers."""
+    recipe = {"dtype": "float64", "rounds": 3, "local": {"lr": 0.1, "engine": "batched", **local}}
+    found = []
+    for device in ("auto", "cpu"):
+        monkeypatch.setattr(engine, "on_device", lambda device: device.type != "cpu")
+        run = hpcfed.run(small(device, **recipe, device=device), world=world, quiet=True)
+        found.append(load_file(run.folder / "model.safetensors"))
+    for name, tensor in found[0].items():
+        np.testing.assert_allclose(tensor, found[1][name], rtol=1e-12, atol=1e-14)
 
 
 OTHER_KERNELS = ("lstm", "resnet18-gn", "cifar-cnn")

@@ -100,7 +100,9 @@ class DeviceTile:
         others = {"ends": at_end, "radius": radii.astype(str(w.dtype).removeprefix("torch."))}
         if radii.any():
             names = (*names, "radius")
-        numbers = self._descent.numbers(lr, mu, self._width, max(1, sizes.shape[1]))
+        most = max(1, sizes.shape[1])
+        rows = sizes[0] if slots == 1 and sizes.shape[1] else np.full(most, self._width)
+        numbers = self._descent.numbers(lr, mu, rows)
         samples = {slot: task.samples for slot, task in of_slot.items()}
         draws = {} if keys is None else {"keys": keys.transpose(1, 0, 2)}
         self._rounds.open(samples, orders, sizes, taken, numbers, draws=draws, others=others)

@@ -74,8 +74,8 @@ class Descent(Protocol):
 class DeviceDescent(Descent, Protocol):
     """A `Descent` whose steps can be recorded on a device."""
 
-    def numbers(self, lr: float, mu: float, batch_size: int, steps: int) -> np.ndarray:
-        """Return the numbers of steps on a device, (steps, n), whose minibatches have room for B samples."""
+    def numbers(self, lr: float, mu: float, sizes: np.ndarray) -> np.ndarray:
+        """Return the numbers of steps on a device, (steps, n), from the rows of their minibatches, (steps,)."""
         ...
 
     def expect(self, vectors: Container[str], lr: float, mu: float) -> None:
@@ -146,10 +146,10 @@ class FlatDescent:
             self._optimizer.taken += 1
             self._step(self._optimizer.numbers(self._lr, self._optimizer.taken), self._scales)
 
-    def numbers(self, lr: float, mu: float, batch_size: int, steps: int) -> np.ndarray:
+    def numbers(self, lr: float, mu: float, sizes: np.ndarray) -> np.ndarray:
         """Return the optimizer's numbers and the scales of steps; see `Descent`."""
         scales = *self._stepping.scales(mu), self._stepping.pull(mu)
-        return np.array([(*self._optimizer.numbers(lr, step + 1), *scales) for step in range(steps)])
+        return np.array([(*self._optimizer.numbers(lr, step + 1), *scales) for step in range(len(sizes))])
 
     def expect(self, vectors: Container[str], lr: float, mu: float) -> None:
         """Prepare; see `Descent`."""
@@ -310,10 +310,10 @@ class FusedDescent:
             of_run = None if of_one is None else of_one.repeated(last - first)
             losses[:, first:last] = self._network.losses(z, targets, of_run).view(len(x), -1)
 
-    def numbers(self, lr: float, mu: float, batch_size: int, steps: int) -> np.ndarray:
+    def numbers(self, lr: float, mu: float, sizes: np.ndarray) -> np.ndarray:
         """Return what multiplies D, a constant and V in each step; see `Descent`."""
-        share, keep = self._network.share(batch_size), 1 - lr * sum(self._stepping.scales(mu))
-        return np.tile([-lr * share, -lr, keep], (steps, 1))
+        keep = 1 - lr * sum(self._stepping.scales(mu))
+        return np.array([(-lr * self._network.share(size), -lr, keep) for size in sizes.tolist()])
 
     def expect(self, vectors: Container[str], lr: float, mu: float) -> None:
         """Prepare; see `Descent`. On a device the scale stays 1: V is multiplied in each step, in one pass."""
