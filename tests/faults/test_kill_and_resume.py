@@ -19,7 +19,7 @@ from tests.faults import aimed
 from tests.faults.aimed import EVALUATION, LOCAL, REDUCTION, RENAMED, WRITING
 from tests.launch import Completed, launch, own_line
 from tests.mpi import shrinking
-from tests.mpi.recipes import METHODS, write_recipe, write_small
+from tests.mpi.recipes import METHODS, small, write_recipe, write_small
 from tests.mpi.test_parameters import everything
 
 pytestmark = pytest.mark.one_mpi
@@ -106,13 +106,19 @@ class Place:
         shutil.copy(aimed.__file__, path / "aimed.py")
         shutil.copy(shrinking.__file__, path / "shrinking.py")
         evaluate = {"batch_size": 16, **VARIANTS[variant].get("evaluate", {})}
+        local = VARIANTS[variant].get("local", small(None)["local"])
         self.recipe = write_recipe(
             path,
             rounds=ROUNDS,
             cohort={"size": 5},
             checkpoint={"every": EVERY},
             placement="static",
-            **{"model": {"factory": "aimed:Net", "args": {"hidden": 4000}}, **VARIANTS[variant], "evaluate": evaluate},
+            **{
+                "model": {"factory": "aimed:Net", "args": {"hidden": 4000}},
+                **VARIANTS[variant],
+                "evaluate": evaluate,
+                "local": {**local, "engine": "sequential"},  # which calls the model at each step
+            },
         )
 
     def start(self, ranks: int, aim: Mapping[str, Any] | None = None) -> Completed:
