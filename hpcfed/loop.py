@@ -21,7 +21,8 @@ from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.parts import Parts
-from hpcfed.ranks.devices import DeviceSlot, device_faults
+from hpcfed.ranks.accelerators import is_fault
+from hpcfed.ranks.devices import DeviceSlot, device_faults, fault
 from hpcfed.ranks.platform.malloc import return_freed_memory
 from hpcfed.ranks.signals import catch_signals
 from hpcfed.ranks.watchdog import Watchdog
@@ -313,6 +314,8 @@ def _evaluate(session: Session, round: int, result: RoundResult) -> tuple[Mappin
     except RAISED as error:  # a user's model or a device may raise anything
         place = f"round {round}, evaluation, rank {world.rank} on {world.hosts[world.rank]}"
         log.error("%s raised", place, exc_info=error)
+        if is_fault(error):
+            raise fault(error, place) from error
         what, remedy = f"{type(error).__name__}: {error}", see_log(world)
         raise blamed(error, place, remedy) or EnvironmentFailure(what, where=place, remedy=remedy) from error
 

@@ -82,7 +82,9 @@ def test_a_private_part_that_is_not_finite_names_its_client(device, stub, world,
     local = {"steps": 1, "batch_size": 8, "lr": 0.1}
     about = {"model": {"factory": "root:Net"}, "parameters": {"private": ["own"]}, "evaluate": {"every": 0}}
     cohort = {"schedule": [[3]]}
-    with pytest.raises(Diverged, match=r"round 1, client 3 .*rank \d+ on .*: its own are not finite; lower"):
+    with pytest.raises(
+        Diverged, match=r"round 1, client 3 .*rank \d+ on .*: its private parameters are not finite; lower"
+    ):
         hpcfed.run(small("run", device=device, local=local, cohort=cohort, **about), world=world, quiet=True)
 
 
