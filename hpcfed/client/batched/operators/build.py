@@ -276,33 +276,24 @@ class _Builder:
 
     def _layer_norm(self, call: Call) -> Operator | None:
         given = _bound(call, "input normalized_shape weight bias eps", {"weight": None, "bias": None, "eps": 1e-5})
-        if given is None or not self._affine(given):
+        if given is None or (about := self._normalisation(call, given)) is None:
             return None
-        source, weight, bias = given["input"].number, self._parameter(given["weight"]), self._parameter(given["bias"])
-        return LayerNorm(
-            source,
-            _output(call),
-            weight,
-            bias,
-            self._passes(source),
-            list(given["normalized_shape"]),
-            float(given["eps"]),
-        )
+        return LayerNorm(*about, list(given["normalized_shape"]), float(given["eps"]))
 
     def _group_norm(self, call: Call) -> Operator | None:
         given = _bound(call, "input num_groups weight bias eps", {"weight": None, "bias": None, "eps": 1e-5})
-        if given is None or not self._affine(given):
+        if given is None or (about := self._normalisation(call, given)) is None:
+            return None
+        return GroupNorm(*about, int(given["num_groups"]), float(given["eps"]))
+
+    def _normalisation(
+        self, call: Call, given: Mapping[str, Any]
+    ) -> tuple[int, int, int | None, int | None, bool] | None:
+        """Return what all normalisations have; None where one takes no value, or other γ and β than parameters."""
+        if not self._affine(given):
             return None
         source, weight, bias = given["input"].number, self._parameter(given["weight"]), self._parameter(given["bias"])
-        return GroupNorm(
-            source,
-            _output(call),
-            weight,
-            bias,
-            self._passes(source),
-            int(given["num_groups"]),
-            float(given["eps"]),
-        )
+        return source, _output(call), weight, bias, self._passes(source)
 
     def _affine(self, given: Mapping[str, Any]) -> bool:
         """Whether a normalisation takes a value, and trainable parameters or none."""

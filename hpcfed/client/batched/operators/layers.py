@@ -98,117 +98,137 @@ class Convolution(Operator):
         sink.add(self.weight, found[0][1].unsqueeze(0) if len(found) == 1 else torch.stack([one[1] for one in found]))
 
 
+Rows = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shapes of a value by slot, (R, M, …), and of parameters beside it, (R, 1, …)."""
+
+
 @dataclass
-class LayerNorm(Operator):
-    """(x − mean)/√(var + ε) over the last axes, times γ, plus β."""
+class Normalisation(Operator):
+    """(x − mean)/√(var + ε), times γ, plus β; over what, its kinds say."""
 
     source: int
     output: int
     weight: int | None
     bias: int | None
     passes_on: bool
-    shape: Sequence[int]
-    eps: float
 
     def __post_init__(self) -> None:
         self.inputs, self.outputs = (self.source,), (self.output,)
         self.parameters = _trained(self.weight, self.bias)
 
     def forward(self, run: Pass) -> None:
-        x, slots, own = run.value(self.source), run.parameters.slots, run.parameters.own
-        if slots == 1:
-            weight, bias = (None if one is None else own[one][0] for one in (self.weight, self.bias))
-            y, *statistics = aten.native_layer_norm(x, self.shape, weight, bias, self.eps)
+        x = _in_order_on_a_gpu(run.value(self.source))
+        if run.parameters.slots == 1:
+            y, *statistics = self._normalised(x, *self._affine(run))
             run.saved[self.output] = statistics
         else:
-            normal, *statistics = aten.native_layer_norm(x, self.shape, None, None, self.eps)
-            y = _affine(normal, run, self.weight, self.bias, self._rows(run))
-            run.saved[self.output] = normal, *statistics
-        run.values[self.output] = y
-
-    def backward(self, run: Pass, sink: Sink) -> None:
-        gradient, x, own = run.grads[self.output], run.value(self.source), run.parameters.own
-        assert gradient is not None
-        saved: Sequence[Tensor] = run.saved[self.output]  # type: ignore[assignment]
-        if run.parameters.slots == 1:
-            weight, bias = (None if one is None else own[one][0] for one in (self.weight, self.bias))
-            wanted = [self.passes_on, weight is not None, bias is not None]
-            dx, *found = aten.native_layer_norm_backward(gradient, x, self.shape, *saved, weight, bias, wanted)
-            for parameter, one in zip((self.weight, self.bias), found, strict=True):
-                if parameter is not None:
-                    sink.add(parameter, one.unsqueeze(0))
-        else:
-            inner = _affine_backward(gradient, saved[0], run, sink, self.weight, self.bias, self._rows(run))
-            wanted = [True, False, False]
-            dx = aten.native_layer_norm_backward(inner, x, self.shape, *saved[1:], None, None, wanted)[0]
-        if self.passes_on:
-            run.give(self.source, dx)
-
-    def _rows(self, run: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        slots = run.parameters.slots
-        return (slots, -1, *self.shape), (slots, 1, *self.shape)
-
-
-@dataclass
-class GroupNorm(Operator):
-    """(x − mean)/√(var + ε) over groups of channels, times γ, plus β, of x (R·B, C, …)."""
-
-    source: int
-    output: int
-    weight: int | None
-    bias: int | None
-    passes_on: bool
-    groups: int
-    eps: float
-
-    def __post_init__(self) -> None:
-        self.inputs, self.outputs = (self.source,), (self.output,)
-        self.parameters = _trained(self.weight, self.bias)
-
-    def forward(self, run: Pass) -> None:
-        x, own = _in_order_on_a_gpu(run.value(self.source)), run.parameters.own
-        sizes = x.shape[0], x.shape[1], prod(x.shape[2:])
-        if run.parameters.slots == 1:
-            weight, bias = (None if one is None else own[one][0] for one in (self.weight, self.bias))
-            y, *statistics = aten.native_group_norm(x, weight, bias, *sizes, self.groups, self.eps)
-            run.saved[self.output] = statistics
-        else:
-            normal, *statistics = aten.native_group_norm(x, None, None, *sizes, self.groups, self.eps)
+            normal, *statistics = self._normalised(x, None, None)
             y = _affine(normal, run, self.weight, self.bias, self._rows(run, x))
             run.saved[self.output] = normal, *statistics
         run.values[self.output] = y
 
     def backward(self, run: Pass, sink: Sink) -> None:
-        gradient, x, own = run.grads[self.output], run.value(self.source), run.parameters.own
+        gradient, x = run.grads[self.output], run.value(self.source)
         assert gradient is not None
         saved: Sequence[Tensor] = run.saved[self.output]  # type: ignore[assignment]
-        sizes = x.shape[0], x.shape[1], prod(x.shape[2:])
-        if x.device.type == "cpu" and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-            gradient = gradient.contiguous(memory_format=torch.channels_last)
-        else:
-            gradient, x = gradient.contiguous(), x.contiguous()
         if run.parameters.slots == 1:
-            weight = None if self.weight is None else own[self.weight][0]
             wanted = [self.passes_on, self.weight is not None, self.bias is not None]
-            dx, *found = aten.native_group_norm_backward(gradient, x, *saved, weight, *sizes, self.groups, wanted)
+            dx, *found = self._slopes(gradient, x, saved, *self._affine(run), wanted)
             for parameter, one in zip((self.weight, self.bias), found, strict=True):
                 if parameter is not None:
                     sink.add(parameter, one.unsqueeze(0))
         else:
-            inner = _affine_backward(gradient, saved[0], run, sink, self.weight, self.bias, self._rows(run, x))
-            wanted = [True, False, False]
-            dx = aten.native_group_norm_backward(inner, x, *saved[1:], None, *sizes, self.groups, wanted)[0]
+            normal, *statistics = saved
+            inner = _affine_backward(gradient, normal, run, sink, self.weight, self.bias, self._rows(run, x))
+            dx = self._slopes(inner, x, statistics, None, None, [True, False, False])[0]
         if self.passes_on:
             run.give(self.source, dx)
 
-    @staticmethod
-    def _rows(run: Pass, x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _affine(self, run: Pass) -> tuple[Tensor | None, Tensor | None]:
+        """Return γ and β of the one client."""
+        weight, bias = (None if one is None else run.parameters.own[one][0] for one in (self.weight, self.bias))
+        return weight, bias
+
+    def _normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Sequence[Tensor]:
+        """Return the output, and the mean and 1/√(var + ε) of each part of x that is normalised by itself."""
+        raise NotImplementedError
+
+    def _slopes(
+        self,
+        gradient: Tensor,
+        x: Tensor,
+        statistics: Sequence[Tensor],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        wanted: Sequence[bool],
+    ) -> Sequence[Tensor]:
+        """Return the gradients of x, γ and β, as far as they are wanted."""
+        raise NotImplementedError
+
+    def _rows(self, run: Pass, x: Tensor) -> Rows:
+        """Return the shapes of x by slot, and of γ and β beside it."""
+        raise NotImplementedError
+
+
+@dataclass
+class LayerNorm(Normalisation):
+    """Over the last axes of x."""
+
+    shape: Sequence[int]
+    eps: float
+
+    def _normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Sequence[Tensor]:
+        return aten.native_layer_norm(x, self.shape, weight, bias, self.eps)
+
+    def _slopes(
+        self,
+        gradient: Tensor,
+        x: Tensor,
+        statistics: Sequence[Tensor],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        wanted: Sequence[bool],
+    ) -> Sequence[Tensor]:
+        return aten.native_layer_norm_backward(gradient, x, self.shape, *statistics, weight, bias, wanted)
+
+    def _rows(self, run: Pass, x: Tensor) -> Rows:
+        slots = run.parameters.slots
+        return (slots, -1, *self.shape), (slots, 1, *self.shape)
+
+
+@dataclass
+class GroupNorm(Normalisation):
+    """Over groups of the channels of x, (R·B, C, …)."""
+
+    groups: int
+    eps: float
+
+    def _normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Sequence[Tensor]:
+        return aten.native_group_norm(x, weight, bias, *_samples_channels_pixels(x), self.groups, self.eps)
+
+    def _slopes(
+        self,
+        gradient: Tensor,
+        x: Tensor,
+        statistics: Sequence[Tensor],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        wanted: Sequence[bool],
+    ) -> Sequence[Tensor]:
+        if x.device.type == "cpu" and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+            gradient = gradient.contiguous(memory_format=torch.channels_last)
+        else:
+            gradient, x = gradient.contiguous(), x.contiguous()
+        about = *_samples_channels_pixels(x), self.groups, wanted
+        return aten.native_group_norm_backward(gradient, x, *statistics, weight, *about)
+
+    def _rows(self, run: Pass, x: Tensor) -> Rows:
         slots = run.parameters.slots
         return (slots, -1, *x.shape[1:]), (slots, 1, x.shape[1], *(1,) * (x.dim() - 2))
 
 
-Rows = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shapes of a value by slot, (R, M, …), and of parameters beside it, (R, 1, …)."""
+def _samples_channels_pixels(x: Tensor) -> tuple[int, int, int]:
+    return x.shape[0], x.shape[1], prod(x.shape[2:])
 
 
 def _affine(normal: Tensor, run: Pass, weight: int | None, bias: int | None, rows: Rows) -> Tensor:
