@@ -44,7 +44,7 @@ LONG = {
     "model": {"factory": "slow:Linear"},
     "rounds": 200,
     "cohort": {"size": 3},
-    "local": {"steps": 1, "batch_size": 10, "lr": 0.1},
+    "local": {"steps": 1, "batch_size": 10, "lr": 0.1, "engine": "sequential"},  # which calls the model at each step
     "evaluate": {"every": 0},
     "algorithm": {"name": "scaffold"},
 }
