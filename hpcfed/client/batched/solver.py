@@ -38,7 +38,7 @@ from hpcfed.types import LocalResult
 GATHERED_BYTES = 1 << 24
 """Minibatches are gathered together up to this size, all slots' together."""
 TOGETHER = 1 << 20
-"""Bytes of minibatches up to which those of all slots are gathered in one call, which is one copy more."""
+"""Bytes of minibatches up to which those of all slots are gathered in one call, where that is one copy more."""
 PADDED, COPIES = 2, 3
 """Numbers of the room in which samples have rounded widths, after those of x and y, and of what is gathered in one."""
 
@@ -284,17 +284,18 @@ class StackedSolver:
             for room in {x_room, *gathered}:
                 for first, last in _rows(empty):
                     room[first:last, :steps].zero_()
-        slots = [room.flatten(1, 2).unbind() for room in gathered]
         own_columns = x_room.view(*x_room.shape[:3], -1)[..., :width]
         for first in range(0, steps, chunk):
             count = min(chunk, steps - first)
             working = [slot for slot, task in of_slot.items() if task.steps > first]
             visited = _visited([orders[slot][first : first + count] for slot in working], count)
             resident = [own for slot in working if isinstance(own := of_slot[slot].samples, Resident)]
-            if len(resident) == len(working) and visited.numel() * width * x.element_size() <= TOGETHER:
+            is_small = padded != width or visited.numel() * width * x.element_size() <= TOGETHER
+            if is_small and len(resident) == len(working):
                 self._gather_together(working, resident, visited, count, (own_columns, y_room))
                 yield first, (x_room[:, :count], y_room[:, :count])
                 continue
+            slots = [room.flatten(1, 2).unbind() for room in gathered]
             for slot, places in zip(working, upload(visited, x.device).unbind(), strict=True):
                 own = min(count, of_slot[slot].steps - first)
                 for part, rooms in zip(of_slot[slot].samples, slots, strict=True):
