@@ -165,9 +165,7 @@ def _method(recipe: Recipe, model: FlatModel, chain: Chain) -> Method:
 def _server_home(recipe: Recipe, model: FlatModel) -> torch.device:
     """Return where the server's vectors lie: on the device for large models, but where a user's rules take its step."""
     is_small = model.vector.numel() <= LARGEST_ON_HOST
-    parts = (*recipe.updates, *recipe.means)
-    is_own = recipe.algorithm.factory is not None or any(part.factory is not None for part in parts)
-    return torch.device("cpu") if is_small or is_own else model.vector.device
+    return torch.device("cpu") if is_small or recipe.own_rules else model.vector.device
 
 
 def _check_statistics(recipe: Recipe, federation: Federation, model: FlatModel) -> None:

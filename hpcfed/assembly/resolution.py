@@ -36,11 +36,11 @@ def _resolve(recipe: Recipe) -> Recipe:
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
     check_combination(recipe, method)
     chain = updates.build(recipe)
-    updates.check(recipe, chain, method)
     check_observers(recipe.observers, recipe.python_path)
     own_step(recipe.local, recipe.python_path)
     with Federation.open(recipe.data) as federation:
         recipe = _with_numbers(recipe, federation)
+        updates.check(recipe, chain, method, federation.num_clients)
         if recipe.bits == "portable":
             check_portable(asked, federation.task)
             recipe = recipe.model_copy(update={"device": "cpu"})  # auto would take a GPU where there is one

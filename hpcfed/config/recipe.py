@@ -545,6 +545,12 @@ class Recipe(Section):
 
     __hash__ = Section.__hash__
 
+    @property
+    def own_rules(self) -> list[str]:
+        """The user's own method, and parts of `updates` and `means`, by their ``factory``."""
+        sections = self.algorithm, *self.updates, *self.means
+        return [section.factory for section in sections if section.factory is not None]
+
     def balances(self, stateful: bool) -> bool:
         """Return whether cohorts are spread over ranks by work; `auto` balances only clients without a state."""
         has_state = stateful or self.parameters.keeps_private

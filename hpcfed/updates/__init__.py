@@ -24,7 +24,19 @@ from hpcfed.types import Method, Part
 from hpcfed.updates._base import DELTA_ITSELF, NORMS, SUM, MeansPart, PartContext, Sent, UpdatePart
 from hpcfed.updates._chain import Chain
 
-__all__ = ["Chain", "MeansPart", "PartContext", "Sent", "UpdatePart", "build", "check", "examples", "named", "resolved"]
+__all__ = [
+    "Chain",
+    "MeansPart",
+    "PartContext",
+    "Sent",
+    "UpdatePart",
+    "build",
+    "check",
+    "examples",
+    "named",
+    "references",
+    "resolved",
+]
 
 LISTS: Mapping[str, tuple[str, type[Part]]] = {"updates": ("UPDATE", UpdatePart), "means": ("MEANS", MeansPart)}
 """The recipe's key → its parts' name in their files, and their base."""
@@ -50,6 +62,11 @@ def named(key: str) -> Mapping[str, type[Part]]:
 def examples(key: str) -> Mapping[str, Mapping[str, Any]]:
     """Parameters of each part of a list away from those that change nothing: each file's ``EXAMPLE``."""
     return {name: registry.entry(__name__, name).EXAMPLE for name in named(key)}
+
+
+def references() -> Mapping[str, tuple[str, ...]]:
+    """Keys of parts' papers in ``hpcfed/lab/cite/references.bib``: each file's ``REFERENCES``."""
+    return {name: registry.entry(__name__, name).REFERENCES for key in LISTS for name in named(key)}
 
 
 def build(recipe: Recipe) -> Chain:
@@ -95,12 +112,23 @@ def resolved(recipe: Recipe, chain: Chain) -> dict[str, list[ChainPart]]:
     return {key: [whole(*pair) for pair in zip(sections, parts, strict=True)] for key, sections, parts in lists}
 
 
-def check(recipe: Recipe, chain: Chain, method: Method) -> None:
-    """Refuse parts behind which a method would not be right.
+def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int) -> None:
+    """Refuse parts behind which a method would not be right, or that name clients and vectors which do not exist.
 
     Raises:
         InputError: with the reason.
     """
+    reported = {*method.reported(alike=False), *method.reported(alike=True)}
+    built_in = [pair for pair in zip(recipe.updates, chain.updates, strict=True) if pair[0].factory is None]
+    for section, part in built_in:
+        for client in getattr(part, "clients", ()):
+            if not 0 <= client < num_clients:
+                expected = f"clients from 0 to {num_clients - 1}"
+                raise InputError(f"updates: {section.name}.clients", expected=expected, got=str(client))
+        for name in getattr(part, "scales", ()):
+            if name not in reported:
+                what = f"updates: {section.name}.scales: {method.name} reports no {name!r}"
+                raise InputError(what, remedy=nearest(name, reported))
     for key in LISTS:
         for section, part in zip(getattr(recipe, key), getattr(chain, key), strict=True):
             what, lost = f"{key}: {section.name or section.factory}", KEPT[key] - part.keeps

@@ -1,8 +1,8 @@
 """The contract of the parts of both lists, ``updates`` (a client's) and ``means`` (the server's).
 
 Users import the bases as `hpcfed.UpdatePart` and `hpcfed.MeansPart`. All parts are frozen parameters; all memory is
-passed in. Vectors are those of the method, by name, of n parameters each: a model's gaps are closed before, and opened
-after, so that nothing gets into them.
+passed in. A client's vectors are those of the method, by name, of n parameters each: a model's gaps are closed before
+the list, and opened behind it, so that nothing gets into them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import nan, prod
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from hpcfed.types import DELTA, LocalMethod, LocalResult, Means, Method, RoundContext, State, Tilt, Update
+from hpcfed.types import DELTA, MOVED, LocalMethod, LocalResult, Means, Method, RoundContext, State, Tilt, Update
 from hpcfed.updates._base import SUM, MeansPart, PartContext, UpdatePart, Vectors
 from hpcfed.updates._coding import Coding, plain
 
@@ -86,9 +86,11 @@ class Chain:
         return found
 
     def after(self, means: Means, seed: int) -> Means:
-        """Return the means behind the parts of ``means``."""
+        """Return the means behind the parts of ``means``, which see what the server's step sees."""
         for place, part in enumerate(self.means):
-            means = part.after(means, PartContext(means.round, means.lr, seed, place))
+            seen = replace(means, vectors={name: vector for name, vector in means.vectors.items() if name != MOVED})
+            after = part.after(seen, PartContext(means.round, means.lr, seed, place))
+            means = replace(after, vectors={**means.vectors, **after.vectors})
         return means
 
 

@@ -51,4 +51,5 @@ class Attack(UpdatePart):
 
 
 UPDATE = Attack
-TITLE, EXAMPLE = "attackers", {"fraction": 0.3, "factor": -2.0}
+TITLE, REFERENCES = "attackers", ("xie2020fall",)
+EXAMPLE = {"fraction": 0.3, "factor": -2.0}

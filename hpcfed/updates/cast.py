@@ -36,4 +36,5 @@ class Cast(UpdatePart):
 
 
 UPDATE = Cast
-TITLE, EXAMPLE = "numbers of 16 bits", {"to": "bfloat16"}
+TITLE, REFERENCES = "numbers of 16 bits", ("kalamkar2019study",)
+EXAMPLE = {"to": "bfloat16"}

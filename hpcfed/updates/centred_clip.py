@@ -42,4 +42,5 @@ class CentredClip(UpdatePart):
 
 
 UPDATE = CentredClip
-TITLE, EXAMPLE = "centred clipping", {"norm": 0.5}
+TITLE, REFERENCES = "centred clipping", ("karimireddy2021learning",)
+EXAMPLE = {"norm": 0.5}

@@ -51,4 +51,5 @@ class ClipMean(MeansPart):
 
 
 UPDATE, MEANS = Clip, ClipMean
-TITLE, EXAMPLE = "norm-bounded mean", {"norm": 0.5}
+TITLE, REFERENCES = "norm-bounded mean", ("sun2019can",)
+EXAMPLE = {"norm": 0.5}

@@ -67,4 +67,5 @@ def _rounded(values: Tensor, lengths: list[int], levels: int, random: np.random.
 
 
 UPDATE = Quantize
-TITLE, EXAMPLE = "stochastic quantisation", {"bits": 4}
+TITLE, REFERENCES = "stochastic quantisation", ("suresh2017distributed", "alistarh2017qsgd")
+EXAMPLE = {"bits": 4}

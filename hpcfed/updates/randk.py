@@ -57,4 +57,5 @@ class RandomK(UpdatePart):
 
 
 UPDATE = RandomK
-TITLE, EXAMPLE = "random-k with error feedback", {"fraction": 0.25}
+TITLE, REFERENCES = "random-k with error feedback", ("stich2018sparsified", "karimireddy2019error")
+EXAMPLE = {"fraction": 0.25}

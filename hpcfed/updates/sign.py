@@ -52,4 +52,5 @@ def signs(values: Tensor) -> Tensor:
 
 
 UPDATE = Sign
-TITLE, EXAMPLE = "sign with error feedback", {"feedback": True}
+TITLE, REFERENCES = "sign with error feedback", ("karimireddy2019error",)
+EXAMPLE = {"feedback": True}

@@ -78,4 +78,5 @@ def only(vector: Tensor, places: Tensor | None) -> Tensor:
 
 
 UPDATE = TopK
-TITLE, EXAMPLE = "top-k with error feedback", {"fraction": 0.1}
+TITLE, REFERENCES = "top-k with error feedback", ("stich2018sparsified", "karimireddy2019error")
+EXAMPLE = {"fraction": 0.1}

@@ -319,7 +319,7 @@ def simulated(folder: Path, rounds: int, **changes: Any) -> tuple[Simulation, An
 CHAINS: Mapping[str, Mapping[str, Any]] = {
     "lossy": {"updates": list(LOSSY)},
     "signs": {"updates": ["sign"], "budget": {"low": 1, "high": 6}},
-    "centred": {"updates": [{"clip": {"norm": 0.3, "scales": {"psi": 9.0}}}, {"centred-clip": {"norm": 0.1}}]},
+    "centred": {"updates": [{"clip": {"norm": 0.3}}, {"centred-clip": {"norm": 0.1}}]},
     "mean": {"updates": [{"randk": {"fraction": 0.3}}], "means": [{"clip": {"norm": 0.05}}]},
     "own": {"updates": [{"factory": "terngrad:Ternary"}]},
 }
@@ -369,6 +369,11 @@ def test_the_server_sees_the_means_behind_its_list(place):
     halved = run(place, "halved", means=[{"factory": "terngrad:Damped", "args": {"gain": 0.5}}], rounds=1)
     step = run(place, "step", algorithm={"name": "fedavg", "server_lr": 0.5}, rounds=1)
     assert halved.metrics[0]["test_loss"] == step.metrics[0]["test_loss"]
+    averages = [
+        run(place, f"average-{number}", means=means, rounds=1, evaluate={"model": "client-average"})
+        for number, means in enumerate(([], [{"factory": "terngrad:Damped", "args": {"gain": 0.5}}]))
+    ]
+    assert averages[0].metrics[0]["test_loss"] == averages[1].metrics[0]["test_loss"]
 
 
 def test_a_bounded_mean_holds_against_an_attacker(place):
@@ -437,6 +442,8 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
         {"algorithm": {"name": "fedsplit", "variant": "act"}, "means": [BOUND]},
         "this method's clients report no Δ_i",
     ),
+    "client": ({"updates": [{"attack": {"clients": [5]}}]}, "expected clients from 0 to 4, got 5"),
+    "scales": ({"updates": [{"clip": {"norm": 1.0, "scales": {"psi": 2.0}}}]}, "fedavg reports no 'psi'"),
     "form": ({"updates": [{"topk": {"fraction": 0.1}, "sign": {}}]}, r"updates\.0"),
 }
 
