@@ -36,6 +36,7 @@ from tests.contract.packing import pack, spread, unpack
 from tests.launch import ROOT
 from tests.mpi.recipes import METHODS, small, write_small
 
+pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
 SIZES = (200, 17, 1000)
 N = sum(SIZES)
 IDENTITY: Sequence[Mapping[str, Any]] = (
@@ -292,7 +293,12 @@ def test_attackers_are_the_same_in_all_rounds():
     assert 100 < len(attacks(1)) < 200
 
 
-VARIANTS = [*((name, {}, True) for name in METHODS), ("scaffold", {}, False), ("fedsplit", {"variant": "act"}, False)]
+OFTEN = ("fedavg", "feddyn", "fedexp", "fednova", "fedsplit", "scaffold")
+VARIANTS = [
+    *(pytest.param(name, {}, True, marks=[] if name in OFTEN else [pytest.mark.soak]) for name in METHODS),
+    ("scaffold", {}, False),
+    ("fedsplit", {"variant": "act"}, False),
+]
 
 
 @pytest.mark.parametrize(("name", "changes", "unequal"), VARIANTS)

@@ -53,7 +53,7 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
     return shared_tmp
 
 
-USUAL, MANY = range(6), range(6, 40)
+USUAL, MANY = range(4), range(4, 40)
 
 
 @pytest.mark.parametrize("seed", [*USUAL, *(pytest.param(seed, marks=pytest.mark.soak) for seed in MANY)])
