@@ -548,8 +548,8 @@ class Recipe(Section):
     @property
     def own_rules(self) -> list[str]:
         """The user's own method, and parts of `updates` and `means`, by their ``factory``."""
-        sections = self.algorithm, *self.updates, *self.means
-        return [section.factory for section in sections if section.factory is not None]
+        factories = self.algorithm.factory, *(part.factory for part in (*self.updates, *self.means))
+        return [factory for factory in factories if factory is not None]
 
     def balances(self, stateful: bool) -> bool:
         """Return whether cohorts are spread over ranks by work; `auto` balances only clients without a state."""
