@@ -4,7 +4,8 @@
 ``hpcfed.load("runs/own")`` reads a run that is there: its record as a table, its model as a module.
 ``hpcfed.runs(["runs/own", "runs/sweep"])`` is one tidy table of many runs' records.
 ``hpcfed.write_federation("own.h5", {"north": (x, y), …})`` makes a federation file of your own samples.
-``hpcfed.ClientRule`` and ``hpcfed.ServerRule`` are the bases of your own methods' parts.
+``hpcfed.ClientRule`` and ``hpcfed.ServerRule`` are the bases of your own methods' parts, ``hpcfed.UpdatePart`` and
+``hpcfed.MeansPart`` of what happens to updates on their way.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hpcfed.lab.loaded import LoadedRun, load
     from hpcfed.lab.runs import runs
     from hpcfed.provenance.replay.replay import Replay, replay
+    from hpcfed.updates._base import MeansPart, UpdatePart
 
 __all__ = [
     "ClientRule",
@@ -35,10 +37,12 @@ __all__ = [
     "HpcfedError",
     "InputError",
     "LoadedRun",
+    "MeansPart",
     "Replay",
     "Result",
     "ServerRule",
     "Stopped",
+    "UpdatePart",
     "__version__",
     "load",
     "replay",
@@ -51,9 +55,11 @@ __all__ = [
 _MODULES = {
     "ClientRule": "hpcfed.algorithms._base",
     "LoadedRun": "hpcfed.lab.loaded",
+    "MeansPart": "hpcfed.updates._base",
     "Replay": "hpcfed.provenance.replay.replay",
     "Result": "hpcfed.api",
     "ServerRule": "hpcfed.algorithms._base",
+    "UpdatePart": "hpcfed.updates._base",
     "load": "hpcfed.lab.loaded",
     "replay": "hpcfed.provenance.replay.replay",
     "run": "hpcfed.api",

@@ -23,6 +23,7 @@ from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.types import Method, State
+from hpcfed.updates._chain import Chain
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Parts:
     """The parts of a run, as `hpcfed.assembly` builds them from a recipe on every rank."""
 
     method: Method
+    chain: Chain
+    """What happens to an update on its way; its client side is in `method`."""
     federation: Federation
     model: FlatModel
     initial_w: Tensor

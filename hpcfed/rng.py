@@ -2,7 +2,8 @@
 
 A stream is addressed, not advanced: the same four numbers give the same draws on any rank, in any order, after any
 number of other draws, and after a resume. Philox-4x64 is keyed by (seed, purpose); round and client are the upper
-words of its 256-bit counter, which leaves 2^128 draws to each stream.
+words of its 256-bit counter, which leaves 2^128 draws to each stream; where several parts of a list draw, the place in
+it is the word below, and 2^64 draws are left.
 
 Reference: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -38,6 +39,8 @@ class Purpose(IntEnum):
     SHARE = 16
     FACTORS = 17
     SENTINEL = 18
+    UPDATES = 19
+    MEANS = 20
 
 
 class _Key(ISeedSequence):
@@ -53,9 +56,9 @@ class _Key(ISeedSequence):
 _key = lru_cache(maxsize=64)(_Key)
 
 
-def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
-    """Return the generator of one (seed, purpose, round, client)."""
-    counter = np.array([0, 0, round, client], dtype=np.uint64)
+def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0, place: int = 0) -> np.random.Generator:
+    """Return the generator of one (seed, purpose, round, client); of several in a list that of one `place`."""
+    counter = np.array([0, place, round, client], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(cast(Any, _key(seed, purpose)), counter=counter))
 
 
@@ -76,6 +79,6 @@ class Streams:
         return self._generator
 
 
-def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
+def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0, place: int = 0) -> int:
     """Return a 63-bit seed for torch's generators (initial parameters, dropout), drawn from the stream."""
-    return int(stream(seed, purpose, round, client).integers(2**63))
+    return int(stream(seed, purpose, round, client, place).integers(2**63))

@@ -394,15 +394,14 @@ class Simulation:
         factor = self._skip_correction(plan, done)
         if factor != 1.0 and DELTA in vectors:
             vectors = {**vectors, DELTA: vectors[DELTA] * factor}
-        delta = vectors.get(DELTA)
         scalars = {name: sums.scalars[name] for name in self._parts.method.local.scalars}
         each = {name: np.where(done, own, math.nan) for name, own in scalars.items()}
-        return Means(
+        means = Means(
             vectors=vectors,
             mean_delta_sq=math.nan
-            if delta is None
+            if DELTA not in vectors
             else float((cohort.shares * sums.delta_sq).sum()) / kept * factor * factor,
-            delta_sq=self._norm(delta) if delta is not None and self._server.needs_delta_sq else math.nan,
+            delta_sq=math.nan,
             fraction=cohort.fraction * kept,
             cohort_size=int(done.sum()),
             round=plan.round,
@@ -411,6 +410,10 @@ class Simulation:
             scalars={name: float((cohort.shares * own).sum()) / kept for name, own in scalars.items()},
             client_scalars=each if self._parts.method.client_scalars else {},
         )
+        means = self._parts.chain.after(means, self._parts.seed)
+        if DELTA not in means.vectors or not self._server.needs_delta_sq:
+            return means
+        return replace(means, delta_sq=self._norm(means.delta))
 
     def _norm(self, delta: Tensor) -> float:
         """Return ‖Δ̄‖², in the same bits wherever Δ̄ lies."""

@@ -351,7 +351,8 @@ class LocalMethod(Protocol):
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
         """Return the client's contribution; `client` is its state, never None.
 
-        A rule that compresses returns the decoded vectors; ``bytes_up`` counts them as dense ones.
+        A rule that compresses returns the decoded vectors; ``bytes_up`` counts them as dense ones. What compresses
+        any method's is a part of ``updates``.
         """
         ...
 
@@ -384,7 +385,9 @@ class ServerMethod(Protocol):
         A rule whose class says ``client_scalars = True`` finds each client's scalars in ``means.client_scalars``. One
         whose iterates are not its result names the model that is, a value of ``evaluate.model``, as ``final_model``.
         Of the package's own rules, one that reads ``means.delta_sq`` says ``reads_delta_sq = True``: for others a GPU
-        computes it beside the step, and it is NaN in here.
+        computes it beside the step, and it is NaN in here. A rule says in ``reads`` that it compares
+        ``means.mean_delta_sq`` with ‖Δ̄‖² ("mean_delta_sq"), or that a state of it or of its clients adds up what was
+        sent ("sum"): behind parts of ``updates`` and ``means`` that spoil this it is refused.
         """
         ...
 
@@ -424,6 +427,13 @@ class Method:
     def counts_clients(self) -> bool:
         """Whether a state depends on N or n, by q(S) or the mean size: a client left out changes every round."""
         return any(getattr(part, "counts_clients", False) for part in (self.local, self.normalize, self.server))
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What its parts read beyond the vectors' means: their ``reads``, which parts of ``updates`` may not spoil."""
+        return frozenset().union(
+            *(getattr(part, "reads", ()) for part in (self.local, self.normalize, self.server) if part is not None)
+        )
 
     @property
     def final_model(self) -> str:

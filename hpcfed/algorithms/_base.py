@@ -61,6 +61,7 @@ class ServerRule(Part):
 
     client_scalars: ClassVar[bool] = False
     reads_delta_sq: ClassVar[bool] = False
+    reads: ClassVar[frozenset[str]] = frozenset()
     final_model: ClassVar[str] = "last"
 
     def begin(self, w: Tensor) -> State:

@@ -62,6 +62,7 @@ class DynamicServer(Part):
     """h ← h + α q(S) Δ̄;  w ← w − Δ̄ − h/α."""
 
     counts_clients: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"sum"})
 
     alpha: float = Field(gt=0)
     """The clients' α: one key of the recipe."""

@@ -38,6 +38,7 @@ class Epsilon(Part):
     """ε, with the authors' scale and decay. Rules with it have the average of the last two iterates as their result."""
 
     final_model: ClassVar[str] = "last-two"
+    reads: ClassVar[frozenset[str]] = frozenset({"mean_delta_sq"})
 
     eps: float = Field(1e-3, ge=0)
     eps_scale: Literal["one", "cohort"] = "one"

@@ -64,7 +64,10 @@ class Reflection(ClientRule):
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
     ) -> State:
-        return {"z": client["z"] - 2 * (local.delta if sent.delta is None else sent.delta)}
+        if sent.delta is not None:
+            return {"z": client["z"] - 2 * sent.delta}
+        z = client["z"] - 2 * local.delta
+        return {"z": z - (sent.vectors["residual"] - (w - z))}  # 0 but for what was lost on its way
 
 
 class SplitServer(Part):
@@ -75,6 +78,10 @@ class SplitServer(Part):
     @property
     def counts_clients(self) -> bool:
         return self.variant == "all"
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset({"sum"} if self.variant == "all" else ())
 
     def begin(self, w: Tensor) -> State:
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from hpcfed import algorithms, models
+from hpcfed import algorithms, models, updates
 from hpcfed.algorithms._evaluated import with_client_average, with_step_average
 from hpcfed.algorithms.fednova import PerStep
 from hpcfed.arithmetic.operations import arithmetic_of
@@ -42,6 +42,8 @@ from hpcfed.ranks.world import World
 from hpcfed.reduce.device import device_sum
 from hpcfed.server import LARGEST_ON_HOST
 from hpcfed.types import Method
+from hpcfed.updates._chain import Chain, layout_of, sending
+from hpcfed.updates._checked import checked_parts
 
 ONE_SAMPLE = "Expected more than 1 value per channel"
 """torch's words where BatchNorm is trained on one sample."""
@@ -76,7 +78,8 @@ def parts_of(
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
-    method = _method(recipe, model)
+    chain = checked_parts(updates.build(recipe), model, recipe.seed.batches)
+    method = _method(recipe, model, chain)
     initial_w = model.vector.clone()
     _check_statistics(recipe, federation, model)
     if model.own:
@@ -114,6 +117,7 @@ def parts_of(
     arithmetic = arithmetic_of(recipe.bits)
     parts = Parts(
         method=method,
+        chain=chain,
         federation=federation,
         model=model,
         initial_w=initial_w,
@@ -145,13 +149,14 @@ def parts_of(
     return parts, evaluator
 
 
-def _method(recipe: Recipe, model: FlatModel) -> Method:
-    """Return the recipe's method, with what the model to be evaluated needs."""
+def _method(recipe: Recipe, model: FlatModel, chain: Chain) -> Method:
+    """Return the recipe's method, sending by its parts, with what the model to be evaluated needs."""
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.algorithm.factory is not None:
         by_steps = isinstance(method.normalize, PerStep)
         averages = recipe.evaluate.model == "cohort-average"
         method = checked(method, model.gaps, recipe.seed.batches, by_steps=by_steps, averages=averages)
+    method = sending(method, chain, layout_of(model))
     if recipe.evaluate.model == "client-average":
         return with_client_average(method)
     return with_step_average(method) if recipe.evaluate.model == "step-average" else method
@@ -160,7 +165,7 @@ def _method(recipe: Recipe, model: FlatModel) -> Method:
 def _server_home(recipe: Recipe, model: FlatModel) -> torch.device:
     """Return where the server's vectors lie: on the device for large models, but where a user's rules take its step."""
     is_small = model.vector.numel() <= LARGEST_ON_HOST
-    return torch.device("cpu") if is_small or recipe.algorithm.factory is not None else model.vector.device
+    return torch.device("cpu") if is_small or recipe.own_rules else model.vector.device
 
 
 def _check_statistics(recipe: Recipe, federation: Federation, model: FlatModel) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcfed import algorithms, models
+from hpcfed import algorithms, models, updates
 from hpcfed.algorithms._compatibility import check_combination, check_parts
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
@@ -35,10 +35,12 @@ def _resolve(recipe: Recipe) -> Recipe:
     asked, local = recipe, _local_work(recipe, method, couples=recipe.loss.name == "cox")
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
     check_combination(recipe, method)
+    chain = updates.build(recipe)
     check_observers(recipe.observers, recipe.python_path)
     own_step(recipe.local, recipe.python_path)
     with Federation.open(recipe.data) as federation:
         recipe = _with_numbers(recipe, federation)
+        updates.check(recipe, chain, method, federation.num_clients)
         if recipe.bits == "portable":
             check_portable(asked, federation.task)
             recipe = recipe.model_copy(update={"device": "cpu"})  # auto would take a GPU where there is one
@@ -62,6 +64,7 @@ def _resolve(recipe: Recipe) -> Recipe:
     model = {**recipe.model.model_dump(), **(spec.recorded() if spec else {})}
     return recipe.model_copy(
         update={
+            **updates.resolved(recipe, chain),
             "algorithm": type(recipe.algorithm).model_validate(algorithm),
             "model": type(recipe.model).model_validate(model),
             "evaluate": recipe.evaluate.with_final_model(method.final_model),

@@ -9,8 +9,9 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
-from hpcfed import algorithms, models
+from hpcfed import algorithms, models, updates
 from hpcfed.config.meanings import keys
+from hpcfed.config.observer import REFERENCE as REFERENCE_TO_CODE
 from hpcfed.config.recipe import Algorithm, Model, Recipe
 
 Schema = dict[str, Any]
@@ -43,6 +44,11 @@ def of_recipe() -> Schema:
     properties, sections = schema["properties"], schema["$defs"]
     for key, short in SHORT.items():
         properties[key] = {"anyOf": [short, {name: properties[key].pop(name) for name in [*properties[key]]}]}
+    for key in updates.LISTS:
+        name, part = f"PartOf{key.title()}", {"$ref": REFERENCE.format(model=f"PartOf{key.title()}")}
+        sections[name] = _part_of(key)
+        properties[key] = {"anyOf": [part, {"type": "array", "items": part}]}
+    del sections["ChainPart"]
     sections["CohortSection"]["properties"]["without"]["anyOf"] += SHORT_WITHOUT
     for described in keys():
         place = properties if described.section is Recipe else sections[described.section.__name__]["properties"]
@@ -53,6 +59,26 @@ def of_recipe() -> Schema:
     methods = {name: [part for part in algorithms.parts_of(name) if part] for name in algorithms.names()}
     sections["Algorithm"] |= _by_name(sections["Algorithm"], Algorithm, methods)
     return {"$schema": DIALECT, "title": "hpcfed recipe", **{key: schema[key] for key in schema if key != "title"}}
+
+
+def _part_of(key: str) -> Schema:
+    """Return the schema of a part of a list, ``updates`` or ``means``: its name, or its name with its keys."""
+    known = updates.named(key)
+    own = {name: part.model_json_schema(ref_template=REFERENCE) for name, part in known.items()}
+    for name, part in own.items():
+        own[name] = {key: value for key, value in part.items() if key not in ("title", "description")}
+    alone = [name for name, schema in own.items() if not schema.get("required")]
+    by_name = {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": False}
+    code = {"type": "string", "pattern": REFERENCE_TO_CODE}
+    by_factory = {"type": "object", "required": ["factory"], "additionalProperties": False}
+    return {
+        "anyOf": [
+            *([{"type": "string", "enum": alone}] if alone else []),
+            by_name | {"properties": {name: {"anyOf": [schema, {"type": "null"}]} for name, schema in own.items()}},
+            code,
+            by_factory | {"properties": {"factory": code, "args": {"type": "object"}}},
+        ]
+    }
 
 
 def of_experiment() -> Schema:

@@ -22,7 +22,14 @@ STEP = ("parameters", "batch", "context")
 
 def named_code(recipe: Recipe) -> list[str]:
     """Return the recipe's references to user code, ``package.module:name`` each, once."""
-    sections: tuple[Any, ...] = (recipe.model, recipe.loss, recipe.algorithm, *recipe.observers)
+    sections: tuple[Any, ...] = (
+        recipe.model,
+        recipe.loss,
+        recipe.algorithm,
+        *recipe.updates,
+        *recipe.means,
+        *recipe.observers,
+    )
     factories = [section.factory for section in sections if section.factory is not None]
     steps = [recipe.local.step] if recipe.local.step is not None else []
     return list(dict.fromkeys([*factories, *steps, *references(recipe.evaluate.metrics)]))

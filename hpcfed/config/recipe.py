@@ -43,6 +43,7 @@ from hpcfed.config.limits import (
 from hpcfed.config.metrics import ALWAYS_MEASURED, CLIENT_COLUMNS, METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
 from hpcfed.config.observer import Observer, Reference, named
 from hpcfed.config.parameters import Parameters
+from hpcfed.config.updates import ChainPart, parts_named
 
 LETTERS = r"A-Za-z0-9\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u02FF\u0370-\u037D\u037F-\u1FFF\u2C00-\u2FEF\u3041-\uD7FF"
 """Digits, and letters of any script, nearly as XML 1.0 has them: regular expressions of Rust, Python and JavaScript,
@@ -435,7 +436,9 @@ class Evaluate(Section):
 class Recipe(Section):
     """The recipe of a run; docs/recipe.md explains its fields, the docstrings of sections theirs."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits", "deterministic", "sentinel"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"parameters", "update_hashes", "bits", "deterministic", "sentinel", "updates", "means"}
+    )
 
     name: str = Field(min_length=1, pattern=rf"^[{LETTERS}][{LETTERS}._ -]*$")
     """Name of the run; default: the recipe file's."""
@@ -486,6 +489,11 @@ class Recipe(Section):
     algorithm: Algorithm
     """A method by `name` with its keys (table below), a combination of parts, or yours by `factory`; short:
     `algorithm: fedavg`."""
+    updates: Annotated[list[ChainPart], BeforeValidator(parts_named)] = Field(default_factory=list)
+    """What happens to each client's vectors on their way to the sum, in order: `[{topk: {fraction: 0.01}}, sign]`
+    (docs/updates.md)."""
+    means: Annotated[list[ChainPart], BeforeValidator(parts_named)] = Field(default_factory=list)
+    """What happens to the round's means before the server's step, likewise: `[{clip: {norm: 1.0}}]`."""
     evaluate: Evaluate = Evaluate()
     """Evaluations on the test set, the training sets and each client."""
     stop: Stop = Stop()
@@ -536,6 +544,12 @@ class Recipe(Section):
         return isinstance(other, Recipe) and dict(self) == dict(other)
 
     __hash__ = Section.__hash__
+
+    @property
+    def own_rules(self) -> list[str]:
+        """The user's own method, and parts of `updates` and `means`, by their ``factory``."""
+        factories = self.algorithm.factory, *(part.factory for part in (*self.updates, *self.means))
+        return [factory for factory in factories if factory is not None]
 
     def balances(self, stateful: bool) -> bool:
         """Return whether cohorts are spread over ranks by work; `auto` balances only clients without a state."""

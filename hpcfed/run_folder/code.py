@@ -64,7 +64,7 @@ NO_CODE: Mapping[str, Any] = {"files": {}, "since": 1, "before": []}
 
 def references(recipe: Recipe) -> list[str]:
     """Return a recipe's references to user code that decides its result; installed packages are left out."""
-    factories = recipe.algorithm.factory, recipe.model.factory, recipe.loss.factory, recipe.local.step
+    factories = *recipe.own_rules, recipe.model.factory, recipe.loss.factory, recipe.local.step
     named = [*factories, *metrics.references(recipe.evaluate.metrics)]
     return [one for one in named if one is not None and not is_installed(one, recipe.python_path)]
 

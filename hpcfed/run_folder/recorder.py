@@ -28,6 +28,7 @@ from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
 from hpcfed.simulation import RoundResult
 from hpcfed.types import DELTA, MOVED, State
+from hpcfed.updates._chain import layout_of
 
 CHECK_SECONDS = 1.0
 """Least time between two looks at the record on disk: one takes as long as a hundredth of a small round."""
@@ -38,7 +39,8 @@ class Rows:
 
     ``params_up`` and ``params_down`` count shared parameters as the papers do. ``bytes_up`` and ``bytes_down`` are of
     what is sent: parameters × bytes of the run's dtype × vectors of the round, 8 bytes for each reported scalar, and
-    averaged buffers once in each direction. Where a rule compresses they are those of dense vectors. What only
+    averaged buffers once in each direction. Behind ``updates`` a vector counts as it is packed; where a method's own
+    rule compresses, as a whole one. What only
     ``evaluate.model: client-average`` adds up is not sent: it follows from Δ.
     ``gradients`` counts minibatch steps: one with SAM's radius, or of the user's own, counts once.
 
@@ -54,6 +56,8 @@ class Rows:
         self._up, self._down = local.sent * size, local.received * size
         self._vector_bytes, self._scalar_bytes = size * parts.model.vector.element_size(), 8 * len(local.scalars)
         self._received = local.received
+        coding = parts.chain.codings(layout_of(parts.model).sizes, 8 * parts.model.vector.element_size())[-1]
+        self._sent_bytes = coding.num_bytes
         self._buffer_bytes = AveragedBuffers(parts.model).sent_bytes
         counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
         self.totals = {**dict.fromkeys(counted, 0), **totals}
@@ -71,7 +75,7 @@ class Rows:
         self.totals["params_up"] += size * self._up
         self.totals["params_down"] += size * self._down
         num_sent = sum(name != MOVED for name in result.vectors)
-        sent = num_sent * self._vector_bytes + self._scalar_bytes + self._buffer_bytes
+        sent = num_sent * self._sent_bytes + self._scalar_bytes + self._buffer_bytes
         self.totals["bytes_up"] += size * sent
         self.totals["bytes_down"] += size * (self._received * self._vector_bytes + self._buffer_bytes)
         self.totals["gradients"] += result.gradients

@@ -14,7 +14,7 @@ import torch
 import hpcfed
 from data_prep.catalogue import SOURCES
 from data_prep.partition import SCHEMES
-from hpcfed import algorithms
+from hpcfed import algorithms, updates
 from hpcfed.errors import InputError, Stopped
 from hpcfed.lab import cite
 from hpcfed.models import named
@@ -210,7 +210,7 @@ def test_data_are_cited_by_the_file_where_it_is(tmp_path):
 
 
 def test_everything_that_has_a_paper_is_in_the_bibliography():
-    tables = (algorithms.references(), cite.MODELS, cite.PARTITIONS, cite.DATA)
+    tables = (algorithms.references(), updates.references(), cite.MODELS, cite.PARTITIONS, cite.DATA)
     used = {key for table in tables for keys in table.values() for key in keys}
     used |= {*cite.OPTIMIZERS.values(), cite.GEL, *cite.PRIVATE_PARTS, cite.SILOBN}
     assert used == set(cite.references())

@@ -21,6 +21,7 @@ LEVELS = (
     {"ranks"},
     {"config"},
     {"algorithms", "cohort", "data", "models"},
+    {"updates"},
     {"reduce"},
     {"client"},
     {"parts"},
@@ -37,7 +38,7 @@ LEVELS = (
 )
 """Parts of the package, lowest first: a part imports from lower levels and from itself."""
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
-MOST_ENTRIES = 28
+MOST_ENTRIES = 29
 """At the root of the package, beside its face and `__main__`."""
 
 ONLY = {
@@ -50,6 +51,7 @@ ONLY = {
     "reduce": {"arithmetic", "errors", "types", "ranks"},
     "reduce.checks": {"cohort", "data", "errors", "ranks", "reduce", "types"},
     "algorithms": {"arithmetic", "types", "config", "errors"},
+    "updates": {"arithmetic", "types", "config", "errors", "models.flat", "rng"},
     "lab.report": {"algorithms", "config", "errors", "io", "lab.frame", "run_folder", "version"},
     "lab.watch": {"errors", "io", "lab.frame", "lab.report", "run_folder"},
 }
@@ -171,6 +173,7 @@ FAST = (
     "hpcfed.lab.loaded",
     "hpcfed.lab.sweep.report",
     *(f"hpcfed.algorithms.{name.replace('-', '_')}" for name in names()),
+    *(f"hpcfed.updates.{name.replace('-', '_')}" for name in registry.names("hpcfed.updates")),
 )
 """What is imported before a recipe has been checked, or where nothing is trained."""
 

@@ -40,6 +40,14 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
     "states on the host": {"algorithm": {"name": "feddyn", "alpha": 0.1}, "client_state": "host"},
     "states on disk": {"algorithm": {"name": "scaffold"}, "client_state": "disk", "cohort": {"size": 3}},
     "states that move": {"algorithm": {"name": "feddyn", "alpha": 0.1}, "placement": "balanced", "cohort": {"size": 3}},
+    "parts of updates": {
+        "algorithm": {"name": "scaffold"},
+        "updates": [{"centred-clip": {"norm": 0.1}}, {"topk": {"fraction": 0.2}}, {"quantize": {"bits": 4}}],
+    },
+    "signs and a bounded mean": {
+        "updates": [{"clip": {"norm": 0.2}}, {"randk": {"fraction": 0.5}}, "sign"],
+        "means": [{"clip": {"norm": 0.05}}],
+    },
     "all measures": {
         "local": ONE_BY_ONE,
         "evaluate": {

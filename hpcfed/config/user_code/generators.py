@@ -20,9 +20,11 @@ from hpcfed.rng import Purpose, torch_seed
 CPU = torch.device("cpu")
 
 
-def seed_generators(device: torch.device, seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> None:
-    """Set torch's generators of the CPU and of a device, NumPy's and Python's to (seed, purpose, round, client)."""
-    number = torch_seed(seed, purpose, round, client)
+def seed_generators(
+    device: torch.device, seed: int, purpose: Purpose, round: int = 0, client: int = 0, place: int = 0
+) -> None:
+    """Set torch's generators of the CPU and a device, NumPy's and Python's to (seed, purpose, round, client, place)."""
+    number = torch_seed(seed, purpose, round, client, place)
     for each in {CPU, device}:
         generator(each).manual_seed(number)
     np.random.seed(number % 2**32)  # noqa: NPY002 (the one that functions such as np.random.normal draw from)

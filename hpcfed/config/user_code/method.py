@@ -69,7 +69,9 @@ def checked(method: Method, gaps: Tensor, seed: int, *, by_steps: bool, averages
     )
 
 
-class _Checked:
+class Checked:
+    """A part of the user's whose answers are checked."""
+
     def __init__(self, part: Any, gaps: Tensor, seed: int):
         self._part, self._gaps, self._seed = part, gaps, seed
         self._repeated: set[str] = set()
@@ -204,7 +206,7 @@ class _Checked:
             self._refuse(name, what, _named(expected), _named((tuple(vector.shape), vector.dtype)))
 
 
-class _CheckedLocal(_Checked):
+class _CheckedLocal(Checked):
     _state: Signature | None = None
     _shared: Signature | None = None
 
@@ -285,7 +287,7 @@ class _CheckedLocal(_Checked):
         return state
 
 
-class _CheckedServer(_Checked):
+class _CheckedServer(Checked):
     _state: Signature | None = None
 
     def begin(self, w: Tensor) -> State:
@@ -311,7 +313,7 @@ class _CheckedServer(_Checked):
         return replace(update, w=self._closed(update.w), metrics={**update.metrics, **large})
 
 
-class _CheckedNormalization(_Checked):
+class _CheckedNormalization(Checked):
     def factors(self, effective_steps: np.ndarray, steps: np.ndarray, shares: np.ndarray, prox_mu: float) -> np.ndarray:
         draw = partial(seed_generators, self._gaps.device, self._seed, Purpose.FACTORS)
         factors = self._answer("factors", draw, effective_steps, steps, shares, prox_mu)

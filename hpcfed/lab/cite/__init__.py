@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hpcfed import algorithms
+from hpcfed import algorithms, updates
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.lab.report.group import method_name
@@ -98,6 +98,9 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
         yield f"Method {name}", tuple(dict.fromkeys(key for part in parts for key in known.get(part, (FEDAVG,))))
     if (recipe.get("guess") or "none") != "none":
         yield f"Guessed updates, GeL ({recipe['guess']})", (GEL,)
+    for part in (part for key in updates.LISTS for part in recipe.get(key) or ()):
+        known, named = updates.references(), next(iter(part))
+        yield f"Part of updates {part.get('factory') or named}", known.get(named, ())
     if local.get("step"):
         yield f"Local step {local['step']}", ()
     if (optimizer := local.get("optimizer")) in OPTIMIZERS:

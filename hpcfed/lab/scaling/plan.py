@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed import algorithms
+from hpcfed import algorithms, updates
 from hpcfed.cohort import Cohorts
 from hpcfed.config.load import of_rounds_alone
 from hpcfed.config.recipe import CohortSection, Recipe
@@ -81,7 +81,7 @@ def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> L
     if cohort is not None:
         recipe = recipe.model_copy(update={"cohort": of_size(recipe, cohort)})
     method = algorithms.build(recipe.algorithm, recipe.python_path)
-    balanced = recipe.balances(method.local.stateful)
+    balanced = recipe.balances(method.local.stateful or updates.build(recipe).stateful)
     drawn = Cohorts(recipe, sizes)
     home, slowest, average = homes(sizes, ranks), [], []
     for round in range(1, min(DRAWN_ROUNDS, recipe.rounds) + 1):

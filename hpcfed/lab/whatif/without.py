@@ -212,7 +212,7 @@ def _other_evaluations(there: Recipe, here: Recipe) -> Iterator[tuple[int, str]]
 def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
     """Yield (first round that differs, reason) for what depends on all clients, also those not in the cohort."""
     method = algorithms.build(recipe.algorithm, recipe.python_path)
-    if recipe.algorithm.factory is not None or recipe.local.step is not None:
+    if recipe.own_rules or recipe.local.step is not None:
         yield 1, "code of yours may use the number of clients"
     elif method.counts_clients:
         yield 1, f"N enters the state of {method.name} from round 1 on"

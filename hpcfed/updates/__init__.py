@@ -1,0 +1,156 @@
+"""What happens to an update on its way: the parts of a recipe's lists ``updates`` and ``means``, one file each.
+
+    updates: [{topk: {fraction: 0.01}}, {quantize: {bits: 8}}]      a client's vectors, in order, before the sum
+    means: [{clip: {norm: 1.0}}]                                    the means, once, before the server's step
+    updates: [{factory: "mine:Part", args: {gain: 2}}]              the user's own
+
+A file has ``UPDATE`` or ``MEANS`` or both, ``TITLE`` and ``EXAMPLE``; a new part is a new file here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from hpcfed.config import registry
+from hpcfed.config.factory import made
+from hpcfed.config.load import validated
+from hpcfed.config.recipe import Recipe
+from hpcfed.config.updates import ChainPart
+from hpcfed.config.user_code.blame import defined_at
+from hpcfed.errors import InputError, nearest
+from hpcfed.types import Method, Part
+from hpcfed.updates._base import DELTA_ITSELF, NORMS, SUM, MeansPart, PartContext, Sent, UpdatePart
+from hpcfed.updates._chain import Chain
+
+__all__ = [
+    "Chain",
+    "MeansPart",
+    "PartContext",
+    "Sent",
+    "UpdatePart",
+    "build",
+    "check",
+    "examples",
+    "named",
+    "references",
+    "resolved",
+]
+
+LISTS: Mapping[str, tuple[str, type[Part]]] = {"updates": ("UPDATE", UpdatePart), "means": ("MEANS", MeansPart)}
+"""The recipe's key → its parts' name in their files, and their base."""
+WORK = {"updates": "send", "means": "after"}
+"""The function that a part must have."""
+KEPT = {"updates": {NORMS, DELTA_ITSELF}, "means": {NORMS, SUM, DELTA_ITSELF}}
+"""What parts of each list may leave untrue."""
+WHY = {
+    NORMS: "its step size compares mean ‖Δ_i‖² with ‖Δ̄‖², of which that part changes one and not the other: by noise "
+    "of each client it would be up to |S|/2 times too large, by noise of the mean 1",
+    SUM: "its state adds up what clients sent, which the means then are not",
+}
+"""What a method reads → why a part that does not keep it has no place in front of it."""
+
+
+@cache
+def named(key: str) -> Mapping[str, type[Part]]:
+    """The built-in parts of a list, ``updates`` or ``means``, by name."""
+    kinds = {name: getattr(registry.entry(__name__, name), LISTS[key][0], None) for name in registry.names(__name__)}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def examples(key: str) -> Mapping[str, Mapping[str, Any]]:
+    """Parameters of each part of a list away from those that change nothing: each file's ``EXAMPLE``."""
+    return {name: registry.entry(__name__, name).EXAMPLE for name in named(key)}
+
+
+def references() -> Mapping[str, tuple[str, ...]]:
+    """Keys of parts' papers in ``hpcfed/lab/cite/references.bib``: each file's ``REFERENCES``."""
+    return {name: registry.entry(__name__, name).REFERENCES for key in LISTS for name in named(key)}
+
+
+def build(recipe: Recipe) -> Chain:
+    """Build the parts of a recipe's lists.
+
+    Raises:
+        InputError: unknown part or parameter, value out of range, a factory that fails, an order without a packed form.
+    """
+    lists: Any = [tuple(_built(key, getattr(recipe, key), recipe)) for key in LISTS]
+    chain = Chain(*lists)
+    chain.codings((1000,), 32)
+    return chain
+
+
+def _built(key: str, sections: list[ChainPart], recipe: Recipe) -> Iterator[Part]:
+    for place, section in enumerate(sections):
+        at, base = f"{key}.{place}", LISTS[key][1]
+        if section.factory is not None:
+            part = made(section.factory, section.args, recipe.python_path, f"{at}.factory", f"check the args of {at}")
+            if not isinstance(part, base):
+                expected = f"a hpcfed.{base.__name__}"
+                raise InputError(f"{at}.factory {section.factory!r}", expected=expected, got=type(part).__name__)
+            if getattr(type(part), WORK[key]) is getattr(base, WORK[key]):
+                what = f"{at}.factory: {type(part).__name__} has no {WORK[key]!r}"
+                raise InputError(what, where=defined_at(part), remedy=f"hpcfed.{base.__name__} says what it takes")
+            yield part
+            continue
+        name, known = str(section.name), named(key)
+        if name not in known:
+            elsewhere = next((other for other in LISTS if other != key and name in named(other)), None)
+            remedy = f"it is a part of {elsewhere!r}" if elsewhere else nearest(name, known)
+            raise InputError(f"unknown part {name!r} in {key}", remedy=remedy)
+        yield validated(known[name], section.args, "", f"{at}.{name}")
+
+
+def resolved(recipe: Recipe, chain: Chain) -> dict[str, list[ChainPart]]:
+    """Return a recipe's lists with all parameters of built-in parts."""
+
+    def whole(section: ChainPart, part: Part) -> ChainPart:
+        return section if section.factory else section.model_copy(update={"args": part.model_dump(mode="json")})
+
+    lists = ((key, getattr(recipe, key), getattr(chain, key)) for key in LISTS)
+    return {key: [whole(*pair) for pair in zip(sections, parts, strict=True)] for key, sections, parts in lists}
+
+
+def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int) -> None:
+    """Refuse parts behind which a method would not be right, or that name clients and vectors which do not exist.
+
+    Raises:
+        InputError: with the reason.
+    """
+    reported = {*method.reported(alike=False), *method.reported(alike=True)}
+    built_in = [pair for pair in zip(recipe.updates, chain.updates, strict=True) if pair[0].factory is None]
+    for section, part in built_in:
+        for client in getattr(part, "clients", ()):
+            if not 0 <= client < num_clients:
+                expected = f"clients from 0 to {num_clients - 1}"
+                raise InputError(f"updates: {section.name}.clients", expected=expected, got=str(client))
+        for name in getattr(part, "scales", ()):
+            if name not in reported:
+                what = f"updates: {section.name}.scales: {method.name} reports no {name!r}"
+                raise InputError(what, remedy=nearest(name, reported))
+    for key in LISTS:
+        for section, part in zip(getattr(recipe, key), getattr(chain, key), strict=True):
+            what, lost = f"{key}: {section.name or section.factory}", KEPT[key] - part.keeps
+            if lost & {NORMS, SUM} and (silent := _undeclared(method)) is not None:
+                raise InputError(
+                    f"{what} with {method.name}: its {type(silent).__name__} does not say what it reads",
+                    where=defined_at(silent),
+                    remedy=f"give it reads = frozenset(), or of {NORMS!r} and {SUM!r} (docs/updates.md)",
+                )
+            for fact in sorted(lost & method.reads):
+                remedy = f"use another method, such as fedavg, or a part that keeps {fact!r}"
+                raise InputError(f"{what} with {method.name} has no meaning: {WHY[fact]}", remedy=remedy)
+            if DELTA_ITSELF in lost and recipe.evaluate.model == "cohort-average":
+                reason = "w − Δ̄ is no average of the clients' models behind it"
+                remedy = "use last or client-average"
+                raise InputError(f"{what} with evaluate.model: cohort-average has no meaning: {reason}", remedy=remedy)
+
+
+def _undeclared(method: Method) -> object | None:
+    """Return a server rule of the user's that leaves `reads` at the default."""
+    kinds = [kind for kind in type(method.server).__mro__ if "reads" in vars(kind)]
+    is_own = type(method.server).__module__.partition(".")[0] != "hpcfed"
+    said = bool(kinds) and kinds[0].__module__.partition(".")[0] != "hpcfed"
+    inherited = bool(kinds) and bool(method.reads)
+    return method.server if is_own and not (said or inherited) else None

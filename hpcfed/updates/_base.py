@@ -1,0 +1,125 @@
+"""The contract of the parts of both lists, ``updates`` (a client's) and ``means`` (the server's).
+
+Users import the bases as `hpcfed.UpdatePart` and `hpcfed.MeansPart`. All parts are frozen parameters; all memory is
+passed in. A client's vectors are those of the method, by name, of n parameters each: a model's gaps are closed before
+the list, and opened behind it, so that nothing gets into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from hpcfed.rng import Purpose, stream
+from hpcfed.types import ClientInfo, Means, Part, State
+from hpcfed.updates._coding import Coding
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+Vectors = Mapping[str, "Tensor"]
+"""Named vectors (n,)."""
+NORMS, SUM, DELTA_ITSELF = "mean_delta_sq", "sum", "delta"
+"""What a method may read, and a part leave true: that mean ‖Δ_i‖² and ‖Δ̄‖² can be compared; that means are those of
+what the clients sent; that each Δ_i is w − y_i."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartContext:
+    """Arguments common to every call of a part.
+
+    Attributes:
+        round: t, counted from 1.
+        lr: η_l of the round.
+        seed: the recipe's ``seed.batches``.
+        place: of the part in its list.
+        client: the client; None after the sum.
+        coding: how a vector is packed that reaches this part.
+        places: entries of each vector that are sent, (k,) int64, where a part before has chosen some; by name.
+    """
+
+    round: int
+    lr: float
+    seed: int
+    place: int
+    client: ClientInfo | None = None
+    coding: Coding | None = None
+    places: Vectors = field(default_factory=dict)
+
+    def stream(self, *, each_round: bool = True) -> np.random.Generator:
+        """Return the random stream of (seed, list, place in it, round, client): equal on any rank, and at each call.
+
+        Without `each_round`, that of round 0: the same in all rounds.
+        """
+        purpose, client = (Purpose.MEANS, 0) if self.client is None else (Purpose.UPDATES, self.client.client)
+        return stream(self.seed, purpose, self.round if each_round else 0, client, self.place)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Answer of a part.
+
+    Attributes:
+        vectors: as the server will decode them, in the run's dtype.
+        state: the client's next state of this part.
+        places: entries of each vector that are sent, (k,) int64, if the part has chosen some.
+    """
+
+    vectors: Vectors
+    state: State = field(default_factory=dict)
+    places: Vectors = field(default_factory=dict)
+
+
+class UpdatePart(Part):
+    """A part of ``updates``: from a client's vectors to those that the server decodes; pure functions.
+
+    A part with a client state says `stateful`, and returns it from `begin`; it lives with the method's own. The
+    method's next state, norms and sums are taken of what the last part returns.
+    """
+
+    keeps: ClassVar[frozenset[str]] = frozenset()
+    """What stays true behind it, of `NORMS` and `DELTA_ITSELF`."""
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep a state between rounds."""
+        return False
+
+    def begin(self, vectors: Vectors) -> State:
+        """Return a client's state before its first participation; `vectors` are zeros, those that it may report."""
+        return {}
+
+    def begin_shared(self, vectors: Vectors) -> State:
+        """Return what the server keeps for the part before round 1; float64, as are the zeros `vectors`."""
+        return {}
+
+    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+        """Return what the server decodes of these vectors, and the client's next state; `shared` in the run's dtype.
+
+        In a round where the method reports fewer vectors, the others' part of the state stays: return it, too.
+        """
+        raise NotImplementedError
+
+    def share(self, shared: State, means: Vectors) -> State:
+        """Return what the server keeps after a round, from the means, float64; the same on every rank."""
+        return shared
+
+    def coded(self, coding: Coding) -> Coding:
+        """Return how a vector is packed behind this part, from how it is before; by default likewise."""
+        return coding
+
+
+class MeansPart(Part):
+    """A part of ``means``: from the round's means to those that the method's server step, state and record see."""
+
+    keeps: ClassVar[frozenset[str]] = frozenset()
+    """What stays true behind it, of `NORMS`, `SUM` and `DELTA_ITSELF`."""
+
+    def after(self, means: Means, context: PartContext) -> Means:
+        """Return the means with other ``vectors``, (d,), float64; pure, the same on every rank.
+
+        ``delta_sq`` is NaN here, and taken of the last part's answer.
+        """
+        raise NotImplementedError

@@ -1,0 +1,220 @@
+"""A run's two lists, and the method that sends by them.
+
+A method's client side is wrapped: what its `report` returns goes through the parts of ``updates``, each client's apart
+and before it is weighted; the parts' states are kept beside the method's own, so that they spill, move and are saved
+with it. Not in the list are averaged buffers and what ``evaluate.model: client-average`` adds up, which no server step
+sees; a normalisation's factor, which the server knows beforehand, multiplies what is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import nan, prod
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from hpcfed.types import DELTA, MOVED, LocalMethod, LocalResult, Means, Method, RoundContext, State, Tilt, Update
+from hpcfed.updates._base import SUM, MeansPart, PartContext, UpdatePart, Vectors
+from hpcfed.updates._coding import Coding, plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfed.models.flat import FlatModel
+
+PREFIX = "updates."
+"""Beginning of the names of parts' tensors in a client's state and in the shared one: ``updates.<place>.<name>``."""
+
+
+class Layout(NamedTuple):
+    """Where a model's parameters lie in a vector (d,).
+
+    Attributes:
+        sizes: parameters of each tensor.
+        places: of the parameters, (n,) int64; None where there are no gaps.
+    """
+
+    sizes: tuple[int, ...]
+    places: Tensor | None
+
+    def closed(self, vector: Tensor) -> Tensor:
+        """Return the parameters of a vector, (d,) → (n,)."""
+        return vector if self.places is None else vector[self.places.to(vector.device)]
+
+    def opened(self, parameters: Tensor, like: Tensor) -> Tensor:
+        """Return a vector like another, (n,) → (d,), with 0 in the gaps."""
+        if self.places is None:
+            return parameters
+        return parameters.new_zeros(like.shape).index_put((self.places.to(like.device),), parameters)
+
+
+def layout_of(model: FlatModel) -> Layout:
+    """Return where a model's shared parameters lie."""
+    sizes = tuple(prod(view.shape) for view in model.views(model.vector).values())
+    if not len(model.gaps):
+        return Layout(sizes, None)
+    is_parameter = model.gaps.new_ones(len(model.vector)).index_fill(0, model.gaps, 0)
+    return Layout(sizes, is_parameter.nonzero().squeeze(1))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The parts of both lists."""
+
+    updates: tuple[UpdatePart, ...] = ()
+    means: tuple[MeansPart, ...] = ()
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep a state for a part."""
+        return any(part.stateful for part in self.updates)
+
+    @property
+    def keeps_sums(self) -> bool:
+        """Whether the means are those of what clients sent."""
+        return all(SUM in part.keeps for part in self.means)
+
+    def codings(self, sizes: tuple[int, ...], number_bits: int) -> list[Coding]:
+        """Return how a vector is packed before each part, and behind the last.
+
+        Raises:
+            InputError: the parts' order has no packed form.
+        """
+        found = [plain(sizes, number_bits)]
+        for part in self.updates:
+            found.append(part.coded(found[-1]))
+        return found
+
+    def after(self, means: Means, seed: int) -> Means:
+        """Return the means behind the parts of ``means``, which see what the server's step sees."""
+        for place, part in enumerate(self.means):
+            seen = replace(means, vectors={name: vector for name, vector in means.vectors.items() if name != MOVED})
+            after = part.after(seen, PartContext(means.round, means.lr, seed, place))
+            means = replace(after, vectors={**means.vectors, **after.vectors})
+        return means
+
+
+@dataclass
+class SentUpdate(Update):
+    """An update as the server decodes it, and the client's next state of the parts that sent it."""
+
+    state: State = field(default_factory=dict)
+
+
+def sending(method: Method, chain: Chain, layout: Layout) -> Method:
+    """Return the method whose clients send by the parts of ``updates``."""
+    if not chain.updates and chain.keeps_sums:
+        return method
+    return replace(method, local=cast("LocalMethod", _Sending(method.local, chain, layout)))
+
+
+class _Sending:
+    """A local method whose reports go through the parts of a list."""
+
+    def __init__(self, inner: LocalMethod, chain: Chain, layout: Layout):
+        self._inner, self._chain, self._layout = inner, chain, layout
+        self._codings: list[Coding] = []
+        self.stateful = inner.stateful or chain.stateful
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def vectors(self, alike: bool) -> tuple[str, ...]:
+        return self._inner.vectors(alike and self._chain.keeps_sums)
+
+    def _seen(self, context: RoundContext) -> RoundContext:
+        """Return the context that the method sees: what follows from Δ̄ is sent where Δ̄ is not the sum's."""
+        return context if self._chain.keeps_sums else replace(context, alike=False)
+
+    def begin(self, w: Tensor) -> State:
+        zeros = self._zeros(w)
+        parts = ((place, part.begin(zeros)) for place, part in enumerate(self._chain.updates))
+        return {**self._inner.begin(w), **_joined(parts)}
+
+    def begin_shared(self, w: Tensor) -> State:
+        zeros = self._zeros(w)
+        parts = ((place, part.begin_shared(zeros)) for place, part in enumerate(self._chain.updates))
+        return {**self._inner.begin_shared(w), **_joined(parts)}
+
+    def _zeros(self, w: Tensor) -> Vectors:
+        """Return zeros (n,) for each vector that the method may report."""
+        names = {**dict.fromkeys(self._names(alike=False)), **dict.fromkeys(self._names(alike=True))}
+        return {name: w.new_zeros(sum(self._layout.sizes)) for name in names}
+
+    def _names(self, *, alike: bool) -> Sequence[str]:
+        return (*((DELTA,) if self._inner.reports_delta else ()), *self.vectors(alike))
+
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
+        return self._inner.tilt(w, _without(shared), _without(client), self._seen(context))
+
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
+        update = self._inner.report(local, w, _without(shared), _without(client), self._seen(context))
+        if any(vector.shape != w.shape for vector in update.named.values()):
+            return update  # which is refused
+        vectors, state = self._sent(update.named, shared, client, context)
+        own = {name: vector for name, vector in vectors.items() if name != DELTA}
+        return SentUpdate(vectors.get(DELTA), own, update.scalars, state)
+
+    def _sent(
+        self, vectors: Vectors, shared: State, client: State, context: RoundContext
+    ) -> tuple[Vectors, dict[str, Tensor]]:
+        """Return a client's vectors (d,) behind the last part, and the parts' next states."""
+        first = {name: self._layout.closed(vector) for name, vector in vectors.items()}
+        number_bits = 8 * next(iter(first.values())).element_size()
+        self._codings = self._codings or self._chain.codings(self._layout.sizes, number_bits)
+        now: Vectors = first
+        places: Vectors = {}
+        states: dict[str, Tensor] = {}
+        for place, part in enumerate(self._chain.updates):
+            about = context.round, context.lr, context.seed, place, context.client, self._codings[place], places
+            sent = part.send(now, _of(client, place), _of(shared, place), PartContext(*about))
+            now, places = sent.vectors, {**places, **sent.places}
+            states |= _joined([(place, sent.state)])
+        opened = {
+            name: vector
+            if now[name] is first[name]
+            else self._layout.opened(_finite_as(first[name], now[name]), vector)
+            for name, vector in vectors.items()
+        }
+        return opened, states
+
+    def next_state(
+        self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
+    ) -> State | None:
+        own, after = _without(client), None
+        if self._inner.stateful:
+            after = self._inner.next_state(sent, local, w, _without(shared), own, self._seen(context))
+        if not isinstance(sent, SentUpdate) or not sent.state:
+            return after
+        return {**(own if after is None else after), **sent.state}
+
+    def share(self, shared: State, means: Means) -> State:
+        after = dict(self._inner.share(_without(shared), means))
+        vectors = {name: self._layout.closed(means.vectors[name]) for name in means.vectors if name in self._reported()}
+        for place, part in enumerate(self._chain.updates):
+            after |= _joined([(place, part.share(_of(shared, place), vectors))])
+        return after
+
+    def _reported(self) -> set[str]:
+        return {*self._names(alike=False), *self._names(alike=True)}
+
+
+def _finite_as(before: Tensor, after: Tensor) -> Tensor:
+    """Return what a part made of a vector; nothing finite of one that is not."""
+    return after.where(before.abs().max().isfinite(), nan)
+
+
+def _joined(states: Sequence[tuple[int, State]] | Iterator[tuple[int, State]]) -> dict[str, Tensor]:
+    """Return parts' states, by place, as one, with names of their own."""
+    return {f"{PREFIX}{place}.{name}": tensor for place, state in states for name, tensor in state.items()}
+
+
+def _of(state: State, place: int) -> State:
+    """Return the state of one part."""
+    prefix = f"{PREFIX}{place}."
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def _without(state: State) -> State:
+    """Return a state without those of the parts."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith(PREFIX)}

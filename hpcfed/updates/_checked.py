@@ -1,0 +1,91 @@
+"""Checks of everything that a part of the user's returns; see `hpcfed.config.user_code.method`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from torch import Tensor, float64, int64
+
+from hpcfed.config.user_code.generators import seed_generators
+from hpcfed.config.user_code.method import Checked, Signature
+from hpcfed.models.flat import FlatModel
+from hpcfed.rng import Purpose
+from hpcfed.types import Means, Part, State
+from hpcfed.updates._base import MeansPart, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._chain import Chain
+
+
+def checked_parts(chain: Chain, model: FlatModel, seed: int) -> Chain:
+    """Return the chain with checks around the user's parts."""
+    gaps = model.gaps.new_empty(0)
+    sends = (_CheckedUpdates(part, gaps, seed) if _is_own(part) else part for part in chain.updates)
+    after = (_CheckedMeans(part, model.gaps.cpu(), seed) if _is_own(part) else part for part in chain.means)
+    return Chain(cast("tuple[UpdatePart, ...]", tuple(sends)), cast("tuple[MeansPart, ...]", tuple(after)))
+
+
+def _is_own(part: Part) -> bool:
+    return type(part).__module__.partition(".")[0] != "hpcfed"
+
+
+class _CheckedUpdates(Checked):
+    _state: Signature | None = None
+    _shared: Signature | None = None
+
+    def begin(self, vectors: Vectors) -> State:
+        state = self._answer("begin", self._draw, vectors, vectors=vectors)
+        self._state = self._signature("begin", state)
+        if bool(self._state) != self._part.stateful:
+            self._refuse(
+                "begin", "its answer", f"a state where stateful says so ({self._part.stateful})", str([*state])
+            )
+        return cast("State", state)
+
+    def begin_shared(self, vectors: Vectors) -> State:
+        state = self._answer("begin_shared", self._draw, vectors, vectors=vectors)
+        self._shared = self._signature("begin_shared", state)
+        return cast("State", state)
+
+    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+        client = 0 if context.client is None else context.client.client
+        address = Purpose.UPDATES, context.round, client, context.place
+        draw = partial(seed_generators, self._gaps.device, context.seed, *address)
+        lent: dict[str, Tensor | State] = {"vectors": vectors, "state": state, "shared": shared}
+        sent = self._answer("send", draw, vectors, state, shared, context, **lent)
+        self._check_kind("send", sent, Sent)
+        self._check_names(sent.vectors, vectors)
+        for name, vector in vectors.items():
+            self._check_vector("send", f"its {name!r}", sent.vectors[name], vector, vector.dtype)
+        if self._state is not None:
+            self._check_state("send", sent.state, self._state)
+        for name, places in sent.places.items():
+            if not isinstance(places, Tensor) or places.dtype != int64 or places.dim() != 1:
+                self._refuse("send", f"its places of {name!r}", "a tensor (k,) in int64", type(places).__name__)
+        return cast("Sent", sent)
+
+    def _check_names(self, found: Any, vectors: Vectors) -> None:
+        self._check_kind("send", found, Mapping)
+        if found.keys() != vectors.keys():
+            self._refuse("send", "the names of its vectors", ", ".join(vectors), ", ".join(map(str, found)) or "none")
+
+    def share(self, shared: State, means: Vectors) -> State:
+        draw = partial(seed_generators, self._gaps.device, self._seed, Purpose.SHARE)
+        after = self._answer("share", draw, shared, means, shared=shared, means=means)
+        if self._shared is not None:
+            self._check_state("share", after, self._shared)
+        return cast("State", after)
+
+
+class _CheckedMeans(Checked):
+    def after(self, means: Means, context: PartContext) -> Means:
+        draw = partial(seed_generators, self._gaps.device, context.seed, Purpose.MEANS, context.round, 0, context.place)
+        after = self._answer("after", draw, means, context, means=means.vectors)
+        self._check_kind("after", after, Means)
+        if after.vectors.keys() != means.vectors.keys():
+            expected, got = ", ".join(means.vectors), ", ".join(map(str, after.vectors)) or "none"
+            self._refuse("after", "the names of its vectors", expected, got)
+        for name, vector in means.vectors.items():
+            self._check_vector("after", f"its {name!r}", after.vectors[name], vector, float64)
+        return replace(after, vectors={name: self._closed(vector) for name, vector in after.vectors.items()})

@@ -1,0 +1,46 @@
+"""Centred clipping: what a client sends is at most a given distance from the last round's mean.
+
+    v ← m + (v − m) min(1, τ / √Σ_v ‖v − m‖²);      m ← the round's mean, 0 at first
+
+    τ     ``norm``
+
+A client moves the mean by its weight times τ at most, in the one sum of a round. Of the paper's iterations this is one.
+Packed: as before, for m and τ are the server's. State: m of each vector, at the server.
+
+Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization", ICML 2021, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from hpcfed.types import State
+from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._clipping import clip_factor
+from hpcfed.updates._feedback import no_errors as zeros
+
+
+class CentredClip(UpdatePart):
+    """A bound on the distance from the last mean."""
+
+    keeps: ClassVar[frozenset[str]] = frozenset({NORMS})
+
+    norm: float = Field(gt=0)
+
+    def begin_shared(self, vectors: Vectors) -> State:
+        return zeros(vectors)
+
+    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+        apart = {name: vector - shared[name] for name, vector in vectors.items()}
+        factor = clip_factor(apart, self.norm, {})
+        return Sent({name: shared[name] + each * factor for name, each in apart.items()} if factor != 1.0 else vectors)
+
+    def share(self, shared: State, means: Vectors) -> State:
+        return {**shared, **means}
+
+
+UPDATE = CentredClip
+TITLE, REFERENCES = "centred clipping", ("karimireddy2021learning",)
+EXAMPLE = {"norm": 0.5}

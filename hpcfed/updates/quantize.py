@@ -1,0 +1,71 @@
+"""Stochastic quantisation: each number becomes one of 2^b levels between its block's least and largest, unbiased.
+
+    l, h   least and largest of the block;      s = (h − l) / (2^b − 1);      j = ⌊(v − l)/s + u⌋,  u uniform in [0, 1)
+    C(v) = l + j s;      E C(v) = v,  |C(v) − v| < s
+
+    b     ``bits``, 1 to 8          block: ``block``, ``tensor`` (each of the model's) or a number of entries
+
+Behind top-k or random-k it is what is sent that is cut into blocks, and ``tensor`` is all of it. Packed: b bits for
+each number, l and s for each block. State: none.
+
+Reference: Suresh, Yu, Kumar, McMahan, "Distributed mean estimation with limited communication", ICML 2017, Section 2.2;
+Alistarh et al., "QSGD", NeurIPS 2017, on blocks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from hpcfed.arithmetic.elementary import quotient
+from hpcfed.types import State
+from hpcfed.updates._base import PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._coding import Coding, on_sent
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+class Quantize(UpdatePart):
+    """Random rounding to levels that are evenly spaced."""
+
+    bits: int = Field(ge=1, le=8)
+    block: Literal["tensor"] | Annotated[int, Field(ge=2)] = "tensor"
+
+    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+        assert context.coding is not None
+        change = partial(
+            _rounded, lengths=self._blocks(context.coding), levels=2**self.bits - 1, random=context.stream()
+        )
+        return Sent({name: on_sent(vector, context.places.get(name), change) for name, vector in vectors.items()})
+
+    def coded(self, coding: Coding) -> Coding:
+        return coding.coded(self.bits, scales=2 * len(self._blocks(coding)))
+
+    def _blocks(self, coding: Coding) -> list[int]:
+        """Return the numbers in each block."""
+        if self.block == "tensor":
+            return [*coding.sizes] if coding.values == coding.entries else [coding.values]
+        whole, rest = divmod(coding.values, self.block)
+        return [self.block] * whole + [rest] * (rest > 0)
+
+
+def _rounded(values: Tensor, lengths: list[int], levels: int, random: np.random.Generator) -> Tensor:
+    """Return C(v) of numbers (n,), in blocks of these lengths."""
+    import torch
+
+    sizes = torch.tensor(lengths, device=values.device)
+    low, high = (torch.segment_reduce(values, side, lengths=sizes, unsafe=True) for side in ("min", "max"))
+    step = quotient(high - low, levels)
+    low, step = (each.repeat_interleave(sizes, output_size=len(values)) for each in (low, step))
+    draws = torch.from_numpy(random.random(len(values), dtype="float32" if values.element_size() == 4 else "float64"))
+    level = ((values - low) / step + draws.to(values.device)).floor().clamp(max=levels)
+    return low + level.where(step > 0, 0) * step
+
+
+UPDATE = Quantize
+TITLE, REFERENCES = "stochastic quantisation", ("suresh2017distributed", "alistarh2017qsgd")
+EXAMPLE = {"bits": 4}

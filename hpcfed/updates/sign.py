@@ -1,0 +1,56 @@
+"""Sign: the signs of each vector, and one number, its mean magnitude.
+
+    C(p) = (‖p‖₁ / n) sign(p);      sign(0) = 1                      error feedback: ``feedback``
+
+Behind top-k or random-k n counts what is sent. Packed: a bit for each number, and the mean magnitude. State: e_i of
+each vector, with feedback.
+
+Reference: Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes SignSGD and other gradient compression schemes",
+ICML 2019, Algorithm 1; here with one scale for the vector.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcfed.arithmetic.elementary import quotient
+from hpcfed.arithmetic.sums import sum_over_first
+from hpcfed.types import State
+from hpcfed.updates._base import PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._coding import Coding, on_sent
+from hpcfed.updates._feedback import next_errors, no_errors, with_errors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Sign(UpdatePart):
+    """Signs with their mean magnitude."""
+
+    feedback: bool = True
+
+    @property
+    def stateful(self) -> bool:
+        return self.feedback
+
+    def begin(self, vectors: Vectors) -> State:
+        return no_errors(vectors) if self.feedback else {}
+
+    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+        owed = with_errors(vectors, state)
+        sent = {name: on_sent(vector, context.places.get(name), signs) for name, vector in owed.items()}
+        return Sent(sent, next_errors(owed, sent, state))
+
+    def coded(self, coding: Coding) -> Coding:
+        return coding.coded(1, scales=1)
+
+
+def signs(values: Tensor) -> Tensor:
+    """Return ± the mean magnitude, (n,)."""
+    scale = quotient(sum_over_first(values.abs().double()), len(values)).to(values.dtype)
+    return scale.where(values >= 0, -scale)
+
+
+UPDATE = Sign
+TITLE, REFERENCES = "sign with error feedback", ("karimireddy2019error",)
+EXAMPLE = {"feedback": True}

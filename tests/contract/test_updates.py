@@ -1,0 +1,514 @@
+"""What happens to an update on its way: parts by hand, packed to the bit, and what a method keeps behind them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hpcfed
+from hpcfed import updates
+from hpcfed.algorithms import build as build_method
+from hpcfed.assembly import assemble, resolve
+from hpcfed.config import registry
+from hpcfed.config.load import load_recipe
+from hpcfed.config.recipe import Algorithm
+from hpcfed.ranks.world import World
+from hpcfed.simulation import Simulation
+from hpcfed.types import ClientInfo, LocalResult, RoundContext
+from hpcfed.updates import Chain, PartContext, UpdatePart
+from hpcfed.updates._chain import Layout, sending
+from hpcfed.updates._coding import Coding, plain
+from hpcfed.updates.attack import Attack
+from hpcfed.updates.cast import Cast
+from hpcfed.updates.centred_clip import CentredClip
+from hpcfed.updates.clip import Clip
+from hpcfed.updates.quantize import Quantize
+from hpcfed.updates.randk import RandomK
+from hpcfed.updates.sign import Sign
+from hpcfed.updates.topk import TopK
+from tests.contract.packing import pack, spread, unpack
+from tests.launch import ROOT
+from tests.mpi.recipes import METHODS, small, write_small
+
+pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
+SIZES = (200, 17, 1000)
+N = sum(SIZES)
+IDENTITY: Sequence[Mapping[str, Any]] = (
+    {"attack": {}},
+    {"clip": {"norm": 1e15}},
+    {"topk": {"fraction": 1.0}},
+    {"randk": {"fraction": 1.0}},
+    {"cast": {"to": "float32"}},
+    {"centred-clip": {"norm": 1e15}},
+)
+LOSSY: Sequence[Mapping[str, Any]] = (
+    {"attack": {"clients": [1]}},
+    {"topk": {"fraction": 0.2}},
+    {"quantize": {"bits": 3}},
+)
+SAME_NUMBERS = (
+    "test_loss",
+    "test_accuracy",
+    "delta_sq",
+    "mean_delta_sq",
+    "bytes_up",
+    "server_lr",
+    "local_loss",
+    "unit",
+)
+
+
+def draw(seed: int = 0, dtype: torch.dtype = torch.float32, entries: int = N) -> torch.Tensor:
+    return torch.randn(entries, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def context(coding: Coding | None = None, round: int = 1, client: int = 3, **places: torch.Tensor) -> PartContext:
+    return PartContext(round, 0.1, 7, 0, ClientInfo(client, 20, 16.0), coding or plain(SIZES, 32), places)
+
+
+def through(parts: Sequence[UpdatePart], vector: torch.Tensor, **about: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    """What is decoded of a client's first Δ, and the places that are sent."""
+    coding, places = plain(SIZES, 8 * vector.element_size()), {}
+    for part in parts:
+        zeros = {"delta": torch.zeros_like(vector)}
+        sent = part.send(
+            {"delta": vector}, part.begin(zeros), part.begin_shared(zeros), context(coding, **about, **places)
+        )
+        (vector,), places, coding = sent.vectors.values(), {**places, **sent.places}, part.coded(coding)
+    return vector, {"coding": coding, "places": places.get("delta")}
+
+
+@pytest.fixture
+def place(world, shared_tmp) -> Path:
+    """A folder with data, one for each rank, which runs alone."""
+    folder = shared_tmp / f"rank-{world.rank}"
+    folder.mkdir()
+    write_small(folder)
+    return folder
+
+
+def run(folder: Path, output: str, **changes: Any) -> hpcfed.Result:
+    paths = {"data": str(folder / "small.h5"), "python_path": [str(Path(__file__).parent)]}
+    return hpcfed.run(small(folder / output, **{**paths, **changes}), world=World(), quiet=True)
+
+
+def numbers(result: hpcfed.Result) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in SAME_NUMBERS} for row in result.metrics]
+
+
+ALL = [(key, name) for key in updates.LISTS for name in updates.named(key)]
+
+
+def test_parts_are_found_by_their_files():
+    assert {name for _, name in ALL} == {*registry.names("hpcfed.updates")}
+
+
+@pytest.mark.parametrize(("key", "name"), ALL)
+def test_a_file_says_its_title_an_example_and_each_parameter(key, name):
+    module, kind = registry.entry("hpcfed.updates", name), updates.named(key)[name]
+    assert module.TITLE
+    kind(**updates.examples(key)[name])
+    text = inspect.getdoc(module) or ""
+    assert "State:" in text
+    assert [field for field in kind.model_fields if f"``{field}" not in text] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", updates.named("updates"))
+def test_a_part_is_pure_and_keeps_dtype_and_shape(name, dtype):
+    part = updates.named("updates")[name](**updates.examples("updates")[name])
+    vectors = {"delta": draw(1, dtype), "psi": draw(2, dtype)}
+    zeros = {each: torch.zeros_like(vector) for each, vector in vectors.items()}
+    state, shared, before = part.begin(zeros), part.begin_shared(zeros), {k: v.clone() for k, v in vectors.items()}
+    assert bool(state) == part.stateful
+    for client in range(6):
+        about = context(plain(SIZES, 8 * vectors["delta"].element_size()), client=client)
+        sent, again = (part.send(vectors, state, shared, about) for _ in range(2))
+        assert all(torch.equal(vectors[each], before[each]) for each in vectors)
+        assert [*sent.vectors] == [*vectors]
+        assert sent.state.keys() == state.keys()
+        for each, vector in sent.vectors.items():
+            assert (vector.shape, vector.dtype) == ((N,), dtype)
+            assert torch.equal(vector, again.vectors[each])
+        state = {**sent.state}
+        shared = part.share(shared, {each: vector.double() for each, vector in sent.vectors.items()})
+        shared = {each: tensor.to(dtype) for each, tensor in shared.items()}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", updates.named("updates"))
+def test_what_is_not_finite_stays_so(name, bad):
+    """An update that has diverged is not hidden by a part that drops, replaces or bounds entries."""
+    part = updates.named("updates")[name](**{**updates.examples("updates")[name], **ATTACKING.get(name, {})})
+    vector = draw()
+    vector[5] = bad
+    method = sending(build_method(Algorithm(name="fedavg")), Chain((part,)), Layout(SIZES, None))
+    w, local = torch.zeros(N), LocalResult(vector, steps=4, loss_sum=1.0, lr=0.1)
+    state, shared = method.local.begin(w), method.local.begin_shared(w)
+    about = RoundContext(1, 0.1, ClientInfo(3, 20, 16.0), seed=7)
+    assert not method.local.report(local, w, shared, state, about).named["delta"].isfinite().all()
+
+
+ATTACKING = {"attack": {"clients": [3], "what": "mean"}}
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_quantisation_is_unbiased(bits):
+    """Over 10^5 draws, within 4 standard errors; and no entry moves by a level."""
+    vector = torch.full((100_002,), 0.3)
+    vector[:2] = torch.tensor([-1.0, 1.5])
+    part, step = Quantize(bits=bits), 2.5 / (2**bits - 1)
+    sent = part.send({"delta": vector}, {}, {}, context(plain((len(vector),), 32))).vectors["delta"]
+    drawn = sent[2:].double()
+    assert (drawn - 0.3).abs().max() < step * (1 + 1e-6)
+    assert abs(float(drawn.mean()) - 0.3) < 4 * float(drawn.std()) / 1e5**0.5 + 1e-7
+    assert len(drawn.unique()) == 2
+
+
+def test_random_entries_without_feedback_are_unbiased():
+    vector, part, draws = torch.tensor([1.0, -2.0, 0.5, 4.0]), RandomK(fraction=0.5, feedback=False), 4_000
+    total = torch.zeros(4, dtype=torch.float64)
+    for round in range(1, draws + 1):
+        total += part.send({"delta": vector}, {}, {}, context(round=round)).vectors["delta"]
+    assert bool(((total / draws - vector).abs() < 4 * vector.abs() / draws**0.5).all())
+
+
+def test_error_feedback_by_hand():
+    """What is not sent comes later, to the last bit; of equal magnitudes the first is sent."""
+    part, state = TopK(fraction=0.25), {"delta": torch.zeros(4)}
+    sent = []
+    for vector in ([3.0, -1.0, 2.0, 0.5], [0.0, -1.0, 0.0, 0.5], [0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]):
+        answer = part.send({"delta": torch.tensor(vector)}, state, {}, context())
+        sent.append(answer.vectors["delta"].tolist())
+        state = answer.state
+    assert sent == [[3.0, 0, 0, 0], [0, -2.0, 0, 0], [0, 0, 2.0, 0], [0, 0, 0, 2.0]]
+    assert state["delta"].tolist() == [0, 0, 0, 0]
+    answer = Sign().send({"delta": torch.tensor([1.0, -3.0, 0.0, 4.0])}, {"delta": torch.zeros(4)}, {}, context())
+    assert answer.vectors["delta"].tolist() == [2.0, -2.0, 2.0, 2.0]
+    assert answer.state["delta"].tolist() == [-1.0, -1.0, -2.0, 2.0]
+    first, second = Sign(), {"delta": torch.tensor([1.0])}
+    assert first.send(second, {"delta": torch.zeros(1), "psi": torch.ones(1)}, {}, context()).state["psi"].item() == 1.0
+
+
+CODED: Mapping[str, tuple[Sequence[UpdatePart], str]] = {
+    "plain": ((), "float"),
+    "topk": ((TopK(fraction=0.03),), "float"),
+    "randk": ((RandomK(fraction=0.1),), "float"),
+    "sign": ((Sign(),), "sign"),
+    "topk-sign": ((TopK(fraction=0.1), Sign()), "sign"),
+    "float16": ((Cast(to="float16"),), "float16"),
+    "bfloat16": ((RandomK(fraction=0.5), Cast(to="bfloat16")), "bfloat16"),
+    **{f"quantize-{bits}": ((Quantize(bits=bits),), "levels") for bits in (1, 3, 8)},
+    "blocks": ((Quantize(bits=4, block=100),), "levels"),
+    "topk-quantize": ((TopK(fraction=0.05), Quantize(bits=2)), "levels"),
+    "clipped": ((RandomK(fraction=0.2), Quantize(bits=5, block=64), Clip(norm=1e9)), "levels"),
+}
+
+
+@pytest.mark.parametrize("case", CODED)
+def test_bytes_are_those_of_the_packed_form(case):
+    """Packed to as many bytes as are counted, and unpacked to the decoded vector, bit for bit."""
+    parts, kind = CODED[case]
+    vector = draw(3)
+    decoded, about = through(parts, vector)
+    coding, where = about["coding"], about["places"]
+    assert len(parts) == 0 or coding.num_bytes < 4 * N
+    values = decoded if where is None else decoded[where]
+    places = None if where is None else where.numpy()
+    before = (through(parts[:1], vector)[0] if where is not None else vector)[... if where is None else where]
+    codes, scales = encoded(kind, values, before, [part for part in parts if isinstance(part, Quantize)], coding)
+    packed = pack(coding, codes, places, scales)
+    assert len(packed) == coding.num_bytes
+    codes, found, scales = unpack(coding, packed, np.dtype(np.float32))
+    assert coding.place_bits == 0 or np.array_equal(found, places)
+    assert torch.equal(spread(decoded_from(kind, codes, scales, parts, coding), places, N), decoded)
+
+
+def lengths_of(parts: Sequence[Any], coding: Coding) -> np.ndarray:
+    (part,) = (part for part in parts if isinstance(part, Quantize))
+    return np.array(part._blocks(coding))
+
+
+def encoded(
+    kind: str, values: torch.Tensor, before: torch.Tensor, quantizers: Sequence[Quantize], coding: Coding
+) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and scales of the sent values."""
+    none = np.empty(0, np.float32)
+    if kind == "float":
+        return values.numpy().view(np.uint32), none
+    if kind in ("float16", "bfloat16"):
+        return values.to(getattr(torch, kind)).view(torch.int16).numpy().view(np.uint16), none
+    if kind == "sign":
+        return (values >= 0).numpy(), values.abs().max().reshape(1).numpy()
+    lengths = lengths_of(quantizers, coding)
+    blocks = np.split(before.numpy(), np.cumsum(lengths)[:-1])
+    low = np.array([block.min() for block in blocks])
+    step = (np.array([block.max() for block in blocks]) - low) / np.float32(2 ** quantizers[0].bits - 1)
+    codes = np.rint((values.numpy() - low.repeat(lengths)) / step.repeat(lengths))
+    return codes, np.concatenate([low, step]).astype(np.float32)
+
+
+def decoded_from(kind: str, codes: np.ndarray, scales: np.ndarray, parts: Sequence[Any], coding: Coding) -> np.ndarray:
+    """The values that codes and scales stand for."""
+    if kind == "float":
+        return codes.astype(np.uint32).view(np.float32)
+    if kind in ("float16", "bfloat16"):
+        words = torch.from_numpy(codes.astype(np.uint16).view(np.int16))
+        return words.view(getattr(torch, kind)).float().numpy()
+    if kind == "sign":
+        return np.where(codes > 0, scales[0], -scales[0])
+    lengths, half = lengths_of(parts, coding), len(scales) // 2
+    return scales[:half].repeat(lengths) + codes.astype(np.float32) * scales[half:].repeat(lengths)
+
+
+def test_a_clip_is_of_all_vectors_together():
+    vectors = {"delta": torch.tensor([3.0]), "psi": torch.tensor([40.0])}
+    sent = Clip(norm=1.0, scales={"psi": 10.0}).send(vectors, {}, {}, context()).vectors
+    assert [sent[name].item() for name in sent] == pytest.approx([0.6, 8.0], rel=1e-6)
+    assert Clip(norm=5.0, scales={"psi": 10.0}).send(vectors, {}, {}, context()).vectors is vectors
+
+
+def test_centred_clipping_by_hand():
+    part, shared = CentredClip(norm=1.0), {"delta": torch.tensor([10.0, 0.0])}
+    assert part.send({"delta": torch.tensor([13.0, 4.0])}, {}, shared, context()).vectors["delta"].tolist() == (
+        pytest.approx([10.6, 0.8], rel=1e-6)
+    )
+    assert part.share(shared, {"delta": torch.tensor([5.0, 5.0])})["delta"].tolist() == [5.0, 5.0]
+
+
+def test_attackers_are_the_same_in_all_rounds():
+    part, one = Attack(fraction=0.3), {"delta": torch.ones(1)}
+
+    def attacks(round: int) -> list[int]:
+        each = (part.send(one, {}, {}, context(round=round, client=k)).vectors["delta"].item() for k in range(500))
+        return [client for client, sign in enumerate(each) if sign < 0]
+
+    assert attacks(1) == attacks(9)
+    assert 100 < len(attacks(1)) < 200
+
+
+OFTEN = ("fedavg", "feddyn", "fedexp", "fednova", "fedsplit", "scaffold")
+VARIANTS = [
+    *(pytest.param(name, {}, True, marks=[] if name in OFTEN else [pytest.mark.soak]) for name in METHODS),
+    ("scaffold", {}, False),
+    ("fedsplit", {"variant": "act"}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "unequal"), VARIANTS)
+def test_parts_that_change_nothing_leave_the_plain_run(name, changes, unequal, place):
+    algorithm = {"name": name, **METHODS[name], **changes}
+    about = {"algorithm": algorithm, "budget": {"low": 1, "high": 6} if unequal else None, "rounds": 2}
+    plain_run = run(place, "plain", **about)
+    found = run(place, "parts", **about, updates=list(IDENTITY))
+    assert numbers(found) == numbers(plain_run)
+    files = [(result.folder / "model.safetensors").read_bytes() for result in (found, plain_run)]
+    assert files[0] == files[1]
+
+
+def simulated(folder: Path, rounds: int, **changes: Any) -> tuple[Simulation, Any]:
+    paths = {"data": str(folder / "small.h5"), "python_path": [str(Path(__file__).parent)]}
+    recipe = resolve(load_recipe(small(folder / "run", dtype="float64", **{**paths, **changes})))
+    parts, _ = assemble(recipe, World())
+    simulation = Simulation(parts)
+    for round in range(1, rounds + 1):
+        simulation.round(round)
+    return simulation, parts
+
+
+CHAINS: Mapping[str, Mapping[str, Any]] = {
+    "lossy": {"updates": list(LOSSY)},
+    "signs": {"updates": ["sign"], "budget": {"low": 1, "high": 6}},
+    "centred": {"updates": [{"clip": {"norm": 0.3}}, {"centred-clip": {"norm": 0.1}}]},
+    "mean": {"updates": [{"randk": {"fraction": 0.3}}], "means": [{"clip": {"norm": 0.05}}]},
+    "own": {"updates": [{"factory": "terngrad:Ternary"}]},
+}
+
+
+@pytest.mark.parametrize("case", CHAINS)
+def test_states_of_clients_and_server_agree_behind_parts(case, place):
+    """c = Σ q_i c_i of SCAFFOLD, where Ψ̄ follows from Δ̄ and where it is sent; FedDyn's h = Σ q_i h_i."""
+    simulation, parts = simulated(
+        place, 4, algorithm={"name": "scaffold"}, cohort={"size": 3}, **CHAINS[case], weights="uniform"
+    )
+    states = [parts.clients.get(client) or parts.method.local.begin(parts.initial_w) for client in range(5)]
+    mean = sum(state["c"] for state in states) / 5
+    c = simulation.shared["c"]
+    assert float(c.abs().max()) > 0
+    torch.testing.assert_close(c, mean, rtol=1e-9, atol=1e-12)
+    if "means" not in CHAINS[case]:
+        algorithm = {"name": "feddyn", "alpha": 0.05}
+        simulation, parts = simulated(place, 4, algorithm=algorithm, cohort={"size": 3}, **CHAINS[case])
+        states = [parts.clients.get(client) or parts.method.local.begin(parts.initial_w) for client in range(5)]
+        torch.testing.assert_close(
+            simulation.server["h"], sum(state["h"] for state in states) / 5, rtol=1e-9, atol=1e-12
+        )
+
+
+def test_fedsplits_clients_keep_what_the_server_heard(place):
+    """With all clients and no loss but that of the parts, w is the mean of their z_i."""
+    algorithm = {"name": "fedsplit", "s": 0.7, "variant": "act"}
+    simulation, parts = simulated(place, 3, algorithm=algorithm, updates=list(LOSSY))
+    mean = sum(parts.clients.get(client)["z"] for client in range(5)) / 5
+    torch.testing.assert_close(simulation.w, mean, rtol=1e-9, atol=1e-12)
+
+
+def test_psi_is_sent_where_the_mean_is_not_what_clients_sent(place):
+    """SCAFFOLD with equal steps sends Δ alone, twice as much behind a bound on Δ̄."""
+    sent = [
+        run(place, f"run-{number}", algorithm={"name": "scaffold"}, means=means).metrics[-1]["bytes_up"]
+        for number, means in enumerate(([], [{"clip": {"norm": 0.01}}]))
+    ]
+    assert sent[1] == 2 * sent[0]
+
+
+def test_the_server_sees_the_means_behind_its_list(place):
+    """‖Δ̄‖² of the record, and the step, are those behind a bound; a part of the user's multiplies all vectors."""
+    found = run(place, "clipped", means=[{"clip": {"norm": 0.01}}])
+    assert [row["delta_sq"] for row in found.metrics] == pytest.approx([1e-4] * 3, rel=1e-6)
+    halved = run(place, "halved", means=[{"factory": "terngrad:Damped", "args": {"gain": 0.5}}], rounds=1)
+    step = run(place, "step", algorithm={"name": "fedavg", "server_lr": 0.5}, rounds=1)
+    assert halved.metrics[0]["test_loss"] == step.metrics[0]["test_loss"]
+    averages = [
+        run(place, f"average-{number}", means=means, rounds=1, evaluate={"model": "client-average"})
+        for number, means in enumerate(([], [{"factory": "terngrad:Damped", "args": {"gain": 0.5}}]))
+    ]
+    assert averages[0].metrics[0]["test_loss"] == averages[1].metrics[0]["test_loss"]
+
+
+def test_a_bounded_mean_holds_against_an_attacker(place):
+    """One client of five sends a hundred times its update."""
+    attack = {"attack": {"clients": [2], "factor": -100.0}}
+    open_to_it = run(place, "open", updates=[attack])
+    bounded = run(place, "bounded", updates=[attack, {"clip": {"norm": 0.3}}])
+    centred = run(place, "centred", updates=[attack, {"centred-clip": {"norm": 0.3}}])
+    assert open_to_it.metrics[-1]["test_loss"] > 3 * bounded.metrics[-1]["test_loss"]
+    assert all(row["delta_sq"] <= 0.3**2 * (1 + 1e-6) for row in bounded.metrics)
+    assert all(row["delta_sq"] <= (0.3 * t) ** 2 * (1 + 1e-6) for t, row in enumerate(centred.metrics, start=1))
+    assert all(abs(row["mean_delta_sq"]) <= 0.3**2 * (1 + 1e-6) for row in bounded.metrics)
+
+
+QUIET = """
+from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.types import Method, ServerUpdate
+
+
+class Silent(ServerStep):
+    def step(self, w, state, means, context):
+        return ServerUpdate(w - means.mean_delta_sq * means.delta)
+
+
+class Plainly(Silent):
+    reads = frozenset()
+
+
+class Sends:
+    pass
+
+
+def silent():
+    return Method("silent", Plain(), Silent())
+
+
+def plainly():
+    return Method("plainly", Plain(), Plainly())
+"""
+QUANTIZE, TOP, BOUND = {"quantize": {"bits": 4}}, {"topk": {"fraction": 0.1}}, {"clip": {"norm": 1.0}}
+REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "fedexp": (
+        {"algorithm": "fedexp", "updates": [QUANTIZE]},
+        r"updates: quantize with fedexp has no meaning: its step",
+    ),
+    "scaffold-exp": ({"algorithm": "scaffold-exp", "updates": [TOP]}, "topk with scaffold-exp has no meaning"),
+    "fedexp-m": (
+        {"algorithm": "fedexp-m", "means": [BOUND]},
+        "means: clip with fedexp-m has no meaning",
+    ),
+    "feddyn": (
+        {"algorithm": {"name": "feddyn", "alpha": 0.1}, "means": [BOUND]},
+        "means: clip with feddyn has no meaning: its state adds up what clients sent",
+    ),
+    "average": ({"evaluate": {"model": "cohort-average"}, "updates": [TOP]}, "cohort-average has no meaning"),
+    "silent": ({"algorithm": "quiet:silent", "updates": [TOP]}, "Silent does not say what it reads"),
+    "unknown": ({"updates": [{"topq": {}}]}, "unknown part 'topq' in updates; did you mean 'topk'"),
+    "elsewhere": ({"means": [TOP]}, "unknown part 'topk' in means; it is a part of 'updates'"),
+    "parameter": ({"updates": [{"topk": {"share": 0.1}}]}, r"unknown key 'updates\.0\.topk\.share'"),
+    "missing": ({"updates": [{"topk": {}}]}, r"key 'updates\.0\.topk\.fraction' is missing"),
+    "value": ({"updates": [{"quantize": {"bits": 9}}]}, r"updates\.0\.quantize\.bits"),
+    "twice": ({"updates": [QUANTIZE, "sign"]}, "numbers are coded twice"),
+    "order": ({"updates": [QUANTIZE, TOP]}, "topk and randk behind a part that chooses or codes entries"),
+    "no-part": ({"updates": [{"factory": "quiet:Sends"}]}, r"expected a hpcfed\.UpdatePart, got Sends"),
+    "no-delta": (
+        {"algorithm": {"name": "fedsplit", "variant": "act"}, "means": [BOUND]},
+        "this method's clients report no Δ_i",
+    ),
+    "client": ({"updates": [{"attack": {"clients": [5]}}]}, "expected clients from 0 to 4, got 5"),
+    "scales": ({"updates": [{"clip": {"norm": 1.0, "scales": {"psi": 2.0}}}]}, "fedavg reports no 'psi'"),
+    "form": ({"updates": [{"topk": {"fraction": 0.1}, "sign": {}}]}, r"updates\.0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_meaning_is_refused_in_one_line(case, place):
+    changes, words = REFUSED[case]
+    (place / "quiet.py").write_text(QUIET)
+    with pytest.raises(hpcfed.InputError, match=words) as refused:
+        run(place, "run", python_path=[str(place)], **changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_rule_that_says_what_it_reads_is_taken(place):
+    (place / "quiet.py").write_text(QUIET)
+    assert len(run(place, "run", python_path=[str(place)], algorithm="quiet:plainly", updates=[TOP]).metrics) == 3
+
+
+WRONG: Mapping[str, tuple[str, str]] = {
+    "shape": ("return Sent({name: v[1:] for name, v in vectors.items()})", "its 'delta'"),
+    "names": ("return Sent({})", "the names of its vectors"),
+    "kind": ("return vectors", "its answer"),
+    "memory": ("CALLS.append(1); return Sent({n: v * len(CALLS) for n, v in vectors.items()})", "a different"),
+    "writes": ("[v.mul_(2) for v in vectors.values()]; return Sent(vectors)", "written to in place"),
+    "state": ("return Sent(vectors, {'e': vectors['delta']})", "a name of its answer|its state 'e'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_part_of_the_users_is_checked(case, place):
+    body, words = WRONG[case]
+    program = "from hpcfed import UpdatePart\nfrom hpcfed.updates import Sent\nCALLS = []\n\n\nclass Own(UpdatePart):\n"
+    program += f"    def send(self, vectors, state, shared, context):\n        {body}\n"
+    (place / f"own_{case}.py").write_text(program)
+    with pytest.raises(hpcfed.InputError, match=words):
+        run(place, "run", python_path=[str(place)], updates=[{"factory": f"own_{case}:Own"}])
+
+
+def test_a_part_of_the_users_in_one_file(place):
+    """`terngrad.py` is unbiased, sends two bits a parameter, and has at most 80 lines."""
+    assert len((Path(__file__).parent / "terngrad.py").read_text().splitlines()) <= 80
+    found = run(place, "run", updates=[{"factory": "terngrad:Ternary"}], rounds=2)
+    parameters = sum(parameter.numel() for parameter in found.module.parameters())
+    assert found.metrics[-1]["bytes_up"] == 2 * 5 * ((2 * parameters + 32 + 7) // 8)
+    recorded = load_recipe(found.folder / "recipe.yaml")
+    assert recorded.updates[0].factory == "terngrad:Ternary"
+
+
+def test_the_page_has_every_part_with_its_keys_and_the_file():
+    page = (ROOT / "docs" / "updates.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip(" `"): line for line in page.splitlines() if line.startswith("| `")}
+    assert {*rows} == {name for _, name in ALL}
+    for key, name in ALL:
+        assert [field for field in updates.named(key)[name].model_fields if f"`{field}" not in rows[name]] == []
+    assert (ROOT / "tests" / "contract" / "terngrad.py").read_text(encoding="utf-8") in page
+
+
+def test_the_recorded_recipe_has_all_parameters_and_goes_on(place):
+    found = run(place, "run", updates=[TOP, "sign"], rounds=2)
+    recorded = load_recipe(found.folder / "recipe.yaml")
+    assert [part.args for part in recorded.updates] == [{"fraction": 0.1, "feedback": True}, {"feedback": True}]
+    assert len(run(place, "run", updates=[TOP, {"sign": None}], rounds=3).metrics) == 3
