@@ -190,7 +190,7 @@ def _predicted(
 
     def modelled(ranks: int, cohort: int) -> tuple[float, float, Load]:
         work, num_bytes = load(recipe, sizes, ranks, cohort), reduced_bytes(first, ranks, cohort)
-        return model.round(ranks, cohort, work.slowest, num_bytes), model.allreduce(ranks, num_bytes), work
+        return model.round(ranks, cohort, work, num_bytes), model.allreduce(ranks, num_bytes), work
 
     seconds, allreduce, work = modelled(ranks, cohort)
     base, *_ = modelled(first.ranks, cohort if mode == "strong" else max(1, round(cohort / growth)))
