@@ -86,6 +86,15 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
     }
 
 
+def doubt_of_start(script: Path) -> str:
+    """Return a line with SLURM's answer if no nodes could start the job of a script, as ``sbatch --test-only`` says."""
+    tried = _slurm(["sbatch", "--test-only", *_options(script.read_text(encoding="utf-8")), str(script)])
+    if tried.returncode == 0:
+        return ""
+    remedy = "it waits until the cluster changes; if it asks for more than there is, scancel it and submit it with less"
+    return f"SLURM could not start this job on its nodes as they are ({last_line(tried.stderr)}): {remedy}"
+
+
 def jobs_named(label: str) -> list[QueuedJob]:
     """Return this user's pending and running jobs of a name.
 
