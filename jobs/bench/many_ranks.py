@@ -13,6 +13,8 @@ import time
 import numpy as np
 
 from hpcfed.ranks.placement import Placement, homes
+from hpcfed.ranks.pulse import neighbours
+from hpcfed.reduce.slots import RANK_SLOT
 
 RANKS = (64, 1024, 4096)
 ROUNDS = 12
@@ -51,6 +53,10 @@ def main() -> None:
                 place, learn, away = placing(ranks, deviation, spread_of_speeds)
                 speeds = f"± {spread_of_speeds:.0%}"
                 print(f"{ranks:5}  {name:9}  {speeds:>6}  {place:10.2f}  {learn:11.2f}  {away:14.0f}", flush=True)
+    print("ranks  partners of signs of life  bytes of all ranks in an Allreduce")
+    for ranks in RANKS:
+        partners = max(len(neighbours(rank, ranks)) for rank in range(ranks))
+        print(f"{ranks:5}  {partners:25}  {RANK_SLOT.itemsize * ranks:34}")
 
 
 if __name__ == "__main__":

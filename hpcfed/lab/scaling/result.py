@@ -136,7 +136,7 @@ def _remedy(measured: Sequence[RankTimes]) -> str:
             "cohorts of a single size do not tell the cost of a round from that of a sample; in a schedule's place "
             "give 'cohort.schedule=null cohort.size=16', for which a quarter and a half are measured too"
         )
-    return "measure more rounds (--rounds) on a machine that is quiet"
+    return "measure more rounds (--rounds) of larger cohorts (cohort.size), which take longer, on a quiet machine"
 
 
 def _basis(measured: Sequence[RankTimes]) -> str:

@@ -21,8 +21,12 @@ from hpcfed.errors import EnvironmentFailure, InputError
 SUFFIX, CANCEL = "sbatch", "scancel"
 PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
 """The `srun --mpi` plugin of each MPI; under another one every rank would be a world of one."""
-TOGETHER = "--wait=60"
-"""Ends a step 60 s after its first rank: all leave together, and srun lets the others of a rank that died wait."""
+TOGETHER = "--wait=30"
+"""Ends a step 30 s after its first rank: all leave together, and srun lets the others of a rank that died wait.
+
+Not at once, by ``--kill-on-bad-exit``: a run that stops early leaves with 75 on all ranks, and the first to go would
+have srun kill the others on their way out, which looks like a rank that died.
+"""
 REQUEUE = ("requeue", "no-requeue")
 """Options of sbatch that `Job.requeue` stands for."""
 OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
