@@ -288,6 +288,7 @@ class FusedDescent:
             for slot, constant in constants.items():
                 if constant is not None:
                     self._constants.put(slot, constant)
+        self._hidden = self._keep > 0 and self._network.hide(self._layers)
 
     def take_steps(
         self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor, keys: Tensor | None = None
@@ -297,9 +298,9 @@ class FusedDescent:
         outputs = []
         for x_step, encoded_step, of_step in zip(x.flatten(3).unbind(1), encoded.unbind(1), short, strict=True):
             keep, scale = self._factors()
-            outputs.append(
-                self._network.descend(self._layers, x_step, encoded_step, keep, self._lr / scale, self._scale, of_step)
-            )
+            factors = keep, self._lr / scale, self._scale
+            z = self._network.descend(self._layers, x_step, encoded_step, *factors, of_step, hidden=self._hidden)
+            outputs.append(z)
             self._scale = scale
             if self._constants is not None:
                 self.stacks.flat.sub_(self._constants.flat, alpha=self._lr / scale)
