@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcfed.assembly import build_model, resolve
 from hpcfed.config.factory import named_code
-from hpcfed.config.limits import seconds_of
+from hpcfed.config.limits import watchdog_limit
 from hpcfed.config.load import given_twice, load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.modules import forget, outdated
@@ -118,7 +118,7 @@ def run_resolved(
 ) -> Result:
     """Run a resolved recipe, the same on every rank; `twice` are overrides that replaced others of their key."""
     refuse_both(fresh, accept_code)
-    watchdog.limit = seconds_of(recipe.watchdog)
+    watchdog.limit = watchdog_limit(recipe.watchdog)
     watchdog.stage("start: run folder")
     folder = RunFolder(recipe.output, fresh=fresh)
     if accept_code:

@@ -14,7 +14,7 @@ from hpcfed.assembly import assemble
 from hpcfed.assembly.auto_device import refuse_another_device
 from hpcfed.assembly.left_out import without_facts
 from hpcfed.assembly.remarks import remarks
-from hpcfed.config.limits import seconds_of
+from hpcfed.config.limits import watchdog_limit
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import blamed, see_log
 from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError
@@ -64,7 +64,7 @@ def train(
     Raises:
         Stopped: a signal or the clock ended the run early, with a checkpoint.
     """
-    watchdog = watchdog or Watchdog(world, seconds_of(recipe.watchdog))
+    watchdog = watchdog or Watchdog(world, watchdog_limit(recipe.watchdog))
     with (
         watchdog.watching(),
         folder.held(world),
@@ -209,7 +209,8 @@ def _rounds(session: Session, stopping: Stopping) -> str | None:
         Stopped: a signal or the clock ended them, and the same command goes on.
     """
     recipe, round, early = session.recipe, session.checkpoints.done, Request.NOTHING
-    with session.parts.watchdog.rounds():
+    parts = session.parts
+    with parts.watchdog.rounds(signs=parts.mpi_is_free):
         while round < recipe.rounds and stopping.reason is None and not early:
             round += 1
             # 1. Train a cohort: local work, one Allreduce, the server's step.
@@ -224,6 +225,7 @@ def _rounds(session: Session, stopping: Stopping) -> str | None:
             is_last = round == recipe.rounds or stopping.reason is not None
             early = Request.NOTHING if is_last else result.requests & ENDING_REQUESTS
             _save(session, round, result, stopping, is_last=is_last, early=bool(early))
+            parts.watchdog.round_done()
     session.parts.watchdog.stage("end: last checkpoint")
     session.checkpoints.finish()
     if early:

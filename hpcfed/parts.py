@@ -77,3 +77,8 @@ class Parts:
     arithmetic: Arithmetic
     """Of the recipe's ``bits``."""
     world: World
+
+    @property
+    def mpi_is_free(self) -> bool:
+        """Whether other threads may call MPI in a round: not where it sums a device's memory."""
+        return self.sum_on_device != self.world.sum_in_place

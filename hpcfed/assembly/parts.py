@@ -248,7 +248,7 @@ def _placement(
 ) -> Placement:
     home = homes(np.where(cohorts.present, federation.sizes, 0), world.size)
     balanced = recipe.balances(method.local.stateful)
-    return Placement(home, world.size, balanced=balanced, tile=engine.tile)
+    return Placement(home, world.size, balanced=balanced, tile=engine.tile, fixed_slots=engine.fixed_slots)
 
 
 def _draws(recipe: Recipe) -> bool:

@@ -39,6 +39,7 @@ SUBCOMMANDS = {
     "schema": "Print the JSON Schema of a recipe, for editors.",
     "estimate": "Say what a run will take, before it is submitted.",
     "submit": "Submit a recipe to SLURM, once, and have it requeued until it is done.",
+    "job-step": "Print the lines of shell with which a SLURM job of your own runs and goes on.",
     "bench": "Time rounds, start-up and the reduction beside the least they could take.",
     "scale": "Time a recipe on more and more ranks, and predict it on thousands.",
 }

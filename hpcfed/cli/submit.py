@@ -197,6 +197,7 @@ def _submit(
         return
     click.echo(text, nl=False)
     click.echo(f"{job.name}: submitted as job {', then '.join(numbers)}, from {shlex.quote(str(script))}")
+    _warn_once(scheduler.doubt_of_start(script))
 
 
 def _warn_once(text: str) -> None:

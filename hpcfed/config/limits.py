@@ -87,8 +87,8 @@ SECONDS = {"s": 1, "min": 60, "h": 3600}
 _TIME = {"type": "string", "pattern": rf"^(?![0.]+\s*[a-z]+$){PERIOD.pattern}$"}
 A_PERIOD = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_COUNT}, _TIME]}
 """JSON Schema of the values that `a_period` accepts."""
-A_TIME_OR_0 = {"anyOf": [{"const": 0}, _TIME]}
-"""JSON Schema of the values that `a_time_or_0` accepts."""
+A_WATCHDOG = {"anyOf": [{"enum": ["auto", 0]}, _TIME]}
+"""JSON Schema of the values that `a_watchdog` accepts."""
 
 
 def a_period(value: Any) -> Any:
@@ -100,11 +100,16 @@ def a_period(value: Any) -> Any:
     raise ValueError(f"a number of rounds, at most {MAX_COUNT}, or a time such as '10min' (s, min, h)")
 
 
-def a_time_or_0(value: Any) -> Any:
-    """Validate a time, or 0 for none."""
-    if value is not False and (value == 0 or (isinstance(value, str) and seconds_of(value))):
+def a_watchdog(value: Any) -> Any:
+    """Validate ``auto``, a time, or 0 for none."""
+    if value is not False and (value in ("auto", 0) or (isinstance(value, str) and seconds_of(value))):
         return value
-    raise ValueError("a time such as '30min' (s, min, h), or 0 for none")
+    raise ValueError("auto, a time such as '30min' (s, min, h), or 0 for none")
+
+
+def watchdog_limit(value: int | str) -> float | Literal["auto"] | None:
+    """Return the limit of a watchdog in seconds; None for none."""
+    return "auto" if value == "auto" else seconds_of(value)
 
 
 def seconds_of(every: int | str) -> float | None:

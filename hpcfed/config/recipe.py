@@ -26,7 +26,7 @@ from pydantic import (
 from hpcfed.config.clients import BatchSize, EvaluateClients, Without, a_client_or_several
 from hpcfed.config.limits import (
     A_SCHEDULE,
-    A_TIME_OR_0,
+    A_WATCHDOG,
     REAL_RANGE,
     Checkpoint,
     Count,
@@ -36,8 +36,8 @@ from hpcfed.config.limits import (
     Stop,
     a_guess,
     a_schedule,
-    a_time_or_0,
     a_tuple,
+    a_watchdog,
     on_or_off,
 )
 from hpcfed.config.metrics import ALWAYS_MEASURED, CLIENT_COLUMNS, METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
@@ -510,9 +510,9 @@ class Recipe(Section):
     sentinel: Annotated[Literal["on", "off", "strict"], BeforeValidator(on_or_off)] = "on"
     """Trains at most 1 % of the tiles once more elsewhere and compares updates; `strict` ends a run where they
     differ (exit code 4). Without effect on the result."""
-    watchdog: Annotated[int | str, PlainValidator(a_time_or_0), WithJsonSchema(A_TIME_OR_0)] = "30min"
-    """How long one client's training may take, or a rank be silent outside of the rounds, before the run counts as
-    stuck; 0: for ever."""
+    watchdog: Annotated[int | str, PlainValidator(a_watchdog), WithJsonSchema(A_WATCHDOG)] = "auto"
+    """How long one client's training may take, or a rank be silent, before the run counts as stuck. `auto`: from the
+    second round on 5 minutes, for training ten times the longest round if that is more; before it 30. 0: for ever."""
     client_state: Literal["device", "host", "disk"] = "device"
     """Where clients' states lie between rounds: `device`, then `host` where it is full, then `disk` ($TMPDIR).
     Without effect on the result: a run may go on with another."""

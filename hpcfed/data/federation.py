@@ -91,9 +91,9 @@ class Federation:
         x_dtype, y_dtype: of the returned arrays, in native byte order.
     """
 
-    def __init__(self, path: Path, file: h5py.File, access: str = "mmap"):
+    def __init__(self, path: Path, file: h5py.File, access: str = "mmap", *, labels_checked: bool = False):
         self.path = path
-        self._file = file
+        self._file, self._targets_checked = file, labels_checked
         for name in MEMBERS:
             self._member(name)
         self._storage = Storage(file, path, access)
@@ -114,8 +114,13 @@ class Federation:
         self.features = self._read_features()
 
     @classmethod
-    def open(cls, path: str | Path, access: str = "mmap") -> Federation:
-        """Open and validate a federation file; `access` is one of `hpcfed.data.storage.ACCESS`.
+    def open(cls, path: str | Path, access: str = "mmap", *, labels_checked: bool = False) -> Federation:
+        """Open and validate a federation file.
+
+        Args:
+            path: of the file.
+            access: one of `hpcfed.data.storage.ACCESS`.
+            labels_checked: whether its labels are not to be read and checked, since another rank does so.
 
         Raises:
             InputError: it is missing, not HDF5, truncated, not a federation, of another version, or inconsistent.
@@ -141,7 +146,7 @@ class Federation:
             remedy = "copy or prepare it again" if truncated else REMEDY
             raise InputError(what, where=str(path), remedy=remedy) from error
         try:
-            return cls(path, file, access)
+            return cls(path, file, access, labels_checked=labels_checked)
         except InputError:
             file.close()
             raise
@@ -171,7 +176,7 @@ class Federation:
             InputError, EnvironmentFailure: as `client`.
         """
         parts = self._parts(clients)
-        y = self._y.joined(parts, touched=self._targets_checked)
+        y = self._y.joined(parts, touched=self._targets_read)
         if not self._targets_checked:
             for k, own in zip(clients, np.split(y, np.cumsum(self.sizes[clients])[:-1]), strict=True):
                 self._check_values(own, f"/train/y of client {k}")
@@ -181,7 +186,7 @@ class Federation:
         """Start reading the samples of some clients from disk in the background."""
         parts = self._parts(clients)
         self._x.expect(parts)
-        if not self._targets_checked:  # else they were read at opening
+        if not self._targets_read:  # at opening
             self._y.expect(parts)
 
     def train(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -427,12 +432,13 @@ class Federation:
             raise self._wrong("/train/x and /test/x", expected="integer tokens", got="floating point")
         if self.task not in OF_NUMBERS and "f" in (self._y.dtype.kind, self._test_y.dtype.kind):
             raise self._wrong("/train/y and /test/y", expected="integer labels", got="floating point")
-        size = math.prod(self._y.shape)
-        self._targets_checked = size <= LABELS_CHECKED_AT_OPEN
-        if self._targets_checked:
+        are_few = math.prod(self._y.shape) <= LABELS_CHECKED_AT_OPEN
+        self._targets_read = are_few and not self._targets_checked
+        if self._targets_read:
             self._check_values(self._y[:], "/train/y")
-        if math.prod(self._test_y.shape) <= LABELS_CHECKED_AT_OPEN:
+        if math.prod(self._test_y.shape) <= LABELS_CHECKED_AT_OPEN and not self._targets_checked:
             self._check_values(self._test_y[:], "/test/y")
+        self._targets_checked = are_few
 
     def _check_values(self, targets: np.ndarray, where: str) -> None:
         """Refuse labels outside the classes, and targets that are not finite."""

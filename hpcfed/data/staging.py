@@ -18,7 +18,7 @@ STAGE = "stage"
 
 
 def open_federation(path: Path, access: str, world: World) -> Federation:
-    """Open the file on this rank; a collective call.
+    """Open the file on this rank; a collective call. Rank 0 checks the labels, of copies the first rank of each host.
 
     ``stage`` copies the file to ``$TMPDIR`` (which sites point to local scratch), once per host by its first rank, and
     maps the copy. The copy is unlinked as soon as the host's ranks have opened it, so its space is freed when they end,
@@ -29,13 +29,13 @@ def open_federation(path: Path, access: str, world: World) -> Federation:
         EnvironmentFailure: there is no room for the copy, or a disk failed.
     """
     if access != STAGE:
-        return world.together(lambda: Federation.open(path, access))
+        return world.together(lambda: Federation.open(path, access, labels_checked=not world.is_root))
     first = world.hosts.index(world.hosts[world.rank])
     copies: list[Path] = []  # of this rank, if it is the first on its host
     try:
         world.together(lambda: copies.append(_copy(path)) if first == world.rank else None)
         (copy,) = world.gather(copies)[first]
-        staged = world.together(lambda: Federation.open(copy))
+        staged = world.together(lambda: Federation.open(copy, labels_checked=first != world.rank))
         staged.path = path  # which messages name: the copy is gone
         return staged
     finally:

@@ -1,9 +1,9 @@
 """Placement: which rank trains which client.
 
 A client's home rank is fixed for the run; homes are balanced by samples. ``placement: static`` trains each client at
-home. ``balanced`` spreads each round's cohort over the ranks by their work, the observed costs of samples and steps,
-and each rank's observed speed; a client's state, if any, moves to the rank that trains it next. Results are
-bit-identical either way.
+home. ``balanced`` keeps members of a round's cohort at home up to the round's least duration, and spreads the others
+over the ranks, by the observed costs of samples and steps and each rank's observed speed; a client's state, if any,
+moves to the rank that trains it next. Results are bit-identical either way.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import mul
+from heapq import heapreplace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,16 +21,18 @@ LEARNED, KEPT = 0.1, 0.95
 COLLINEAR_PIVOT = 1e-3
 """Relative size of a pivot below which terms of the work are too collinear to separate their costs."""
 EXPLANATIONS = ((0,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2))
-"""Candidate terms of the cost, simplest first: samples (0), steps (1), clients (2).
+"""Candidate terms of the cost, simplest first: samples (0), steps of tiles (1), clients (2).
 
-Never steps alone: one more client in a group would then be free, and all would go to the rank that seems the fastest.
+Never steps alone: one more client in a tile would then be free, and all would go to the rank that seems the fastest.
 """
 SIGNIFICANT = 4.0
 """Squared standard errors from which an improvement of the fit is significant."""
-ROUNDING = 1e-9
-"""Relative tolerance for sums of the same work in different orders of addition."""
-SMALL_SHARE = 0.25
-"""Share of a rank's fair share up to which members are placed in bulk."""
+TOLERANCE = 0.02
+"""Relative difference of ends that is within the noise of estimated costs and speeds: members stay at home for it."""
+KEPT_AT_HOME = (1.0, 0.75, 0.5)
+"""Shares of a round up to which members stay at home, tried in turn: the fewer stay, the better the rest fits in."""
+LIKE = 2.0
+"""Largest ratio of the costs of members that are dealt out with one order of ranks."""
 FASTEST = 16.0
 """Largest factor by which a rank's estimated speed departs from the average."""
 
@@ -54,8 +56,8 @@ class WorkCost:
     """Cost model of a rank's share of a round.
 
     Attributes:
-        sample, step, client: cost of each sample visited, each sequential step, and each client, in any one unit.
-        tile: slots in which clients take their steps together: a rank takes the steps of ⌈clients / tile⌉ of them.
+        sample, step, client: cost of each sample visited, each step of a tile, and each client, in any one unit.
+        tile: R, slots in which clients take their steps together, filled or not: a tile takes its longest member's.
     """
 
     sample: float = 1.0
@@ -64,29 +66,69 @@ class WorkCost:
     tile: int = 1
 
     def of(self, loads: np.ndarray) -> np.ndarray:
-        """Return ranks' costs, (P,), of loads (4, P): samples, steps, steps of the longest client, clients."""
-        samples, chain, clients = self.parts(loads)
-        return self.sample * samples + self.step * chain + self.client * clients
+        """Return ranks' costs, (P,), of loads (3, P): samples, steps of tiles, clients."""
+        samples, steps, clients = loads
+        return self.sample * samples + self.step * steps + self.client * clients
 
-    def parts(self, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the terms of the cost, (P,) each: samples, sequential steps, clients."""
-        samples, steps, longest, clients = loads
-        tiles = np.ceil(clients / self.tile)
-        return samples, np.maximum(tiles * steps / np.maximum(clients, 1), longest), clients
+
+def loads_of(
+    ranks: ArrayLike,
+    samples: np.ndarray,
+    steps: np.ndarray,
+    num_ranks: int,
+    tile: int = 1,
+    slots: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return what each rank has to do, (3, P): samples, steps of tiles, clients.
+
+    Args:
+        ranks, samples, steps: of each member, (S,).
+        num_ranks, tile: P and R.
+        slots: each member's slot where it is fixed, (S,).
+    """
+    ranks, leads = np.asarray(ranks, np.int64), np.arange(len(steps))
+    if tile > 1:
+        order = np.lexsort((-steps, ranks))
+        leads = order[_leads(ranks[order], _tiles(ranks[order], tile, None if slots is None else slots[order]))]
+    led = np.bincount(ranks[leads], steps[leads], num_ranks)
+    return np.array([np.bincount(ranks, samples, num_ranks), led, np.bincount(ranks, minlength=num_ranks)])
+
+
+def _number(groups: np.ndarray) -> np.ndarray:
+    """Return how many members of its group precede each, (S,), from groups in increasing order, (S,)."""
+    return np.arange(len(groups)) - np.searchsorted(groups, groups)
+
+
+def _tiles(ranks: np.ndarray, tile: int, slots: np.ndarray | None) -> np.ndarray:
+    """Return each member's tile on its rank, (S,), from ranks in increasing order, as `tiles.cut` cuts them."""
+    if slots is None or tile == 1:
+        return _number(ranks) // tile
+    keys = ranks * tile + slots
+    by_slot, found = np.argsort(keys, kind="stable"), np.empty(len(keys), np.int64)
+    found[by_slot] = _number(keys[by_slot])
+    return found
+
+
+def _leads(ranks: np.ndarray, tiles: np.ndarray) -> np.ndarray:
+    """Return the index of the first member of each tile, from each member's rank and tile there, (S,)."""
+    return np.unique(ranks * (tiles.max(initial=0) + 1) + tiles, return_index=True)[1]
 
 
 def spread(
     samples: ArrayLike,
     home: ArrayLike,
     num_ranks: int,
-    speeds: Sequence[float] | None = None,
+    speeds: ArrayLike | None = None,
     steps: ArrayLike | None = None,
     cost: WorkCost | None = None,
+    slots: np.ndarray | None = None,
 ) -> list[int]:
-    """Return a rank for each cohort member: longest first, at home while home has room, else where it ends soonest.
+    """Return a rank for each cohort member, (S,): at home where that delays no round, else where it ends soonest.
 
-    Members small beside a rank's fair share stay at home in bulk, the longest first, while home has room. All ranks
-    compute the same answer: sums are cumulative, with a fixed order of additions.
+    Members stay at home, the longest first, up to the least end that a round can have; the rest is dealt out. Where a
+    round would last longer so than with whole tiles dealt out, wherever their members are at home, that end is the
+    bound; and fewer stay at home until it is met. All ranks compute the same answer: sums are cumulative, with a fixed
+    order of additions.
 
     Args:
         samples: visited by each member, or its work in any unit, (S,).
@@ -95,63 +137,188 @@ def spread(
         speeds: work of each rank per unit of time, (P,); default: equal.
         steps: minibatches of each member, (S,).
         cost: of samples, steps and clients; default: of samples alone.
+        slots: each member's slot where it is fixed, (S,): a tile has each slot once.
     """
-    cost, chosen = cost or WorkCost(), np.array(home, np.int64)
-    if not len(chosen):
+    home = np.asarray(home, np.int64)
+    if not len(home):
         return []
-    takes = np.ones(num_ranks) if speeds is None else 1 / np.asarray(speeds)
-    taken = np.zeros(len(chosen)) if steps is None else np.asarray(steps, np.float64)
-    members = np.array([np.asarray(samples, np.float64), taken, taken, np.ones(len(chosen))])
-    alone, loads = cost.of(members), np.zeros((4, num_ranks))
-    longest_first = np.argsort(-alone, kind="stable")
-    fair_share = _whole(members, num_ranks, cost) / np.cumsum(1 / takes)[-1] * (1 + ROUNDING)
-
-    def place_one_by_one(places: np.ndarray) -> None:
-        for place in places.tolist():
-            more = _with(loads, members[:, place : place + 1])
-            ends = cost.of(more) * takes
-            if ends[chosen[place]] > fair_share:
-                soonest = int(ends.argmin())
-                if ends[soonest] < ends[chosen[place]]:
-                    chosen[place] = soonest
-            loads[:, chosen[place]] = more[:, chosen[place]]
-
-    is_small = alone * takes[chosen] <= SMALL_SHARE * fair_share
-    place_one_by_one(longest_first[~is_small[longest_first]])
-    small = longest_first[is_small[longest_first]]
-    by_home = small[np.argsort(chosen[small], kind="stable")]
-    rank = chosen[by_home]
-    up_to_each = _with(loads[:, rank], _running(members[:, by_home], rank))
-    stays = np.zeros(len(chosen), bool)
-    stays[by_home] = cost.of(up_to_each) * takes[rank] <= fair_share
-    for part in (0, 1, 3):
-        loads[part] += np.bincount(chosen[stays], members[part, stays], num_ranks)
-    np.maximum.at(loads[2], chosen[stays], taken[stays])
-    place_one_by_one(small[~stays[small]])
-    return chosen.tolist()
+    taken = np.zeros(len(home)) if steps is None else np.asarray(steps, np.float64)
+    takes = np.ones(num_ranks) if speeds is None else 1 / np.asarray(speeds, np.float64)
+    members = _Members(np.asarray(samples, np.float64), taken, home, takes, cost or WorkCost(), slots)
+    bound = members.least_end()
+    chosen = members.at_home_until(bound)
+    if members.end(chosen) > bound * (1 + TOLERANCE):
+        dealt = members.dealt()
+        bound, kept = members.end(dealt), iter(KEPT_AT_HOME)
+        while members.end(chosen) > bound * (1 + TOLERANCE):
+            share = next(kept, 0.0)
+            chosen = members.at_home_until(bound, share) if share else dealt
+    if members.end(members.home) <= members.end(chosen) * (1 + TOLERANCE):
+        return home.tolist()
+    return members.in_cohort(chosen).tolist()
 
 
-def _whole(members: np.ndarray, num_ranks: int, cost: WorkCost) -> float:
-    """Return a lower bound on the total cost of members, (4, S)."""
-    samples, steps, _, clients = np.cumsum(members, axis=1)[:, -1].tolist()
-    side_by_side = np.cumsum(np.sort(members[2])[::-1][:num_ranks])[-1]
-    return cost.sample * samples + cost.step * max(steps / cost.tile, side_by_side) + cost.client * clients
+class _Members:
+    """A cohort to be placed: its members in an order in which the longest come first.
+
+    Args:
+        samples, steps, home: of each member, (S,).
+        takes: time of each rank for a unit of work, (P,).
+        cost: of samples, steps and clients.
+        slots: each member's slot where it is fixed, (S,).
+
+    Attributes:
+        home: of each member in this order, (S,).
+    """
+
+    def __init__(
+        self,
+        samples: np.ndarray,
+        steps: np.ndarray,
+        home: np.ndarray,
+        takes: np.ndarray,
+        cost: WorkCost,
+        slots: np.ndarray | None,
+    ):
+        self._tile, self._takes = cost.tile, takes
+        own, led = cost.sample * samples + cost.client, cost.step * steps
+        self._order = np.lexsort((-own, -led)) if cost.tile > 1 else np.argsort(-(own + led), kind="stable")
+        self._own, self._led = (
+            own[self._order],
+            led[self._order],
+        )  # a member's cost in a tile of as many steps; of these
+        self.home = home[self._order]
+        self._slots = None if slots is None or cost.tile == 1 else slots[self._order]
+
+    def in_cohort(self, ranks: np.ndarray) -> np.ndarray:
+        """Return ranks of members, (S,), in the cohort's order."""
+        chosen = np.empty(len(ranks), np.int64)
+        chosen[self._order] = ranks
+        return chosen
+
+    def end(self, ranks: np.ndarray) -> float:
+        """Return when the last rank ends, from the members' ranks, (S,)."""
+        by_rank = np.argsort(ranks, kind="stable")
+        rank = ranks[by_rank]
+        slots = None if self._slots is None else self._slots[by_rank]
+        leads = by_rank[_leads(rank, _tiles(rank, self._tile, slots))] if self._tile > 1 else slice(None)
+        loads = np.bincount(ranks, self._own, len(self._takes))
+        return float(((loads + np.bincount(ranks[leads], self._led[leads], len(loads))) * self._takes).max())
+
+    def least_end(self) -> float:
+        """Return a lower bound on the end; the least end itself if no rank of similar speed needs two members."""
+        fastest_first, alone = np.sort(self._takes), self._own + self._led
+        if self._tile == 1 and len(alone) <= len(fastest_first):
+            ends = alone * fastest_first[: len(alone)]
+            last = int(ends.argmax())
+            if fastest_first[last] <= 2 * fastest_first[0]:
+                return float(ends[last])
+        nowhere = np.zeros(len(alone), np.int64)
+        led = self._led[_leads(nowhere, _tiles(nowhere, self._tile, self._slots))]
+        fair_share = (_sum(self._own) + _sum(led)) / _sum(1 / self._takes)
+        return float(max(fair_share, alone.max() * fastest_first[0]))
+
+    def at_home_until(self, end: float, share: float = 1.0) -> np.ndarray:
+        """Return ranks, (S,): at home for those whose tiles end there before a share of `end`; the rest is dealt out.
+
+        Members who end later even if they are alone at home are dealt out first.
+        """
+        end *= 1 + TOLERANCE
+        chosen, dealer = self.home.copy(), _Dealer(self._takes, self._tile)
+        roams = (self._own + self._led) * self._takes[self.home] > end
+        self._deal(np.flatnonzero(roams), dealer, chosen)
+        at_home = np.flatnonzero(~roams)
+        by_home = at_home[np.argsort(self.home[at_home], kind="stable")]
+        tiles = _tiles(self.home[by_home], self._tile, None if self._slots is None else self._slots[by_home])
+        if self._slots is not None:
+            by_tile = np.lexsort((tiles, self.home[by_home]))
+            by_home, tiles = by_home[by_tile], tiles[by_tile]
+        rank, more = self.home[by_home], self._own[by_home]
+        leads = _leads(rank, tiles)
+        more[leads] += self._led[by_home[leads]]
+        totals = np.cumsum(more)
+        up_to_each = dealer.load[rank] + totals - (totals - more)[np.searchsorted(rank, rank)]
+        stays = up_to_each * self._takes[rank] <= share * end
+        leads = leads[stays[leads]]
+        dealer.load += np.bincount(rank[stays], more[stays], len(self._takes))
+        dealer.clients += np.bincount(rank[stays], minlength=len(self._takes))
+        dealer.longest[rank[leads]] = self._led[by_home[leads]]  # of several tiles the last one's counts
+        self._deal(np.sort(by_home[~stays]), dealer, chosen)
+        return chosen
+
+    def _deal(self, places: np.ndarray, dealer: _Dealer, chosen: np.ndarray) -> None:
+        """Deal members out, the longest first; as whole tiles where slots are fixed."""
+        if self._slots is not None:
+            chosen[places] = self._dealt(places, dealer)
+            return
+        longest_first = places[np.argsort(-(self._own + self._led)[places], kind="stable")]
+        chosen[longest_first] = dealer.deal(self._own[longest_first], self._led[longest_first])
+
+    def dealt(self) -> np.ndarray:
+        """Return ranks, (S,), of whole tiles that are dealt out, wherever their members are at home."""
+        return self._dealt(np.arange(len(self.home)), _Dealer(self._takes))
+
+    def _dealt(self, places: np.ndarray, dealer: _Dealer) -> np.ndarray:
+        """Return ranks, (n,), of some members in whole tiles."""
+        nowhere = np.zeros(len(places), np.int64)
+        tile_of = _tiles(nowhere, self._tile, None if self._slots is None else self._slots[places])
+        whole = np.bincount(tile_of, self._own[places]) + self._led[places[_leads(nowhere, tile_of)]]
+        longest_first = np.argsort(-whole, kind="stable")
+        ranks = np.empty(len(whole), np.int64)
+        ranks[longest_first] = dealer.deal(whole[longest_first], np.zeros(len(whole)))
+        return ranks[tile_of]
 
 
-def _with(loads: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """Return the sum of two loads, (4, n) each, in which the longest client is the longer of the two."""
-    total = loads + more
-    np.maximum(loads[2], more[2], out=total[2])
-    return total
+class _Dealer:
+    """Deals members out, the longest first, each to the rank where it ends soonest.
 
+    Args:
+        takes: time of each rank for a unit of work, (P,).
+        tile: R; 1 also where each of the members is a whole tile.
 
-def _running(members: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Return the load, (4, S), of each member's rank up to that member, for members (4, S) sorted by rank, (S,)."""
-    first, totals = np.searchsorted(rank, rank), np.cumsum(members, axis=1)
-    loads = totals - (totals - members)[:, first]
-    apart = rank * (members[2].max(initial=0) + 1)
-    loads[2] = np.maximum.accumulate(members[2] + apart) - apart
-    return loads
+    Attributes:
+        load, clients: work and number of each rank's members so far, (P,).
+        longest: work of the steps of each rank's last tile, (P,).
+    """
+
+    def __init__(self, takes: np.ndarray, tile: int = 1):
+        self._takes, self._tile = takes, tile
+        self.load, self.longest = np.zeros(len(takes)), np.zeros(len(takes))
+        self.clients = np.zeros(len(takes), np.int64)
+
+    def deal(self, own: np.ndarray, led: np.ndarray) -> list[int]:
+        """Return a rank for each of some members, from their costs in a tile of as many steps, and of steps, (n,)."""
+        alone, ranks, first = own + led, [], 0
+        while first < len(own):
+            like = first + int((alone[first:] >= alone[first] / LIKE).sum())
+            ranks += self._deal_like(own[first:like], led[first:like])
+            first = like
+        return ranks
+
+    def _deal_like(self, own: np.ndarray, led: np.ndarray) -> list[int]:
+        """Deal out members of similar cost: the ranks' order by the first one's end holds for all."""
+        typical, steps, tile = float(own[0]), float(led[0]), self._tile
+        opens = self.clients % tile == 0
+        ends = (self.load + typical + np.where(opens, steps, np.maximum(steps - self.longest, 0.0))) * self._takes
+        order = np.lexsort((opens, ends)) if tile > 1 else np.argsort(ends, kind="stable")
+        soonest = order[: len(own)]  # no more ranks than members can be needed
+        load, clients, longest, takes = (
+            each[soonest].tolist() for each in (self.load, self.clients, self.longest, self._takes)
+        )
+        heap = list(zip(ends[soonest].tolist(), range(len(soonest)), strict=True))
+        places = []
+        for more, length in zip(own.tolist(), led.tolist(), strict=True):
+            place = heap[0][1]
+            begun = longest[place] if clients[place] % tile else 0.0
+            longest[place] = begun if begun > length else length
+            load[place] += more + longest[place] - begun
+            clients[place] += 1
+            begun = longest[place] if clients[place] % tile else 0.0
+            next_end = load[place] + typical + (steps - begun if steps > begun else 0.0)
+            heapreplace(heap, (next_end * takes[place], place))
+            places.append(place)
+        self.load[soonest], self.clients[soonest], self.longest[soonest] = load, clients, longest
+        return soonest[places].tolist()
 
 
 class Placement:
@@ -161,17 +328,18 @@ class Placement:
         home: home rank of each client, (N,).
         num_ranks: P.
         balanced: whether clients are trained where they end soonest, instead of at home.
-        tile: slots in which clients take their steps together, filled or not.
+        tile: R, slots in which clients take their steps together, filled or not.
+        fixed_slots: whether the slot of a member is its place in the cohort modulo R.
 
     A client's home moves with its state, to the rank that trained it last.
     """
 
-    def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool, tile: int = 1):
+    def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool, tile: int = 1, fixed_slots: bool = False):
         self._home = home.copy()
         self.balanced = balanced and num_ranks > 1
         self._num_ranks = num_ranks
-        self._cost = WorkCost(tile=tile)
-        self._speeds, self._rounds = [1.0] * num_ranks, 0
+        self._cost, self._fixed_slots = WorkCost(tile=tile), fixed_slots
+        self._speeds, self._rounds = np.ones(num_ranks), 0
         self._products, self._seen = [[0.0] * 4 for _ in range(4)], 0.0
 
     def home_of(self, clients: ArrayLike) -> np.ndarray:
@@ -191,51 +359,49 @@ class Placement:
         home = self.home_of(clients)
         if not self.balanced or not len(home):
             return home.tolist()
-        return spread(samples, home, self._num_ranks, self._speeds, steps, self._cost)
+        return spread(samples, home, self._num_ranks, self._speeds, steps, self._cost, self._slots(len(home)))
 
     def learn(self, ranks: Sequence[int], samples: np.ndarray, steps: np.ndarray, seconds: np.ndarray) -> None:
         """Update costs and speeds from each rank's seconds, (P,), and its members' samples and steps, (S,) each."""
         if not self.balanced:
             return
-        longest = np.zeros(self._num_ranks)
-        np.maximum.at(longest, ranks, steps)
-        visited, all_steps, clients = (
-            np.bincount(ranks, each, self._num_ranks) for each in (samples, steps, np.ones(len(samples)))
-        )
-        loads = np.array([visited, all_steps, longest, clients])
-        paid = list(zip(*(part.tolist() for part in self._cost.parts(loads)), strict=True))
-        self._learn_cost(paid, seconds.tolist())
-        self._learn_speeds(self._cost.of(loads).tolist(), seconds.tolist())
+        loads = loads_of(ranks, samples, steps, self._num_ranks, self._cost.tile, self._slots(len(ranks)))
+        self._learn_cost(loads, seconds)
+        self._learn_speeds(self._cost.of(loads), seconds)
 
-    def _learn_cost(self, paid: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> None:
+    def _slots(self, members: int) -> np.ndarray | None:
+        return np.arange(members) % self._cost.tile if self._fixed_slots else None
+
+    def _learn_cost(self, loads: np.ndarray, seconds: np.ndarray) -> None:
         """Fit the costs to the ranks' work and time by least squares, with smaller weights for older rounds.
 
         Times are scaled to a rank of average speed.
         """
-        rows = [(*parts, taken * speed) for parts, taken, speed in zip(paid, seconds, self._speeds, strict=True)]
-        columns = list(zip(*rows, strict=True))
+        columns = [*loads, seconds * self._speeds]
         self._products = [
-            [KEPT * seen + sum(map(mul, columns[i], columns[j])) for j, seen in enumerate(line)]
+            [KEPT * seen + _sum(columns[i] * columns[j]) for j, seen in enumerate(line)]
             for i, line in enumerate(self._products)
         ]
-        self._seen = KEPT * self._seen + len(rows)
+        self._seen = KEPT * self._seen + self._num_ranks
         sample, step, client = costs_of(self._products, self._seen)
         if sample or step or client:
             self._cost = WorkCost(sample, step, client, self._cost.tile)
 
-    def _learn_speeds(self, work: Sequence[float], seconds: Sequence[float]) -> None:
+    def _learn_speeds(self, work: np.ndarray, seconds: np.ndarray) -> None:
         """Update each rank's speed relative to the average, from its work and its time."""
-        rates = [done / taken if done > 0 and taken > 0 else 0.0 for done, taken in zip(work, seconds, strict=True)]
-        known = [rate for rate in rates if rate]
-        if not known:
+        known = (work > 0) & (seconds > 0)
+        if not known.any():
             return
-        average = sum(known) / len(known)
+        rates = work[known] / seconds[known]
+        shown = np.clip(rates / (_sum(rates) / len(rates)), 1 / FASTEST, FASTEST)
         self._rounds += 1
         share = max(LEARNED, 1 / (1 + self._rounds))  # at first a plain average over rounds
-        for rank, rate in enumerate(rates):
-            if rate:
-                shown = min(max(rate / average, 1 / FASTEST), FASTEST)
-                self._speeds[rank] += share * (shown - self._speeds[rank])
+        self._speeds[known] += share * (shown - self._speeds[known])
+
+
+def _sum(values: np.ndarray) -> float:
+    """Return the sum in the order of the values, on every processor."""
+    return float(np.cumsum(values)[-1])
 
 
 def costs_of(products: Sequence[Sequence[float]], seen: float) -> list[float]:

@@ -51,7 +51,7 @@ def made(ranks: int, truth: CostModel = TRUTH, **changes) -> RankTimes:
             cores=CORES,
             cohort=cohort,
             held_out=held_out,
-            load=Load(600.0 * -(-cohort // ranks), 600.0 * cohort / ranks),
+            load=Load(600.0 * -(-cohort // ranks), 600.0 * cohort / ranks, 1e-6 * ranks + 2e-7 * cohort**2),
             vector_bytes=1_400_000,
             client_bytes=40,
             rank_bytes=32,
@@ -129,7 +129,7 @@ def test_predictions_beyond_one_host_are_doubted() -> None:
     assert [row.cohort for row in told.predictions] == [700] * 4
     assert told.clients == 5000
     fast, slow = told.predictions[2].modelled, told.predictions[0].modelled
-    assert fast < slow / 9
+    assert fast < slow / 6
     assert told.predictions[3].efficiency < told.predictions[2].efficiency < 1
     json.dumps(told.plain())
 
@@ -195,7 +195,7 @@ def test_another_network_is_predicted_with_its_interval(folder: Path) -> None:
     near = told.model.allreduce(64, 1_400_000 + 40 * 96 + 32 * 64)
     far = CostModel(0, 0, 0, 1e-3, 1e-8).allreduce(64, 1_400_000 + 40 * 96 + 32 * 64)
     (plain,) = study(recipe, "strong", measured, np.array([600] * 96), [64]).predictions
-    assert row.modelled - (plain.modelled or 0) == pytest.approx(far - near)
+    assert row.modelled - (plain.modelled or 0) == pytest.approx(far - near, abs=5e-3)  # placing is measured each time
     assert row.interval is not None
     low, high = row.interval
     assert low <= row.modelled < high

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import hpcfed
+from hpcfed.cli.job_step import command as job_step
 from hpcfed.cli.reproduce import command as reproduce
 from hpcfed.cli.scale import command as scale
 from hpcfed.cli.study import command as study
@@ -75,7 +76,7 @@ def test_the_script_says_what_was_asked_for(folder: Path, site_file: Path) -> No
     assert wanted | {"exclusive", "qos=long", "requeue", "open-mode=append", "signal=B:USR1@120"} <= set(told)
     assert f'output="{folder}/run-%j.log"' in told
     srun = f"--mpi={'pmix' if launcher(sys.executable).mpi == 'Open MPI' else 'pmi2'}"
-    program = ["srun", srun, "--wait=60", sys.executable, "-m", "hpcfed", "run"]
+    program = ["srun", srun, "--wait=30", sys.executable, "-m", "hpcfed", "run"]
     arguments = [f"{folder}/recipe.yaml", "rounds=50", "threads=2", f'output="{folder}/run"']
     assert words(script) == program + arguments
     assert "OMP_NUM_THREADS=2 " in script
@@ -531,9 +532,26 @@ def test_the_ready_made_scripts_are_sound(script: Path) -> None:
 @pytest.mark.parametrize("script", REQUEUED, ids=lambda script: script.name)
 def test_the_ready_made_scripts_requeue_as_those_written_do(script: Path) -> None:
     text = script.read_text(encoding="utf-8")
-    assert text.endswith(f"\n{COMMON}")
+    assert text.splitlines()[-1].startswith('eval "$(hpcfed job-step || echo exit 4)"')
     assert {"requeue", "signal=B:USR1@120"} <= set(directives(text))
-    assert "\nrequeue=yes\n" in text
+    assert sum(not line.startswith("#") for line in text.splitlines()) <= 14
+    printed = CliRunner().invoke(job_step, [])
+    assert printed.exit_code == 0
+    assert printed.stdout.endswith(COMMON)
+
+
+def test_a_job_of_a_script_of_ones_own_passes_a_signal_on(folder: Path) -> None:
+    """SLURM's commands are missing here: neither a time limit is known, nor does anything go back into the queue."""
+    step = "import signal,sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [10])\nsignal.sigwait([10])\nsys.exit(75)"
+    (folder / "job.sh").write_text(
+        f"trap 'early=1' USR1\noutput=run\nkill -USR1 $$\nrun=({sys.executable} -c '{step}')\n"
+        f'eval "$({sys.executable} -m hpcfed job-step || echo exit 4)"\n'
+    )
+    env = JOB | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "job.sh"], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 75, done.stderr
+    (folder / "job.sh").write_text('eval "$(nothing job-step || echo exit 4)"\n')
+    assert subprocess.run(["bash", "job.sh"], env=JOB, capture_output=True, timeout=60).returncode == 4
 
 
 def test_the_page_on_clusters_shows_a_site_file_that_is_one(folder: Path) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
+from hpcfed.client.batched.tiles import cut
 from hpcfed.cohort import _bernoulli
-from hpcfed.ranks.placement import Placement, WorkCost, costs_of, homes, spread
+from hpcfed.ranks.placement import TOLERANCE, Placement, WorkCost, costs_of, homes, loads_of, spread
 from hpcfed.rng import Purpose, stream, torch_seed
 
 ADDRESSES = [
@@ -111,14 +112,51 @@ def test_the_last_rank_ends_soon_whatever_costs_time(tile):
         samples = steps * 10
         ways = [np.array(way) for way in itertools.product((0, 1), repeat=8)]
         chosen = np.array(spread(samples.tolist(), [0] * 8, 2, steps=steps.tolist(), cost=cost))
-        found, *others = (ends(loads_of(way, samples, steps, 2), cost) for way in (chosen, *ways))
+        found, *others = (ends(loads_of(way, samples, steps, 2, tile), cost) for way in (chosen, *ways))
         assert found <= 4 / 3 * min(others)
 
 
-def loads_of(ranks: np.ndarray, samples: np.ndarray, steps: np.ndarray, num_ranks: int) -> np.ndarray:
-    """What each rank has to do, (4, P)."""
-    mine = [ranks == rank for rank in range(num_ranks)]
-    return np.array([(samples[m].sum(), steps[m].sum(), steps[m].max(initial=0), m.sum()) for m in mine]).T
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_rank_takes_the_steps_of_each_of_its_tiles(fixed):
+    """As the tiles are cut where the clients are trained."""
+    rng, tile = np.random.default_rng(5), 4
+    steps, ranks = rng.integers(1, 9, size=30), rng.integers(3, size=30)
+    loads = loads_of(ranks, 10 * steps, steps, 3, tile, np.arange(30) % tile if fixed else None)
+    for rank in range(3):
+        mine = sorted(np.flatnonzero(ranks == rank).tolist(), key=lambda place: -steps[place])
+        tiles = cut(mine, tile, fixed_slots=fixed)
+        led = sum(max(steps[place] for place in own) for own in tiles)
+        assert loads[:, rank].tolist() == [10 * steps[mine].sum(), led, len(mine)]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(
+    ("members", "ranks", "tile"), [(20, 4, 5), (20, 8, 5), (200, 4, 20), (64, 4, 64), (100, 30, 5)]
+)
+def test_whole_tiles_are_dealt_out(members, ranks, tile, fixed):
+    """No rank has more tiles than the fewest possible, whoever is at home where."""
+    steps, home = np.full(members, 10), np.random.default_rng(6).integers(ranks, size=members)
+    slots = np.arange(members) % tile if fixed else None
+    cost = WorkCost(0.0, 1.0, 0.0, tile)
+    chosen = np.array(spread(10 * steps, home, ranks, steps=steps, cost=cost, slots=slots))
+    assert ends(loads_of(chosen, 10 * steps, steps, ranks, tile, slots), cost) == 10 * -(-members // tile // ranks)
+
+
+@pytest.mark.parametrize("spread_of_speeds", [0.0, 0.03])
+@pytest.mark.parametrize("ranks", [2, 64, 1024])
+def test_members_leave_home_only_where_that_shortens_the_round(ranks, spread_of_speeds):
+    """As many members as ranks, of equal ones those leave that share a home."""
+    rng = np.random.default_rng(7)
+    home = rng.permutation(np.repeat(np.arange(ranks), 4))[:ranks]
+    speeds = rng.normal(1, spread_of_speeds, ranks)
+    chosen = np.array(spread(np.full(ranks, 600), home, ranks, speeds))
+    assert np.bincount(chosen, minlength=ranks).max() == 1
+    assert np.sum(chosen != home) <= ranks - len(np.unique(home)) + ranks * 0.03
+    work = rng.lognormal(5, 1, ranks)
+    chosen = np.array(spread(work, home, ranks, speeds))
+    longest = (np.bincount(chosen, work, ranks) / speeds).max()
+    assert longest <= (1 + TOLERANCE) * max(work.max() / speeds.min(), work.sum() / speeds.sum())
+    assert np.mean(chosen != home) <= 0.1 or ranks == 2
 
 
 def costs_that_explain(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -157,7 +195,7 @@ def test_equal_clients_stay_spread_where_times_are_noise(seed):
         samples, steps = sizes[clients], sizes[clients] // 5
         ranks = np.array(placement.place(clients, samples, steps))
         assert 70 <= ranks.sum() <= 130
-        seconds = truth.of(loads_of(ranks, samples, steps, 2)) * rng.normal(1, 0.2, size=2).clip(0.5, 2)
+        seconds = truth.of(loads_of(ranks, samples, steps, 2, 256)) * rng.normal(1, 0.2, size=2).clip(0.5, 2)
         placement.learn(ranks.tolist(), samples, steps, seconds)
 
 
@@ -173,7 +211,9 @@ def test_balance_comes_with_what_is_learned(tile, speeds):
         clients = np.sort(rng.choice(1000, 200, replace=False))
         samples, steps = 2 * sizes[clients], 2 * -(-sizes[clients] // 10)
         ranks = np.array(placement.place(clients, samples, steps))
-        seconds = truth.of(loads_of(ranks, samples, steps, 4)) / np.array(speeds) * rng.uniform(0.97, 1.03, size=4)
+        seconds = (
+            truth.of(loads_of(ranks, samples, steps, 4, tile)) / np.array(speeds) * rng.uniform(0.97, 1.03, size=4)
+        )
         placement.learn(ranks.tolist(), samples, steps, seconds)
         imbalances.append(seconds.max() / seconds.mean())
     assert np.median(imbalances[10:]) < 1.1  # the times' own noise makes 1.03 of it; at home it is 1.2 and more

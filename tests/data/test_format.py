@@ -275,6 +275,20 @@ def test_truncated(tmp_path: Path, share: float) -> None:
         Federation.open(path)
 
 
+def test_labels_that_another_rank_checks_are_not_read_at_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_minimal(tmp_path / "f.h5", X, Y)
+    checked: list[str] = []
+    monkeypatch.setattr(Federation, "_check_values", lambda self, targets, where: checked.append(where))
+    with Federation.open(path, labels_checked=True) as federation:
+        assert federation.train()[1].tolist() == Y.tolist()
+        federation.client(0)
+    assert not checked
+    with Federation.open(path):
+        assert "/train/y" in checked
+
+
 def test_labels_of_large_files_are_checked_when_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federation_format, "LABELS_CHECKED_AT_OPEN", 5)
     labels = Y.copy()

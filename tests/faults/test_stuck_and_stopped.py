@@ -18,6 +18,23 @@ import pytest
 
 from tests.launch import HUNG, own_line
 
+SLOW = """
+import os, time
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+
+
+class Linear(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(12, 4)
+        Path(f"{MPI.COMM_WORLD.rank}.pid").write_text(str(os.getpid()))
+
+    def forward(self, x):
+        time.sleep(0.05)
+        return super().forward(x)
+"""
 AFTER_AN_ECHO = 1.5
 """Seconds after which a signal is a second one."""
 
@@ -34,6 +51,32 @@ def test_a_client_that_hangs_ends_the_job(place):
     assert "misbehaving.py" in log.read_text()
     assert "in hang" in log.read_text()
     assert place.checkpoints() == [2]
+
+
+@pytest.mark.one_mpi
+def test_a_rank_that_sleeps_goes_on_and_one_that_is_stopped_for_good_is_named(place):
+    """The other waits for it in a round's Allreduce; a stop is longer than a client's training may take."""
+    (place.path / "slow.py").write_text(SLOW)
+
+    def stop() -> None:
+        _awaited(place.run / "metrics.jsonl")
+        sleeper = psutil.Process(int((place.path / "1.pid").read_text()))
+        sleeper.suspend()
+        time.sleep(5)
+        sleeper.resume()
+        rounds = len(place.rows())
+        while len(place.rows()) < rounds + 3:
+            time.sleep(0.1)
+        sleeper.suspend()
+
+    changes = {"model": {"factory": "slow:Linear"}, "local": {"engine": "sequential", "steps": 1, "lr": 0.01}}
+    with _meanwhile(stop):
+        done = place.start(2, rounds=100_000, watchdog="3s", **changes)
+    assert done.returncode == 4, done.stderr
+    line = own_line(done.stderr)
+    assert re.search(r"waiting for other ranks, rank 0 on \S+: no sign of life from rank 1 on \S+ for 1\d s", line), (
+        line
+    )
 
 
 @pytest.mark.soak

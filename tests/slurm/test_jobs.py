@@ -116,6 +116,8 @@ def test_only_a_run_that_stopped_or_was_killed_with_something_new_is_requeued(
         ended = cluster.wait(number, JobState="COMPLETED" if code == 0 else "FAILED")
         assert (ended["ExitCode"], ended["Restarts"]) == (f"{code}:0", "0")
         assert not list(tmp_path.glob("*.deaths"))
+        said = (tmp_path / f"slurm-{number}.out").read_text()
+        assert ("a rank was killed (exit code 137), and the job is not requeued" in said) == (code == 137)
 
 
 def chained(cluster: Cluster, place: Path, *more: str) -> list[str]:

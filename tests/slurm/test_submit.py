@@ -31,6 +31,16 @@ def submitted(cluster: Cluster, place: Path, *more: str, env: Mapping[str, str] 
     return number
 
 
+def test_a_job_of_more_nodes_than_there_are_is_told(cluster: Cluster, place: Path) -> None:
+    done = call(cluster, place, "--nodes", "5")
+    (number,) = re.findall(r"submitted as job (\d+),", done.stdout)
+    assert "SLURM could not start this job on its nodes as they are (allocation failure: " in done.stderr
+    assert cluster.job(number)["JobState"] == "PENDING"
+    cluster.call("scancel", number, cwd=place)
+    done = call(cluster, place, "--nodes", "2", "-o", "begin=now+1hour")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.fixture
 def seen(place: Path) -> Path:
     """The file in which a job leaves its ranks' environment, in place of a run."""

@@ -40,6 +40,10 @@ class Scheduler(Protocol):
         """Return a line on anything that the script leaves open, "" for nothing."""
         ...
 
+    def doubt_of_start(self, script: Path) -> str:
+        """Return a line on why the cluster as it is cannot start the job of a script, "" if it can or is not asked."""
+        ...
+
     def jobs_named(self, label: str) -> list[QueuedJob]:
         """Return this user's pending and running jobs of a name.
 

@@ -97,12 +97,7 @@ def render(template: str, job: Job, site: Site, launch: Sequence[str], **facts: 
     Raises:
         InputError: the recipe is no file.
     """
-    environment = Environment(
-        loader=PackageLoader("hpcfed", "cluster/submit/schedulers"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=False,
-    )
-    environment.filters["quote"] = lambda word: shlex.quote(str(word))
+    environment = _templates()
     python = _expanding(site.python) if site.python else [shlex.quote(sys.executable)]
     ranks = [*(_expanding(site.launch) if site.launch else launch), *python]
     text = environment.get_template(template).render(
@@ -114,6 +109,21 @@ def render(template: str, job: Job, site: Site, launch: Sequence[str], **facts: 
         **facts,
     )
     return text.rstrip() + "\n"
+
+
+def job_step() -> str:
+    """Return what a script of one's own for SLURM ends with, in place of starting its ranks itself."""
+    return _templates().get_template("job-step.sh.j2").render().rstrip() + "\n"
+
+
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("hpcfed", "cluster/submit/schedulers"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=False,
+    )
+    environment.filters["quote"] = lambda word: shlex.quote(str(word))
+    return environment
 
 
 def _digest(recipe: Path) -> str:

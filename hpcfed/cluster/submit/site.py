@@ -3,7 +3,7 @@
 modules: [gcc/13, openmpi/5.0]         # loaded in this order
 setup: |                               # shell lines before the run
   source ~/venvs/hpcfed/bin/activate
-launch: srun --mpi=pmix --wait=60      # how ranks are started; default: srun with the plugin of this MPI
+launch: srun --mpi=pmix --wait=30      # how ranks are started; default: srun with the plugin of this MPI
 python: $SCRATCH/env/bin/python        # runs hpcfed there; default: the one that submits
 options: {account: project7, constraint: milan, exclusive: true}     # of sbatch; true makes a flag
 scheduler: slurm                       # or pbs

@@ -1,10 +1,11 @@
 """The time of a round on P ranks: a model of five parameters, fitted to measurements by least squares.
 
-    T(P, S) = fixed + member·S + sample·W + 2⌈log₂ P⌉·latency + 2(P − 1)/P·B·byte
+    T(P, S) = fixed + member·S + placing(P, S) + sample·W + 2⌈log₂ P⌉·latency + 2(P − 1)/P·B·byte
 
 W is the number of samples that the slowest rank visits, S the cohort, B the bytes of the round's one Allreduce, taken
-for Rabenseifner's: a reduce-scatter and an allgather of ⌈log₂ P⌉ messages each. Every rank has its own core or GPU;
-contention for memory, power or the network is not modelled.
+for Rabenseifner's: a reduce-scatter and an allgather of ⌈log₂ P⌉ messages each. `placing` is no parameter: every rank
+places the whole cohort by itself, which is measured for any P and S on the machine that predicts. Every rank has its
+own core or GPU; contention for memory, power or the network is not modelled.
 
 `latency` and `byte` come from the smallest and the largest bare Allreduces, `sample` from the slowest rank's local
 seconds, `fixed` and `member` from these and from the rest of the round. No parameter is negative; errors are relative
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcfed.lab.scaling.measure import RankTimes, Sample
+from hpcfed.lab.scaling.plan import Load
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class CostModel:
     """The fitted parameters.
 
     Attributes:
-        fixed: seconds of every round, on every rank: server step, record, placement.
+        fixed: seconds of every round, on every rank: server step, record.
         member: seconds for each member of the cohort, on every rank.
         sample: seconds for each sample visited, on the rank that trains.
         latency: seconds of a message.
@@ -47,9 +49,10 @@ class CostModel:
         latency, volume = _allreduce_terms(ranks, num_bytes)
         return self.latency * latency + self.byte * volume
 
-    def round(self, ranks: int, cohort: float, slowest: float, num_bytes: float) -> float:
-        """Return the seconds of a round whose slowest rank visits `slowest` samples."""
-        return self.fixed + self.member * cohort + self.sample * slowest + self.allreduce(ranks, num_bytes)
+    def round(self, ranks: int, cohort: float, load: Load, num_bytes: float) -> float:
+        """Return the seconds of a round."""
+        everywhere = self.fixed + self.member * cohort + load.placing
+        return everywhere + self.sample * load.slowest + self.allreduce(ranks, num_bytes)
 
     def on(self, latency: float, byte: float) -> CostModel:
         """Return the model of the same machines on another network."""
@@ -57,7 +60,7 @@ class CostModel:
 
     def of(self, sample: Sample) -> float:
         """Return the model's seconds for a measured sample."""
-        return self.round(sample.ranks, sample.cohort, sample.load.slowest, bytes_of(sample))
+        return self.round(sample.ranks, sample.cohort, sample.load, bytes_of(sample))
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ def fit(measured: Sequence[RankTimes]) -> CostModel:
     total = [sample.seconds["total"] for sample in samples]
     local = [sample.seconds["local"] for sample in samples]
     begin, each = _least_squares([(1.0, sample.load.slowest) for sample in samples], local, total)
-    left = [sample.seconds["rest"] - network.allreduce(sample.ranks, bytes_of(sample)) for sample in samples]
+    known = [network.allreduce(sample.ranks, bytes_of(sample)) + sample.load.placing for sample in samples]
+    left = [sample.seconds["rest"] - seconds for sample, seconds in zip(samples, known, strict=True)]
     end, member = _least_squares([(1.0, sample.cohort) for sample in samples], left, total)
     return CostModel(begin + end, member, each, latency, byte)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from hpcfed.cohort import Cohorts
 from hpcfed.config.load import of_rounds_alone
 from hpcfed.config.recipe import CohortSection, Recipe
 from hpcfed.errors import InputError
-from hpcfed.ranks.placement import homes, spread
+from hpcfed.ranks.placement import Placement, homes
 
 DRAWN_ROUNDS = 10
 """Rounds whose cohorts are drawn and placed to compute the slowest rank's load."""
@@ -30,10 +31,16 @@ class StudySetting:
 
 @dataclass(frozen=True)
 class Load:
-    """A round's work in samples visited, averaged over rounds: on the slowest rank, and per rank."""
+    """A round's work, averaged over rounds.
+
+    Attributes:
+        slowest, average: samples visited on the slowest rank, and per rank.
+        placing: seconds that every rank takes to place the cohort, and to learn from the ranks' times; measured here.
+    """
 
     slowest: float
     average: float
+    placing: float = 0.0
 
 
 def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[StudySetting]:
@@ -83,12 +90,17 @@ def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> L
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     balanced = recipe.balances(method.local.stateful or updates.build(recipe).stateful)
     drawn = Cohorts(recipe, sizes)
-    home, slowest, average = homes(sizes, ranks), [], []
+    placement = Placement(homes(sizes, ranks), ranks, balanced=balanced)
+    slowest, average, placing = [], [], []
     for round in range(1, min(DRAWN_ROUNDS, recipe.rounds) + 1):
         members = drawn.round(round)
-        at_home = home[members.clients]
-        where = spread(members.work, at_home, ranks) if balanced else at_home
+        started = time.process_time()
+        where = placement.place(members.clients, members.work, members.steps)
+        placed = time.process_time() - started
         per_rank = np.bincount(where, weights=members.work, minlength=ranks)
+        started = time.process_time()
+        placement.learn(where, members.work, members.steps, per_rank)
+        placing.append(placed + time.process_time() - started)
         slowest.append(per_rank.max())
         average.append(per_rank.mean())
-    return Load(float(np.mean(slowest)), float(np.mean(average)))
+    return Load(float(np.mean(slowest)), float(np.mean(average)), min(placing))

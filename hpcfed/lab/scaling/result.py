@@ -136,7 +136,7 @@ def _remedy(measured: Sequence[RankTimes]) -> str:
             "cohorts of a single size do not tell the cost of a round from that of a sample; in a schedule's place "
             "give 'cohort.schedule=null cohort.size=16', for which a quarter and a half are measured too"
         )
-    return "measure more rounds (--rounds) on a machine that is quiet"
+    return "measure more rounds (--rounds) of larger cohorts (cohort.size), which take longer, on a quiet machine"
 
 
 def _basis(measured: Sequence[RankTimes]) -> str:
@@ -190,7 +190,7 @@ def _predicted(
 
     def modelled(ranks: int, cohort: int) -> tuple[float, float, Load]:
         work, num_bytes = load(recipe, sizes, ranks, cohort), reduced_bytes(first, ranks, cohort)
-        return model.round(ranks, cohort, work.slowest, num_bytes), model.allreduce(ranks, num_bytes), work
+        return model.round(ranks, cohort, work, num_bytes), model.allreduce(ranks, num_bytes), work
 
     seconds, allreduce, work = modelled(ranks, cohort)
     base, *_ = modelled(first.ranks, cohort if mode == "strong" else max(1, round(cohort / growth)))

@@ -151,7 +151,7 @@ class Again:
         """
         self.round += 1
         recipe_due = due_after(self._code.recipe, self.round)
-        with self._watchdog.rounds():
+        with self._watchdog.rounds(signs=self._parts.mpi_is_free):
             result = self._simulation.round(self.round)
         test, train, of_clients = (one or other for one, other in zip(recipe_due, due, strict=True))
         scores, clients = self._scores(self.round, (test, train, of_clients))

@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config.limits import seconds_of
+from hpcfed.config.limits import watchdog_limit
 from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, HpcfedError, InputError, counted
 from hpcfed.provenance.code_of_rounds import CodeOfRounds, Permission, runs
@@ -112,7 +112,7 @@ def verify(request: Verification, world: World, say: Callable[[str], None]) -> i
         if world.on_root(lambda: _has_faults(data_faults(recipe), say)):
             return _differs(say)
         found = world.on_root(lambda: recorded(run, recipe, request.permission))
-        watchdog.limit = seconds_of(found.code[-1].recipe.watchdog)
+        watchdog.limit = watchdog_limit(found.code[-1].recipe.watchdog)
         tables = list[RecordedTables]()  # rank 0's
 
         def contradicts_itself() -> bool:

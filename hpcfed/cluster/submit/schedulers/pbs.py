@@ -64,6 +64,11 @@ def doubt_of(site: Site) -> str:
     return ""
 
 
+def doubt_of_start(script: Path) -> str:
+    """Return nothing: qsub has no trial."""
+    return ""
+
+
 def jobs_named(label: str) -> list[QueuedJob]:
     """Return this user's pending and running jobs of a name, as `Scheduler.jobs_named` does."""
     found = []

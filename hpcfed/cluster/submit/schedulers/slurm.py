@@ -21,8 +21,12 @@ from hpcfed.errors import EnvironmentFailure, InputError
 SUFFIX, CANCEL = "sbatch", "scancel"
 PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
 """The `srun --mpi` plugin of each MPI; under another one every rank would be a world of one."""
-TOGETHER = "--wait=60"
-"""Ends a step 60 s after its first rank: all leave together, and srun lets the others of a rank that died wait."""
+TOGETHER = "--wait=30"
+"""Ends a step 30 s after its first rank: all leave together, and srun lets the others of a rank that died wait.
+
+Not at once, by ``--kill-on-bad-exit``: a run that stops early leaves with 75 on all ranks, and the first to go would
+have srun kill the others on their way out, which looks like a rank that died.
+"""
 REQUEUE = ("requeue", "no-requeue")
 """Options of sbatch that `Job.requeue` stands for."""
 OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
@@ -84,6 +88,15 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
         **({} if job.array is None else {"array": f"1-{job.array}"}),
         **options,
     }
+
+
+def doubt_of_start(script: Path) -> str:
+    """Return a line with SLURM's answer if no nodes could start the job of a script, as ``sbatch --test-only`` says."""
+    tried = _slurm(["sbatch", "--test-only", *_options(script.read_text(encoding="utf-8")), str(script)])
+    if tried.returncode == 0:
+        return ""
+    remedy = "it waits until the cluster changes; if it asks for more than there is, scancel it and submit it with less"
+    return f"SLURM could not start this job on its nodes as they are ({last_line(tried.stderr)}): {remedy}"
 
 
 def jobs_named(label: str) -> list[QueuedJob]:
