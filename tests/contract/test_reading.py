@@ -10,14 +10,18 @@ import pytest
 import torch
 from torch import nn
 
+from hpcfed.client.batched.matmul import Blas
+from hpcfed.client.batched.networks import network_of
 from hpcfed.client.batched.operators.build import Mask
 from hpcfed.client.batched.operators.dropping import Dropping, drawn_keys
+from hpcfed.client.batched.operators.layers import GroupNorm
 from hpcfed.client.engine import ClientWork, trained_by
 from hpcfed.client.solver import Engine, Task
 from hpcfed.client.training import Training
 from hpcfed.config.recipe import Local, LossSection
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import loss_for
+from hpcfed.models.reading.program import Unreadable
 from hpcfed.rng import Purpose, stream
 from hpcfed.types import Tilt
 from tests.contract.public_modules import MODULES, TOKENS, Public, Writes, doubled
@@ -120,3 +124,44 @@ def test_a_mask_depends_neither_on_slot_nor_on_the_minibatch():
     (many,) = dropping.masks(keys, 5, torch.float32)
     (alone,) = dropping.masks(keys[1:2], 2, torch.float32)
     assert torch.equal(many.view(3, 5, 7)[1, :2], alone.view(2, 7))
+
+
+class Pooled(nn.Module):
+    """Convolutions of much work before an average over the image, which takes images of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 128, 3, 2)
+        self.third, self.norm, self.head = nn.Conv2d(128, 512, 3, 2), nn.GroupNorm(4, 128), nn.Linear(512, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.second(self.first(x).relu_()))
+        return self.head(self.third(x).relu().mean((2, 3)))
+
+
+class Wide(Pooled):
+    """Is another one for smaller images."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2.0 if x.shape[-1] > 32 else 3.0)
+
+
+@pytest.mark.parametrize("kind", [Pooled, Wide])
+def test_a_large_module_is_read_by_smaller_images_or_whole(kind):
+    torch.manual_seed(3)
+    model = FlatModel(kind(), torch.float32, CPU)
+    model.watch()
+    loss = loss_for(LossSection(), "classification", [])
+    before = model.vector.clone()
+    network = network_of(model, loss, torch.zeros(1, 3, 64, 64), 10, Blas())
+    assert torch.equal(model.vector, before)
+    x = torch.randn(2, 3, 64, 64)
+    found = network.outputs([view.unsqueeze(0) for view in model.views(model.vector).values()], x.unsqueeze(0))[1]
+    torch.testing.assert_close(found, model.module(x).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_wrong_operator_is_seen_in_smaller_images(monkeypatch):
+    monkeypatch.setattr(GroupNorm, "eps", property(lambda self: 1e-3, lambda self, value: None), raising=False)
+    model = FlatModel(Pooled(), torch.float32, CPU)
+    with pytest.raises(Unreadable, match="outputs would differ"):
+        network_of(model, loss_for(LossSection(), "classification", []), torch.zeros(1, 3, 64, 64), 10, Blas())
