@@ -95,7 +95,7 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"{'your' if recipe.model.factory else 'the'} model: {parts.training.account}"
     if parts.engine.graphs is not None and (why := parts.engine.graphs.hindrance):
         yield f"the GPU is asked for each step's operations one by one, since they cannot be recorded: {why}"
-    if recipe.parameters.private or recipe.parameters.buffers:
+    if recipe.parameters.keeps_private or recipe.parameters.buffers == "averaged":
         what = f"parameters ({recipe.parameters.given})"
         yield f"clients are trained one after another, since the batched engine takes no {what}"
     if late := [entry.round for entry in local.lr_schedule if entry.round > recipe.rounds]:
