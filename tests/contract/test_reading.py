@@ -19,6 +19,7 @@ from hpcfed.client.engine import ClientWork, trained_by
 from hpcfed.client.solver import Engine, Task
 from hpcfed.client.training import Training
 from hpcfed.config.recipe import Local, LossSection
+from hpcfed.lab.bench.people import Transformer
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss, loss_for
 from hpcfed.models.reading.program import Unreadable
@@ -111,6 +112,31 @@ def test_a_module_in_the_dtype_that_it_names():
     loss, work = loss_for(LossSection(), "classification", []), ClientWork(3, np.array(SIZES), np.array(STEPS))
     model = FlatModel(module, torch.float32, CPU)
     assert trained_by(Local(steps=1), model, loss, 0, like, work, draws=True)[1].engine == "batched"
+
+
+CALLED: list[int] = []
+
+
+def noted(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    CALLED.append(len(x))
+    return self.fc(x)
+
+
+def test_what_a_forward_pass_does_besides_happens_while_it_is_read_and_no_more():
+    public = Public(lambda: Writes(noted, fc=nn.Linear(12, 4)), (12,))
+    for engine, more in (("batched", 0), ("sequential", sum(STEPS))):
+        CALLED.clear()
+        solver, _, model = built(public, engine)
+        before = len(CALLED)
+        solved(solver, model, public)
+        assert len(CALLED) == before + more
+
+
+def test_a_transformer_alone_is_trained_by_its_own_kernels():
+    model, x = FlatModel(Transformer(), torch.float32, CPU), torch.zeros(1, 80, dtype=torch.int64)
+    loss, work = loss_for(LossSection(), "next-token", []), ClientWork(4, np.full(20, 50), np.full(20, 5))
+    training = trained_by(Local(steps=1), model, loss, 0, (x, x[:, 0]), work, draws=False)[1]
+    assert training.account == "one after another: too many of its operations are called as the module calls them"
 
 
 def test_masks_are_dropouts():

