@@ -1,4 +1,4 @@
-"""All clients' samples in one tensor on a device, from which a tile's minibatches are gathered in one call."""
+"""All clients' samples in one tensor, from which a tile's minibatches are gathered in one call."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from hpcfed.ranks.accelerators import upload
 
 SMALL_FILE = 1 << 16
 """Most bytes in the file of a client that is read and prepared together with others, which is faster."""
+SMALL_TABLE = 1 << 25
+"""Most bytes of the samples of all clients that lie in one table on a CPU, too."""
 
 
 def types_of(task: str, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
@@ -128,12 +130,11 @@ class Shards:
         return {**kept}
 
     def _room_for_all(self, capacity: int) -> ClientTable | None:
-        """Return a table for the samples of all clients, on a device that has room for it; else None."""
-        if self._device.type == "cpu":
-            return None
+        """Return a table for the samples of all clients if there is room for it, on a CPU for a small one."""
         shapes = self._federation.feature_shape, self._federation.target_shape
         table = ClientTable(self._federation.sizes, shapes, (self._x_dtype, self._y_dtype), self._device)
-        return table if 0 < table.nbytes <= capacity else None
+        most = min(capacity, SMALL_TABLE) if self._device.type == "cpu" else capacity
+        return table if 0 < table.nbytes <= most else None
 
     def _read_together(self, clients: Sequence[int]) -> dict[int, Samples]:
         """Read and prepare several clients' samples at once, into shared memory."""

@@ -214,7 +214,7 @@ def test_floors_do_the_bare_loops_arithmetic(kind: str, bare_loop: ModuleType, t
         torch.testing.assert_close(found, parameter)
 
 
-@pytest.mark.one_mpi
+@pytest.mark.soak
 def test_pfls_benchmark_beside_its_floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small: ten rounds of two clients, with an evaluation; all contenders print means, and ours is read as one."""
     few = replace(WORKLOADS["pfl-cifar10"], clients=2, cohort=2, samples=10, tests=20)

@@ -187,7 +187,10 @@ ELSEWHERE = {"ATEN_CPU_CAPABILITY": "default"}
 CLIENTS = {"every": 2, "models": ["global", "fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}}
 
 
-@pytest.fixture(params=["fedavg", "scaffold", "float64", "private"])
+MORE = [pytest.param(kind, marks=pytest.mark.soak) for kind in ("float64", "private")]
+
+
+@pytest.fixture(params=["fedavg", "scaffold", *MORE])
 def elsewhere(request, folder) -> Path:
     """A run of eight rounds that was computed with other instructions than this process has."""
     changes: dict[str, Any] = {

@@ -149,9 +149,13 @@ def numbers_in(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 def numbers_and_models(run: Path) -> dict[str, Any]:
-    """The rows, without what was measured, and the bytes of all other results that are numbers or models."""
+    """The rows, without what was measured, and the bytes of all other results that are numbers or models.
+
+    A column that is null claims nothing, whatever its name.
+    """
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found: dict[str, Any] = {"rows": [{k: v for k, v in row.items() if k not in VARYING_COLUMNS} for row in rows]}
+    claimed = [{k: v for k, v in row.items() if k not in VARYING_COLUMNS and v is not None} for row in rows]
+    found: dict[str, Any] = {"rows": claimed}
     for name in contents_of(run).results:
         if name.endswith((".safetensors", ".csv", ".bin")):
             found[name] = (run / name).read_bytes()

@@ -13,6 +13,8 @@ from tests.launch import ROOT, Completed, Overtime, launch, own_lines
 
 pytest.importorskip("mpi4py", reason="needs mpi4py", exc_type=ImportError)
 
+PROMPT = 40
+"""Seconds, of which starting three ranks takes most where others work on the machine; a test's deadline is 2 here."""
 CLOSING = re.compile(r"^=+ .*\d+ (?:passed|failed|skipped|deselected).* in [\d.]+s.* =+$", re.MULTILINE)
 
 
@@ -99,7 +101,7 @@ def test_collective_that_a_failed_rank_never_enters_ends_the_session(session):
         deadline=2,
     )
     assert ended(done), done
-    assert done.seconds < 25
+    assert done.seconds < PROMPT
     said = "\n".join(own_lines(done.stderr))
     assert "rank 1: mpi/test_it.py::test_it (call): ranks [0, 2] did not finish it within 2 s" in said
     assert "rank 1: E       ValueError: before the barrier" in said
@@ -110,7 +112,7 @@ def test_collective_that_a_failed_rank_never_enters_ends_the_session(session):
 def test_hanging_rank_ends_the_session(session):
     done = session("def test_it(comm):\n    while comm.rank == 2: time.sleep(0.1)", deadline=2)
     assert ended(done), done
-    assert done.seconds < 25
+    assert done.seconds < PROMPT
     assert "rank 0: mpi/test_it.py::test_it (call): ranks [2] did not finish it within 2 s" in done.stderr
     assert "rank 2: mpi/test_it.py::test_it (call): not finished within 2 s; this rank is here:" in done.stderr
 
@@ -136,7 +138,7 @@ def test_hang_of_all_ranks_and_in_teardown_ends_the_session(session):
 def test_hang_that_keeps_the_interpreters_lock_ends_the_session(session):
     done = session("import ctypes\ndef test_it(): ctypes.PyDLL(None).sleep(60)", deadline=2)
     assert done.returncode != 0, done
-    assert done.seconds < 25
+    assert done.seconds < PROMPT
     assert "in test_it" in done.stderr
 
 
@@ -160,7 +162,7 @@ def test_skips_must_agree(session):
     assert "1 failed, 1 skipped" in done.stdout
 
 
-@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_skip_is_a_failure_on_ci_unless_it_needs_more_ranks(session, ranks):
     body = """
         def test_absent(): pytest.skip("needs a thing that is absent")

@@ -115,6 +115,8 @@ class Perceptron:
         scale: float = 1.0,
         short: Short | None = None,
         weights: Tensor | None = None,
+        *,
+        hidden: bool = False,
     ) -> Tensor:
         """Set V to keep·V − lr·gradients, where the parameters are scale·V.
 
@@ -125,12 +127,13 @@ class Perceptron:
             keep, lr, scale: the factors.
             short: which rows are samples, where not all are.
             weights: of the samples, what `weights` returned.
+            hidden: what `hide` returned.
 
         Returns:
             z before the step, (R, B, outputs), from which `losses` computes the losses.
         """
         inputs, z = self._forward(layers, x, scale)
-        slope, step = self._slope(z, encoded, short, weights), -lr * self.share(x.shape[1])
+        slope, step = self._slope(z, encoded, short, weights, hidden=hidden), -lr * self.share(x.shape[1])
         for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
             self._matmul.descend(layer, outgoing, incoming, keep, step)
             alone = len(outgoing) == 1
@@ -142,6 +145,17 @@ class Perceptron:
                 layer.bias.add_(outgoing.sum(1), alpha=step)
             step *= scale  # D of the layers below is taken through V, not scale·V
         return z
+
+    def hide(self, layers: Sequence[Layer]) -> bool:
+        """Set the bias of what is no output to −∞, which softmax makes 0; return whether there is such a bias.
+
+        It stays there: its gradient is 0, and any factor of it positive.
+        """
+        bias = layers[-1].bias
+        if bias is None or not self._couples_outputs or bias.shape[1] == self._outputs:
+            return False
+        bias[:, self._outputs :] = -torch.inf
+        return True
 
     def changes(
         self, layers: Sequence[Layer], x: Tensor, y: Tensor, step: Tensor, short: Short | None = None
@@ -187,9 +201,11 @@ class Perceptron:
         """Return the columns of z that are outputs, (R, B, C)."""
         return z if z.shape[2] == self._outputs else z[..., : self._outputs]
 
-    def _slope(self, z: Tensor, encoded: Tensor, short: Short | None, weights: Tensor | None) -> Tensor:
+    def _slope(
+        self, z: Tensor, encoded: Tensor, short: Short | None, weights: Tensor | None, *, hidden: bool = False
+    ) -> Tensor:
         """Return ∂f/∂z but for the share of a sample, (R, B, outputs), 0 in columns that are no outputs."""
-        if z.shape[2] == self._outputs:
+        if hidden or z.shape[2] == self._outputs:
             slope = self._inverse_link(z).sub_(encoded)
         elif self._couples_outputs:  # rows of whole registers take a fifth of the time
             slope = self._inverse_link(z + self._minus_infinity(z)).sub_(encoded)

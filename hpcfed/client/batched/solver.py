@@ -29,7 +29,7 @@ from hpcfed.client.solver import StepCallback, Stepping, Task, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.batches import visits
-from hpcfed.data.cache import ALIGNED
+from hpcfed.data.cache import ALIGNED, Resident
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import upload
 from hpcfed.ranks.graphs import Graphs
@@ -38,8 +38,10 @@ from hpcfed.types import LocalResult
 
 GATHERED_BYTES = 1 << 24
 """Minibatches are gathered together up to this size, all slots' together."""
-PADDED = 2
-"""Number of the room in which samples have rounded widths, after those of x and y."""
+TOGETHER = 1 << 20
+"""Bytes of minibatches up to which those of all slots are gathered in one call, where that is one copy more."""
+PADDED, COPIES = 2, 3
+"""Numbers of the room in which samples have rounded widths, after those of x and y, and of what is gathered in one."""
 
 
 class StackedSolver:
@@ -277,29 +279,37 @@ class StackedSolver:
             self._room(number, part, self.tile, chunk, self._width, *part.shape[1:])
             for number, part in enumerate((x, y))
         ]
-        if empty := [slot for slot in range(self.tile) if slot not in of_slot]:
-            for room in gathered:
-                for first, last in _rows(empty):
-                    room[first:last, :steps].zero_()
-        slots = [room.flatten(1, 2).unbind() for room in gathered]
         x_room, y_room = gathered
         if padded != width:
             x_room = self._room(PADDED, x, self.tile, chunk, self._width, padded)
+        if empty := [slot for slot in range(self.tile) if slot not in of_slot]:
+            for room in {x_room, *gathered}:
+                for first, last in _rows(empty):
+                    room[first:last, :steps].zero_()
+        own_columns = x_room.view(*x_room.shape[:3], -1)[..., :width]
         for first in range(0, steps, chunk):
             count = min(chunk, steps - first)
             working = [slot for slot, task in of_slot.items() if task.steps > first]
-            visited = upload(_visited([orders[slot][first : first + count] for slot in working], count), x.device)
-            for slot, places in zip(working, visited.unbind(), strict=True):
-                own = min(count, of_slot[slot].steps - first)
-                for samples, rooms in zip(of_slot[slot].samples, slots, strict=True):
-                    if own == chunk:
-                        torch.index_select(samples, 0, places, out=rooms[slot])
-                    else:
-                        of_own = own * self._width
-                        torch.index_select(samples, 0, places[:of_own], out=rooms[slot][:of_own])
-                self._augment(gathered[0][slot], sizes[slot, first : first + own], of_crops[slot])
-            if padded != width:
-                x_room[:, :count, :, :width].copy_(gathered[0][:, :count].flatten(3))
+            visited = _visited([orders[slot][first : first + count] for slot in working], count)
+            resident = [own for slot in working if isinstance(own := of_slot[slot].samples, Resident)]
+            is_small = padded != width or visited.numel() * width * x.element_size() <= TOGETHER
+            if is_small and len(resident) == len(working):
+                self._gather_together(working, resident, visited, count, (own_columns, y_room))
+            else:
+                slots = [room.flatten(1, 2).unbind() for room in gathered]
+                for slot, places in zip(working, upload(visited, x.device).unbind(), strict=True):
+                    own = min(count, of_slot[slot].steps - first)
+                    for part, rooms in zip(of_slot[slot].samples, slots, strict=True):
+                        if own == chunk:
+                            torch.index_select(part, 0, places, out=rooms[slot])
+                        else:
+                            of_own = own * self._width
+                            torch.index_select(part, 0, places[:of_own], out=rooms[slot][:of_own])
+                if padded != width:
+                    own_columns[:, :count].copy_(gathered[0][:, :count].flatten(3))
+            for slot in working if self._section.augment is not None else ():
+                last = min(first + count, of_slot[slot].steps)
+                self._augment(own_columns[slot].unflatten(2, x.shape[1:]), sizes[slot, first:last], of_crops[slot])
             yield first, (x_room[:, :count], y_room[:, :count])
 
     def _crops_of(self, task: Task, round: int) -> np.random.Generator | None:
@@ -311,6 +321,26 @@ class StackedSolver:
         if self._section.augment is not None and rng is not None:
             for minibatch, size in zip(x, sizes.tolist(), strict=False):
                 minibatch[:size] = augmented(minibatch[:size], self._section.augment, rng)
+
+    def _gather_together(
+        self,
+        working: Sequence[int],
+        resident: Sequence[Resident],
+        visited: Tensor,
+        count: int,
+        rooms: tuple[Tensor, Tensor],
+    ) -> None:
+        """Write minibatches of `count` steps into x's and y's room, (R, steps, B, …), from the table of all clients."""
+        visited.add_(torch.tensor([own.first for own in resident]).unsqueeze(1))
+        places = upload(visited.flatten(), rooms[0].device)
+        for number, (table, room) in enumerate(zip(resident[0].table, rooms, strict=True)):
+            found = self._room(COPIES + number, table, len(places), *table.shape[1:])
+            torch.index_select(table, 0, places, out=found)
+            each = found.view(len(working), count, self._width, *room.shape[3:])
+            row = 0
+            for first, last in _rows(working):
+                room[first:last, :count].copy_(each[row : row + last - first])
+                row += last - first
 
     def _own_batches(
         self, task: Task, order: np.ndarray, sizes: np.ndarray, of_crops: np.random.Generator | None

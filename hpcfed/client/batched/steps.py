@@ -288,6 +288,7 @@ class FusedDescent:
             for slot, constant in constants.items():
                 if constant is not None:
                     self._constants.put(slot, constant)
+        self._hidden = self._keep > 0 and self._network.hide(self._layers)
 
     def take_steps(
         self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor, keys: Tensor | None = None
@@ -301,7 +302,8 @@ class FusedDescent:
         for x_step, encoded_step, of_step, own in each:
             keep, scale = self._factors()
             factors = keep, self._lr / scale, self._scale
-            outputs.append(self._network.descend(self._layers, x_step, encoded_step, *factors, of_step, own))
+            z = self._network.descend(self._layers, x_step, encoded_step, *factors, of_step, own, hidden=self._hidden)
+            outputs.append(z)
             self._scale = scale
             if self._constants is not None:
                 self.stacks.flat.sub_(self._constants.flat, alpha=self._lr / scale)
