@@ -241,7 +241,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--soak", type=int, default=0, metavar="N", help="run everything N times, the long tests included"
     )
-    parser.add_argument("--timeout", type=float, default=900, metavar="S", help="seconds that one launch may take")
+    parser.add_argument("--timeout", type=float, default=1800, metavar="S", help="seconds that one launch may take")
     return parser.parse_args(arguments)
 
 

@@ -348,10 +348,11 @@ def test_a_step_that_errs_is_reported_by_file_line_and_function(step, at, says, 
 
 
 @pytest.mark.parametrize(
-    ("local", "changes"), [({"step": "own:scaling"}, {}), ({}, {"model": {"factory": "own:Scaling"}})]
+    ("local", "changes"),
+    [({"step": "own:scaling"}, {}), ({"engine": "sequential"}, {"model": {"factory": "own:Scaling"}})],
 )
 def test_samples_that_are_written_to_are_refused(local, changes, world, place):
-    """By a step in training on full batches; by a model in the second evaluation, before it is recorded."""
+    """By a step, or by a model that is called, in training on full batches."""
     with pytest.raises(hpcfed.InputError, match=r"the samples of the federation: .* got written to in place"):
         run(place, "run", world, local, evaluate={"every": 1}, **changes)
 
