@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +51,8 @@ def _build(
 
     weights = class_weights(recipe.loss, federation, counted, measured_in(recipe, federation.num_clients))
     of_classes = None if weights is None else torch.tensor(weights, dtype=dtype, device=device)
-    loss = loss_for(recipe.loss, federation.task, recipe.python_path, of_classes)
+    columns = prod(federation.target_shape)
+    loss = loss_for(recipe.loss, federation.task, recipe.python_path, of_classes, columns)
     if recipe.bits == "native":
         return loss
     name = OF_TASK[federation.task] if recipe.loss.name == "auto" else recipe.loss.name

@@ -92,10 +92,11 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         what = f"tiles of {tile} clients, of whom each rank trains {share}: the other slots are computed for nothing"
         yield f"{what}; local.tile={share} shares the work, with other last bits"
     if recipe.model.factory is not None or parts.training.why:
-        yield f"{'your' if recipe.model.factory else 'the'} model: {parts.training.account}"
+        since = "" if parts.training.why else _out_of_tiles(recipe, parts)
+        yield f"{'your' if recipe.model.factory else 'the'} model: {parts.training.account}{since}"
     if parts.engine.graphs is not None and (why := parts.engine.graphs.hindrance):
         yield f"the GPU is asked for each step's operations one by one, since they cannot be recorded: {why}"
-    if recipe.parameters.private or recipe.parameters.buffers:
+    if recipe.parameters.keeps_private or recipe.parameters.buffers == "averaged":
         what = f"parameters ({recipe.parameters.given})"
         yield f"clients are trained one after another, since the batched engine takes no {what}"
     if late := [entry.round for entry in local.lr_schedule if entry.round > recipe.rounds]:
@@ -117,6 +118,18 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"local.steps: {local.steps} has no effect beside budget without guess: remaining"
     if local.augment is not None and local.augment.crop_probability != 1 and not local.augment.crop:
         yield "local.augment.crop_probability has no effect without crop"
+
+
+def _out_of_tiles(recipe: Recipe, parts: Parts) -> str:
+    """Return which setting has a model that could be read trained by itself, and why; "" if none."""
+    local, loss = recipe.local, recipe.loss
+    reasons = {
+        "local.compile takes the module as it is": local.compile,
+        f"precision: {recipe.precision} is of the module's own calls": recipe.precision != "float32",
+        "loss.weights: balanced-by-site is a loss for each client": loss.weights == "balanced-by-site",
+        "Cox's loss is of a whole minibatch": parts.federation.task == "survival" and loss.factory is None,
+    }
+    return next((f": {why}" for why, is_so in reasons.items() if is_so), "")
 
 
 def _on_evaluation(recipe: Recipe, parts: Parts) -> Iterator[str]:

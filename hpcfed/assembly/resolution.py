@@ -109,12 +109,11 @@ def _local_work(recipe: Recipe, method: Method, *, couples: bool) -> Local:
         remedy = "use parameters.frozen and buffers: fixed with it, or leave local.step out"
         raise InputError(f"{what}: a step of your own trains the shared parameters alone", remedy=remedy)
     hindrances = {
-        f"parameters: {parameters.given}": bool(parameters.private) or parameters.buffers is not None,
-        "augmentation": recipe.local.augment is not None,
+        f"parameters: {parameters.given}": parameters.keeps_private or parameters.buffers == "averaged",
         f"precision: {recipe.precision}": recipe.precision != "float32",
         "compile: true": recipe.local.compile,
         "loss.name: cox": couples,
-        "loss.weights": recipe.loss.weights is not None,
+        "loss.weights: balanced-by-site": recipe.loss.weights == "balanced-by-site",
         f"local.step: {recipe.local.step}": recipe.local.step is not None,
     }
     why = next((why for why, is_so in hindrances.items() if is_so), "")

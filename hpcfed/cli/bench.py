@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WORKLOADS = ("mlp", "mlp-100", "cnn", "logistic", "logistic-200")
 PAPERS = ("fedexp", "resnet18", "lstm", "lstm256", "pfl-cifar10")
-OWN = ("mlp-layers", "mlp-class", "cnn-class", "logistic-class")
+OWN = ("mlp-layers", "mlp-class", "cnn-class", "logistic-class", "residual", "transformer")
 ENTRIES = (100_000, 1_000_000, 11_000_000)
 
 repeats = click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Turns of each.")
@@ -90,6 +90,21 @@ def command() -> None:
     is_flag=True,
     help="Also time the same arithmetic by hand: a client's epoch or a round as one CUDA graph, torch.func's vmap.",
 )
+@click.option(
+    "--as-written",
+    is_flag=True,
+    help="Also time the same network as people write it, by factory: as layers, as a class; ratios are to the first.",
+)
+@click.option(
+    "--own-model", metavar="MODULE:FUNCTION", help="Time a module of yours, in the working folder, on --data."
+)
+@click.option("--data", type=click.Path(path_type=Path), help="The federation that --own-model is trained on.")
+@click.option(
+    "--cohort", type=click.IntRange(min=1), default=10, show_default=True, help="Clients of a round of --own-model."
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=10, show_default=True, help="Its samples of a minibatch."
+)
 @json_file
 def rounds_command(
     workloads: tuple[str, ...],
@@ -102,11 +117,17 @@ def rounds_command(
     go_on: bool,
     device: str,
     floors: bool,
+    as_written: bool,
+    own_model: str | None,
+    data: Path | None,
+    cohort: int,
+    batch_size: int,
     json_file: Path | None,
 ) -> None:
     """Time rounds of WORKLOADS beside a bare PyTorch loop, and say where their time goes.
 
-    Default: the first five. Others are models of the papers, whose rounds take seconds, and these as people write them.
+    Default: the first five. Others are models of the papers, whose rounds take seconds, and networks as people write
+    them. Your own: hpcfed bench --own-model mine:net --data f.h5, an epoch of each client, beside the same bare loop.
 
     Sampling, data, reduction, server step and record are included, evaluation and start-up are not. Of pfl-cifar10,
     pfl's own benchmark, evaluations count: rounds are rounded up to tens, and a round's time is their mean.
@@ -116,20 +137,32 @@ def rounds_command(
     from hpcfed.lab.bench.timing import bare, in_turn, ours, ours_apart, own
     from hpcfed.lab.bench.timing import floors as floors_of
     from hpcfed.lab.bench.workloads import WORKLOADS as KNOWN
-    from hpcfed.lab.bench.workloads import write_workload
+    from hpcfed.lab.bench.workloads import own_workload, write_workload
 
+    if (own_model is None) != (data is None):
+        raise InputError("bench", expected="--own-model and --data", got="one of them")
+    if own_model is not None and (workloads or as_written or floors):
+        raise InputError("bench --own-model", expected="no workloads, --as-written or --floors beside it")
     results = {}
-    for name in workloads or WORKLOADS:
-        if name not in KNOWN:
+    for name in [own_model] if own_model is not None else workloads or WORKLOADS:
+        if own_model is None and name not in KNOWN:
             raise InputError(f"unknown workload {name!r}", remedy=nearest(name, KNOWN))
-        work = KNOWN[name]
-        _print(f"{work.letter}: {work.title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")
         with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
             folder = Path(scratch)
-            write_workload(name, folder, device)
+            if data is not None:
+                work = own_workload(name, data, folder, cohort, batch_size, device)
+            else:
+                work = KNOWN[name]
+                write_workload(name, folder, device)
+            title = f"{work.letter}: {work.title}" if work.letter else work.title
+            _print(f"{title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")
             counted = -(-rounds // work.evaluate_every) * work.evaluate_every if work.evaluates else rounds
-            contenders = [bare(name, folder, counted, warm_up, device)]
+            contenders = [bare(name, folder, counted, warm_up, device, work.batch_size)]
             contenders += [ours(folder, counted, warm_up, count, mean=work.evaluates) for count in ranks]
+            for how, factory in work.written if as_written else ():
+                contenders.append(
+                    ours(folder, counted, warm_up, ranks[0], mean=work.evaluates, written=how, factory=factory)
+                )
             contenders += [ours_apart(folder, counted, warm_up, count) for count in ranks if apart and count > 1]
             contenders += floors_of(name, folder, counted, warm_up, device) if floors else []
             known = {"workload": name, "folder": folder, "rounds": counted, "warm_up": warm_up, "device": device}

@@ -98,7 +98,12 @@ def trained_by(
             such precision, or clients cannot be trained in tiles of the size that the recipe asks for.
     """
     network, read, why = None, "", ""
-    if section.engine != "sequential":
+    crops_there = section.augment is not None and on_device(model.vector.device)
+    if section.engine == "batched" and crops_there:
+        raise InputError("local.engine: batched with augmentation on a GPU", remedy="use local.engine: sequential")
+    if section.engine == "auto" and crops_there:
+        why = "images are augmented on the GPU"
+    elif section.engine != "sequential":
         network, read, why = _network(section, model, loss, like)
     tile, width, of_network = 1, 1, False
     if network is not None:

@@ -124,9 +124,10 @@ class LossSection(Section):
     """The loss of one sample, and how a minibatch combines its samples.
 
     By `name` (``auto`` is the task's default), or the user's: `factory`, called with `args`, returns a function
-    (output, target) → one loss per sample, like ``torch.nn:CrossEntropyLoss`` with ``reduction: none``. `weights`
-    multiply each sample's loss by its class's: ``balanced`` is n / (C · n_c) from all training samples,
-    ``balanced-by-site`` from each client's own, in training alone.
+    (output, target) → one loss per sample. ``torch.nn:CrossEntropyLoss``, ``MSELoss`` and ``BCEWithLogitsLoss`` are
+    known, also as they are, with the recipe's reduction. `weights` multiply each sample's loss by its class's:
+    ``balanced`` is n / (C · n_c) from all training samples, ``balanced-by-site`` from each client's own, in training
+    alone.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"weights"})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from hpcfed.config.factory import imported, made
@@ -54,6 +54,8 @@ class Loss:
         fused: torch's one kernel for `each` and the reduction, called with ``reduction=``; None if it has none.
         inverse_link, encode: for a canonical link, functions of the output (…, C) and of the target such that the
             derivative of `each` by the output is inverse_link(output) − encode(target); else None.
+            A sample's weight, if it has one, multiplies both `each` and this derivative.
+        weight_of: target (B,) → the weight of each sample, (B,), which `each` has in it; None: 1.
         whole: whether a sample's loss depends on the other samples: then the loss of a data set is no sum of pieces.
         by_client: client → its loss in training, where the weights of classes are its own.
     """
@@ -65,6 +67,7 @@ class Loss:
     encode: Encode | None = None
     whole: bool = False
     by_client: Callable[[int], Loss] | None = None
+    weight_of: Callable[[Tensor], Tensor] | None = None
 
     @property
     def is_own(self) -> bool:
@@ -168,8 +171,28 @@ def cox(output: Tensor, target: Tensor) -> Tensor:
 
 
 def weighted(each: Each, weights: Tensor, output: Tensor, target: Tensor) -> Tensor:
-    """Each sample's loss times the weight of its class, (B,); a column of zeros and ones stands for two classes."""
-    return weights[(target if target.ndim == 1 else target[:, 0]).long()] * each(output, target)
+    """Each sample's loss times the weight of its class, (B,)."""
+    return weights_of(weights, target) * each(output, target)
+
+
+def weights_of(weights: Tensor, target: Tensor) -> Tensor:
+    """The weight of each sample's class, (B,); a column of zeros and ones stands for two classes."""
+    return weights[(target if target.ndim == 1 else target[:, 0]).long()]
+
+
+def mean_squared(output: Tensor, target: Tensor) -> Tensor:
+    """‖output − target‖² / C of each sample of C numbers, (B,)."""
+    return (output.reshape(target.shape) - target).square().reshape(len(target), -1).mean(1)
+
+
+def sum_squared(output: Tensor, target: Tensor) -> Tensor:
+    """‖output − target‖² of each sample, (B,)."""
+    return 2 * squared(output, target)
+
+
+def mean_binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """`binary_cross_entropy` / C of each sample of C labels, (B,)."""
+    return binary_cross_entropy(output, target) / output[0].numel()
 
 
 def softmax(output: Tensor) -> Tensor:
@@ -256,16 +279,25 @@ def unwritten(key: str, *tensors: Tensor) -> Iterator[None]:
         raise InputError(what, remedy="compute in new tensors: output.sigmoid(), not output.sigmoid_()")
 
 
-def loss_for(section: LossSection, task: str, python_path: Sequence[Path], class_weights: Tensor | None = None) -> Loss:
+def loss_for(
+    section: LossSection,
+    task: str,
+    python_path: Sequence[Path],
+    class_weights: Tensor | None = None,
+    columns: int = 1,
+) -> Loss:
     """Return the recipe's loss; ``auto`` is the task's.
 
     Each class's samples are multiplied by its weight, (C,); where clients have weights, (N, C), in training alone.
+    `columns` are the numbers of a target.
 
     Raises:
         InputError: a loss that does not fit the task, or a factory that cannot be found or called.
     """
     if section.factory is not None:
-        return Loss(_OwnLoss(section.factory, _made(section.factory, section.args, python_path)), section.reduction)
+        function = _made(section.factory, section.args, python_path)
+        known = _of_torch(function, section.reduction, OF_TASK[task], columns)
+        return known or Loss(_OwnLoss(section.factory, function), section.reduction)
     name = OF_TASK[task] if section.name == "auto" else section.name
     if name != OF_TASK[task]:
         raise InputError(f"loss.name {name!r} does not fit a {task} federation", remedy=f"use {OF_TASK[task]!r}")
@@ -275,10 +307,42 @@ def loss_for(section: LossSection, task: str, python_path: Sequence[Path], class
     if class_weights is None:
         return loss
     if class_weights.ndim == 1:
-        return Loss(partial(weighted, loss.each, class_weights), section.reduction)
+        each, weight_of = partial(weighted, loss.each, class_weights), partial(weights_of, class_weights)
+        return replace(loss, each=each, fused=None, weight_of=weight_of)
     return replace(
         loss,
         by_client=lambda client: Loss(partial(weighted, loss.each, class_weights[client]), section.reduction),
+    )
+
+
+def _of_torch(function: Each, reduction: str, usual: str, columns: int) -> Loss | None:
+    """Return the loss that one of torch's modules is, with its slope; None for any other function.
+
+    Those that are no sum over samples, such as class weights with ``mean``, and those of options are functions as any
+    other. ``reduction: none`` of several numbers a sample gives no loss a sample.
+    """
+    of_module, share = getattr(function, "reduction", None), 1 / columns if reduction == "mean" else 1.0
+    if of_module != reduction and (of_module != "none" or columns > 1):
+        return None
+    if type(function) is nn.CrossEntropyLoss and usual == "cross-entropy":
+        is_plain = function.weight is None and function.ignore_index == -100 and not function.label_smoothing
+        return LOSSES[usual](reduction) if is_plain else None
+    if type(function) is nn.BCEWithLogitsLoss and usual == "binary-cross-entropy":
+        is_plain = function.weight is None and function.pos_weight is None
+        each = mean_binary_cross_entropy if reduction == "mean" else binary_cross_entropy
+        return _scaled(each, reduction, sigmoid, share) if is_plain else None
+    if type(function) is nn.MSELoss and usual == "squared":
+        return _scaled(mean_squared if reduction == "mean" else sum_squared, reduction, torch.clone, 2 * share)
+    return None
+
+
+def _scaled(each: Each, reduction: str, link: Callable[[Tensor], Tensor], factor: float) -> Loss:
+    """Return a loss whose derivative by the output is factor · (link(output) − target)."""
+    return Loss(
+        each,
+        reduction,
+        inverse_link=lambda output: link(output).mul_(factor),
+        encode=lambda target, like: as_rows(target, like) * factor,
     )
 
 

@@ -1,15 +1,17 @@
 """The bare PyTorch loop that a round is measured against: a module, torch.optim.SGD, tensors in memory, one thread.
 
-Usage: bare.py MODEL FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE]
+Usage: bare.py MODEL FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE] [BATCH SIZE]
 
-MODEL is mlp, cnn, logistic, fedexp, resnet18, lstm, lstm256 or pfl. FOLDER holds ``federation.h5`` and
-``cohorts.json``, as `hpcfed bench` writes them. Prints one JSON object: the median milliseconds of a round after the
+MODEL is mlp, cnn, logistic, fedexp, resnet18, lstm, lstm256, pfl, residual, transformer, or a ``module:function`` of
+the working folder, for which the batch size is. FOLDER holds ``federation.h5`` and ``cohorts.json``, as `hpcfed bench`
+writes them. Prints one JSON object: the median milliseconds of a round after the
 warm-up, by the clock (``ms_med``) and of CPU (``cpu_ms_med``), and the number of rounds; where there is a test set,
 every tenth round evaluates on it, and the times are means (``ms_mean``). DEVICE is cpu, cuda, or auto for a GPU if
 there is one. It uses nothing of hpcfed.
 """
 
 import copy
+import importlib
 import json
 import os
 import sys
@@ -24,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import h5py
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 torch.set_num_threads(1)
@@ -91,6 +94,58 @@ def with_dropout() -> nn.Module:
     )
 
 
+class Inner(nn.Module):
+    """x + W₂ gelu(W₁ norm(x))."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, width) → (B, width)."""
+        return x + self.second(functional.gelu(self.first(self.norm(x))))
+
+
+def residual_perceptron(width: int = 64) -> nn.Module:
+    """Three blocks of `width` with LayerNorm, 60 → 5."""
+    inner = [Inner(width) for _ in range(3)]
+    return nn.Sequential(nn.Linear(60, width), *inner, nn.LayerNorm(width), nn.Linear(width, 5))
+
+
+class Layer(nn.Module):
+    """Causal attention of 4 heads and a perceptron, each behind a norm and beside a shortcut."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.taken, self.given = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T, width) → (B, T, width)."""
+        b, t, width = x.shape
+        parts = self.taken(self.norm1(x)).split(width, dim=2)
+        q, k, v = (one.view(b, t, 4, width // 4).transpose(1, 2) for one in parts)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.given(y.transpose(1, 2).reshape(b, t, width))
+        return x + self.inner(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    """Two layers of 140 on 80 characters: 0.5 M parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(80, 140), nn.Embedding(80, 140)
+        self.layers = nn.Sequential(Layer(140), Layer(140))
+        self.norm, self.head = nn.LayerNorm(140), nn.Linear(140, 80)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T) → (B, 80)."""
+        x = self.embed(x.long()) + self.places(torch.arange(x.shape[1], device=x.device))
+        return self.head(self.norm(self.layers(x))[:, -1])
+
+
 MODELS = {
     "mlp": (perceptron, 50),
     "cnn": (convolutional, 50),
@@ -100,6 +155,8 @@ MODELS = {
     "lstm": (Recurrent, 50),
     "lstm256": (lambda: Recurrent(256), 50),
     "pfl": (with_dropout, 10),
+    "residual": (residual_perceptron, 5),
+    "transformer": (Transformer, 10),
 }
 DECAYS = {"pfl": 0.0}
 """Weight decay where it is not `WEIGHT_DECAY`."""
@@ -130,8 +187,10 @@ class Data:
 
     def _of(self, file: h5py.File, part: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = (torch.from_numpy(file[f"{part}/{name}"][()]).to(device) for name in "xy")
-        images = x.dtype == torch.uint8 and x.dim() == 4
-        return x / 255 if images else x, y.long()
+        tokens = file.attrs["task"] == "next-token"
+        if tokens:
+            x = x.long()
+        return x / 255 if x.dtype == torch.uint8 else x, y.long().flatten()
 
 
 def train_client(model: nn.Module, x: torch.Tensor, y: torch.Tensor, batch_size: int, decay: float) -> None:
@@ -204,9 +263,16 @@ def timed(round_of: Callable[[int], object], rounds: str, warm_up: str, device: 
     print(json.dumps({**times, "rounds": counted, "torch": torch.__version__}))
 
 
-def main(name: str, folder: str, rounds: str = "25", warm_up: str = "5", device: str = "cpu") -> None:
+def named(reference: str) -> Callable[[], nn.Module]:
+    """Return a ``module:function`` of the working folder."""
+    sys.path.insert(0, str(Path.cwd()))
+    module, _, function = reference.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def main(name: str, folder: str, rounds: str = "25", warm_up: str = "5", device: str = "cpu", batch: str = "0") -> None:
     """Run the loop and print the seconds of a round."""
-    build, batch_size = MODELS[name]
+    build, batch_size = (named(name), int(batch)) if ":" in name else MODELS[name]
     place = device_of(device)
     data = Data(folder, place)
     torch.manual_seed(0)
@@ -223,4 +289,4 @@ def main(name: str, folder: str, rounds: str = "25", warm_up: str = "5", device:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:6])
+    main(*sys.argv[1:7])

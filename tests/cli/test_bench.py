@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -137,6 +138,62 @@ def test_the_bare_loop_trains_the_same_model(name: str, bare_loop: ModuleType) -
     mine = spec(Model.model_validate(work.model)).build(work.shape, work.classes)
     assert [p.shape for p in build().parameters()] == [p.shape for p in mine.parameters()]
     assert batch_size == work.batch_size
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "logistic", "pfl-cifar10", "lstm256", "residual", "transformer"])
+def test_networks_as_people_write_them_are_those_of_the_bare_loop(name: str, bare_loop: ModuleType) -> None:
+    work = WORKLOADS[name]
+    build, batch_size = bare_loop.MODELS[name.partition("-")[0]]
+    assert batch_size == work.batch_size
+    x = torch.zeros(2, *work.shape, dtype=torch.int64 if work.tokens else torch.float32)
+    own = [work.model["factory"]] if "factory" in work.model else []
+    for factory in [*own, *(factory for _, factory in work.written)]:
+        mine = imported_factory(factory)
+        assert sorted(p.shape for p in build().parameters()) == sorted(p.shape for p in mine.parameters())
+        assert mine(x).shape == build()(x).shape == (2, work.classes)
+
+
+def imported_factory(reference: str) -> nn.Module:
+    module, _, function = reference.partition(":")
+    return getattr(importlib.import_module(module), function)()
+
+
+MINE = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Linear(60, 8), nn.Tanh(), nn.Linear(8, 5))
+"""
+
+
+@pytest.mark.one_mpi
+def test_a_model_of_ones_own_is_timed_beside_its_bare_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files("few", replace(WORKLOADS["logistic"], clients=3, samples=7, cohort=2), tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    few = ["--repeats", "1", "--rounds", "1", "--warm-up", "0", "--json", "found.json"]
+    asked = ["--own-model", "mine:net", "--data", "federation.h5", "--cohort", "2", "--batch-size", "5", *few]
+    done = CliRunner().invoke(command, asked, catch_exceptions=False)
+    assert "mine:net, 3 clients × 7, cohort 2" in done.output
+    found = json.loads(Path("found.json").read_text())["rounds"]["mine:net"]
+    assert [timing["name"] for timing in found] == ["bare", "hpcfed, 1 rank"]
+    for wrong, says in (
+        (["--own-model", "mine:net"], "expected --own-model and --data"),
+        (["mlp", "--own-model", "mine:net", "--data", "federation.h5"], "no workloads"),
+        (["--own-model", "mine", "--data", "federation.h5"], "expected module:function"),
+    ):
+        with pytest.raises(InputError, match=says):
+            raise CliRunner().invoke(command, wrong).exception
+
+
+@pytest.mark.one_mpi
+def test_networks_as_written_are_timed_beside_the_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(WORKLOADS["logistic"], clients=3, samples=7, cohort=2)
+    monkeypatch.setitem(WORKLOADS, "logistic", few)
+    asked = ["logistic", "--as-written", "--repeats", "1", "--rounds", "1", "--warm-up", "0"]
+    CliRunner().invoke(command, [*asked, "--json", str(tmp_path / "found.json")], catch_exceptions=False)
+    found = json.loads((tmp_path / "found.json").read_text())["rounds"]["logistic"]
+    assert [timing["name"] for timing in found] == ["bare", "hpcfed, 1 rank", "hpcfed, as layers", "hpcfed, as a class"]
 
 
 @pytest.mark.parametrize("kind", ["client-graph", "vmap", "round-graph"])

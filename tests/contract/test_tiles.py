@@ -26,11 +26,11 @@ from hpcfed.arithmetic.operations import LIBRARIES, PORTABLE
 from hpcfed.client.batched import matmul, solver, steps
 from hpcfed.client.engine import ClientWork, engine_for
 from hpcfed.client.solver import Engine, Task
-from hpcfed.config.recipe import Local, Model
+from hpcfed.config.recipe import Local, LossSection, Model
 from hpcfed.errors import InputError
 from hpcfed.models import spec
 from hpcfed.models.flat import FlatModel
-from hpcfed.models.losses import LOSSES, Loss
+from hpcfed.models.losses import LOSSES, Loss, loss_for
 from hpcfed.models.portable import portable_loss
 from hpcfed.types import Tilt
 from tests.devices import DEVICE, prepare
@@ -237,12 +237,17 @@ def engine_of(case: Case) -> tuple[Engine, FlatModel, tuple[int, ...]]:
     loss: Loss = LOSSES[case.loss](case.reduction)
     if case.kind == "portable":
         loss = portable_loss(case.loss, loss)
+    elif case.loss == "cross-entropy" and case.seed % 3 == 0:
+        weights = (0.5 + torch.rand(case.widths[-1], dtype=case.dtype)).to(DEVICE)
+        loss = loss_for(LossSection(reduction=case.reduction), "classification", [], weights)
     x, y = samples_of(case, 1, shape, torch.Generator())
     columns = [np.array([getattr(member, name) for member in case.members]) for name in ("size", "steps")]
     arithmetic = PORTABLE if case.kind == "portable" else LIBRARIES
     about = {"draws": case.may_draw, "elsewhere": case.elsewhere, "arithmetic": arithmetic}
     work = ClientWork(len(case.members), *columns)
-    return engine_for(Local(**case.local), model, loss, case.seed, (x, y), work, **about), model, shape
+    crops = case.kind == "convolution" and case.seed % 2 and DEVICE.type == "cpu"
+    augment = {"augment": {"crop": 1, "flip": 0.5, "per": "sample" if case.bias else "batch"}} if crops else {}
+    return engine_for(Local(**case.local, **augment), model, loss, case.seed, (x, y), work, **about), model, shape
 
 
 def samples_of(case: Case, count: int, shape: tuple[int, ...], draws: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -46,6 +46,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "local": {**LOCAL, "augment": SHIFTS},
         "dtype": "float64",
     },
+    "class-weights": {"data": "colours.h5", "model": {"name": "mlp", "hidden": [6]}, "loss": {"weights": [1, 3, 1, 1]}},
     "cifar-cnn": {"data": "colours.h5", "model": {"name": "cifar-cnn"}, "cohort": {"size": 3}},
     "lstm": {"data": "tokens.h5", "model": {"name": "lstm"}},
     "multi-label": {"data": "labels.h5", "model": {"name": "mlp", "hidden": [6]}},

@@ -73,3 +73,11 @@ def test_private_parts_are_trained_one_after_another(world, folder, capsys):
     assert load_recipe(run.folder / "recipe.yaml").local.engine == "sequential"
     if world.rank == 0:
         assert "one after another, since the batched engine takes no parameters (private)" in capsys.readouterr().out
+
+
+def test_a_setting_that_takes_the_module_itself_is_named(world, folder, capsys):
+    run = hpcfed.run(recipe("run", "residual", precision="bf16-mixed", rounds=1), world=world)
+    assert load_recipe(run.folder / "recipe.yaml").local.engine == "sequential"
+    if world.rank == 0:
+        said = " ".join(capsys.readouterr().out.split())
+        assert "your model: one after another: precision: bf16-mixed is of the module's own calls" in said

@@ -113,7 +113,7 @@ def test_a_cycle_of_tokens_is_learnt(folder, world):
 
 
 def test_the_users_loss_is_torchs_where_it_says_so(folder, world):
-    factory = {"factory": "torch.nn:CrossEntropyLoss", "args": {"reduction": "none"}}
+    factory = {"factory": "torch.nn:CrossEntropyLoss"}
     evaluate = {"train": {"every": 1}}
     ours = last_row(world, data="classes.h5", dtype="float64", evaluate=evaluate)
     theirs = last_row(world, data="classes.h5", dtype="float64", evaluate=evaluate, loss=factory, output="other")
@@ -153,7 +153,7 @@ def test_a_model_that_remembers_its_clients_is_refused(folder, world):
     [
         ({"loss": {"factory": "own_functions:sumed"}}, ("loss.factory", "did you mean 'summed'")),
         ({"loss": {"factory": "own_functions:summed"}}, ("loss.factory", "TypeError", "a factory returns")),
-        ({"loss": {"factory": "torch.nn:CrossEntropyLoss"}}, ("one loss per sample", "(2,)", "shape ()")),
+        ({"loss": {"factory": "torch.nn:NLLLoss"}}, ("one loss per sample", "(2,)", "shape ()")),
         ({"loss": {"factory": "own_functions:failing"}}, ("loss.factory", "no licence", "(2, 4) torch.float32")),
         ({"loss": {"name": "squared", "factory": "own_functions:top2"}}, ("'name' or 'factory'",)),
         ({"loss": {"name": "binary-cross-entropy"}}, ("does not fit a classification", "'cross-entropy'")),

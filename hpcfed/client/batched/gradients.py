@@ -98,7 +98,7 @@ class Perceptron:
         """Write the gradients; see `StackedNetwork`."""
         layers = self.layers(parameters)
         inputs, z = self._forward(layers, x.flatten(2))
-        slope = self._slope(z, self.encoded(y, layers), short).mul_(self.share(x.shape[1]))
+        slope = self._slope(z, self.encoded(y, layers), short, self.weights(y)).mul_(self.share(x.shape[1]))
         for slot, incoming, outgoing in self._backward(layers, self.layers(out), inputs, slope):
             self._matmul.gradient(outgoing, incoming, slot.weight)
             if slot.bias is not None:
@@ -114,6 +114,7 @@ class Perceptron:
         lr: float,
         scale: float = 1.0,
         short: Short | None = None,
+        weights: Tensor | None = None,
         *,
         hidden: bool = False,
     ) -> Tensor:
@@ -125,13 +126,14 @@ class Perceptron:
             encoded: (R, B, C), what `encoded` returned.
             keep, lr, scale: the factors.
             short: which rows are samples, where not all are.
+            weights: of the samples, what `weights` returned.
             hidden: what `hide` returned.
 
         Returns:
             z before the step, (R, B, outputs), from which `losses` computes the losses.
         """
         inputs, z = self._forward(layers, x, scale)
-        slope, step = self._slope(z, encoded, short, hidden=hidden), -lr * self.share(x.shape[1])
+        slope, step = self._slope(z, encoded, short, weights, hidden=hidden), -lr * self.share(x.shape[1])
         for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
             self._matmul.descend(layer, outgoing, incoming, keep, step)
             alone = len(outgoing) == 1
@@ -167,7 +169,7 @@ class Perceptron:
             short: which rows are samples, where not all are.
         """
         inputs, z = self._forward(layers, x)
-        slope = self._slope(z, self.encoded(y, layers), short).mul_(step)
+        slope = self._slope(z, self.encoded(y, layers), short, self.weights(y)).mul_(step)
         return z, list(self._backward(layers, layers, inputs, slope))
 
     def apply(self, changes: Sequence[tuple[Layer, Tensor, Tensor]]) -> None:
@@ -183,6 +185,11 @@ class Perceptron:
         like = last.new_empty(0, last.shape[1] if self._couples_outputs else self._outputs)
         return self._encode(y.flatten(0, 1), like).view(*y.shape[:2], -1)
 
+    def weights(self, y: Tensor) -> Tensor | None:
+        """Return the weights of samples with targets (R, B, …), (R, B, 1); None where a sample has none."""
+        of_samples = self._loss.weight_of
+        return None if of_samples is None else of_samples(y.flatten(0, 1)).view(*y.shape[:2], 1)
+
     def losses(self, z: Tensor, y: Tensor, short: Short | None = None) -> Tensor:
         """Return the loss of each minibatch, (R,), from z (R, B, outputs) and targets (R, B, …)."""
         each = self._loss.each(self._used(z).flatten(0, 1), y.flatten(0, 1)).view(z.shape[:2])
@@ -194,7 +201,9 @@ class Perceptron:
         """Return the columns of z that are outputs, (R, B, C)."""
         return z if z.shape[2] == self._outputs else z[..., : self._outputs]
 
-    def _slope(self, z: Tensor, encoded: Tensor, short: Short | None, *, hidden: bool = False) -> Tensor:
+    def _slope(
+        self, z: Tensor, encoded: Tensor, short: Short | None, weights: Tensor | None, *, hidden: bool = False
+    ) -> Tensor:
         """Return ∂f/∂z but for the share of a sample, (R, B, outputs), 0 in columns that are no outputs."""
         if hidden or z.shape[2] == self._outputs:
             slope = self._inverse_link(z).sub_(encoded)
@@ -203,6 +212,8 @@ class Perceptron:
         else:
             slope = torch.zeros_like(z)
             torch.sub(self._used(self._inverse_link(z)), encoded, out=self._used(slope))
+        if weights is not None:
+            slope.mul_(weights)
         return slope if short is None else short.selected(slope)
 
     def _minus_infinity(self, z: Tensor) -> Tensor:

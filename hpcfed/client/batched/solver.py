@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
+from hpcfed.client.augment import augmented
 from hpcfed.client.batched.device import DeviceTile
 from hpcfed.client.batched.direct import DirectDescent
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
@@ -162,7 +163,7 @@ class StackedSolver:
         self._end(0, of_slot, w, None)
         drawn = self._keys(of_slot, round, sizes.shape[1])
         keys = None if drawn is None else torch.from_numpy(drawn)
-        for first, (x, y) in self._batches(of_slot, orders, sizes):
+        for first, (x, y) in self._batches(of_slot, orders, sizes, round):
             for begin, end in self._between_ends(first, first + x.shape[1], of_slot, singly=on_step is not None):
                 part = slice(begin - first, end - first)
                 of_steps = None if keys is None else keys[:, begin:end]
@@ -257,15 +258,16 @@ class StackedSolver:
         return self._network.masks_of(on_device, batch, self._model.vector.dtype)
 
     def _batches(
-        self, of_slot: dict[int, Task], orders: dict[int, np.ndarray], sizes: np.ndarray
+        self, of_slot: dict[int, Task], orders: dict[int, np.ndarray], sizes: np.ndarray, round: int
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         """Yield minibatches of S steps, x (R, S, B, …) and y (R, S, B, …), with the number of the first one.
 
         Slots without a client hold zeros, and those of clients that have taken all their steps arbitrary samples. A
         minibatch's alignment in lines of memory, and its stride, depend on its slot and step alone.
         """
+        of_crops = {slot: self._crops_of(task, round) for slot, task in of_slot.items()}
         if self.tile == 1:
-            yield from self._own_batches(of_slot[0], orders[0], sizes[0])
+            yield from self._own_batches(of_slot[0], orders[0], sizes[0], of_crops[0])
             return
         steps, (x, y) = sizes.shape[1], next(iter(of_slot.values())).samples
         if not steps:
@@ -293,20 +295,32 @@ class StackedSolver:
             is_small = padded != width or visited.numel() * width * x.element_size() <= TOGETHER
             if is_small and len(resident) == len(working):
                 self._gather_together(working, resident, visited, count, (own_columns, y_room))
-                yield first, (x_room[:, :count], y_room[:, :count])
-                continue
-            slots = [room.flatten(1, 2).unbind() for room in gathered]
-            for slot, places in zip(working, upload(visited, x.device).unbind(), strict=True):
-                own = min(count, of_slot[slot].steps - first)
-                for part, rooms in zip(of_slot[slot].samples, slots, strict=True):
-                    if own == chunk:
-                        torch.index_select(part, 0, places, out=rooms[slot])
-                    else:
-                        of_own = own * self._width
-                        torch.index_select(part, 0, places[:of_own], out=rooms[slot][:of_own])
-            if padded != width:
-                own_columns[:, :count].copy_(gathered[0][:, :count].flatten(3))
+            else:
+                slots = [room.flatten(1, 2).unbind() for room in gathered]
+                for slot, places in zip(working, upload(visited, x.device).unbind(), strict=True):
+                    own = min(count, of_slot[slot].steps - first)
+                    for part, rooms in zip(of_slot[slot].samples, slots, strict=True):
+                        if own == chunk:
+                            torch.index_select(part, 0, places, out=rooms[slot])
+                        else:
+                            of_own = own * self._width
+                            torch.index_select(part, 0, places[:of_own], out=rooms[slot][:of_own])
+                if padded != width:
+                    own_columns[:, :count].copy_(gathered[0][:, :count].flatten(3))
+            for slot in working if self._section.augment is not None else ():
+                last = min(first + count, of_slot[slot].steps)
+                self._augment(own_columns[slot].unflatten(2, x.shape[1:]), sizes[slot, first:last], of_crops[slot])
             yield first, (x_room[:, :count], y_room[:, :count])
+
+    def _crops_of(self, task: Task, round: int) -> np.random.Generator | None:
+        """Return what a client's images are augmented by; None without augmentation."""
+        return None if self._section.augment is None else stream(self._seed, Purpose.AUGMENT, round, task.client)
+
+    def _augment(self, x: Tensor, sizes: np.ndarray, rng: np.random.Generator | None) -> None:
+        """Change a client's minibatches (S, B, …), the first `sizes` samples of each, as the recipe says."""
+        if self._section.augment is not None and rng is not None:
+            for minibatch, size in zip(x, sizes.tolist(), strict=False):
+                minibatch[:size] = augmented(minibatch[:size], self._section.augment, rng)
 
     def _gather_together(
         self,
@@ -329,7 +343,7 @@ class StackedSolver:
                 row += last - first
 
     def _own_batches(
-        self, task: Task, order: np.ndarray, sizes: np.ndarray
+        self, task: Task, order: np.ndarray, sizes: np.ndarray, of_crops: np.random.Generator | None
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         """Yield the minibatches of a client that is trained alone: those in a row that are of one size together."""
         x, y = task.samples
@@ -337,7 +351,9 @@ class StackedSolver:
             return
         if self._section.batch_size == "full":
             for step in range(task.steps):
-                yield step, (x[None, None], y[None, None])
+                own = x[None, None] if of_crops is None else x[None, None].clone()
+                self._augment(own[0], np.array([len(x)]), of_crops)
+                yield step, (own, y[None, None])
             return
         width, first = order.shape[1], 0
         a_step = max(1, width * x[0].nbytes)
@@ -351,6 +367,7 @@ class StackedSolver:
             rooms = [self._room(number, part, 1, count, size, *part.shape[1:]) for number, part in enumerate((x, y))]
             for samples, room in zip((x, y), rooms, strict=True):
                 torch.index_select(samples, 0, places.flatten(), out=room.flatten(0, 2))
+            self._augment(rooms[0][0], sizes[first : first + count], of_crops)
             yield first, (rooms[0], rooms[1])
             first += count
 

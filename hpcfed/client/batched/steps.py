@@ -295,11 +295,14 @@ class FusedDescent:
     ) -> None:
         """Take S steps; see `Descent`. A perceptron has no dropout."""
         encoded = self._network.encoded(y.flatten(1, 2), self._layers).view(*y.shape[:3], -1)
+        weights = self._network.weights(y.flatten(1, 2))
+        of_steps = [None] * len(short) if weights is None else weights.view(*y.shape[:3], 1).unbind(1)
         outputs = []
-        for x_step, encoded_step, of_step in zip(x.flatten(3).unbind(1), encoded.unbind(1), short, strict=True):
+        each = zip(x.flatten(3).unbind(1), encoded.unbind(1), short, of_steps, strict=True)
+        for x_step, encoded_step, of_step, own in each:
             keep, scale = self._factors()
             factors = keep, self._lr / scale, self._scale
-            z = self._network.descend(self._layers, x_step, encoded_step, *factors, of_step, hidden=self._hidden)
+            z = self._network.descend(self._layers, x_step, encoded_step, *factors, of_step, own, hidden=self._hidden)
             outputs.append(z)
             self._scale = scale
             if self._constants is not None:

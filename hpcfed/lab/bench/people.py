@@ -70,3 +70,83 @@ def residual(width: int = 64, blocks: int = 3) -> nn.Module:
     """A residual perceptron with LayerNorm, 60 → 5."""
     inner = [Block(width) for _ in range(blocks)]
     return nn.Sequential(nn.Linear(60, width), *inner, nn.LayerNorm(width), nn.Linear(width, 5))
+
+
+class Attention(nn.Module):
+    """Causal attention of 4 heads."""
+
+    def __init__(self, width: int, heads: int = 4):
+        super().__init__()
+        self.heads, self.taken, self.given = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, width) → (B, T, width)."""
+        b, t, width = x.shape
+        q, k, v = self.taken(x).split(width, dim=2)
+        q, k, v = (one.view(b, t, self.heads, width // self.heads).transpose(1, 2) for one in (q, k, v))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.given(y.transpose(1, 2).contiguous().view(b, t, width))
+
+
+class Layer(nn.Module):
+    """Attention and a perceptron, each behind a norm and beside a shortcut."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = nn.LayerNorm(width), Attention(width), nn.LayerNorm(width)
+        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, width) → (B, T, width)."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.inner(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    """Two layers of 140 on 80 characters: 0.5 M parameters."""
+
+    def __init__(self, width: int = 140, layers: int = 2, tokens: int = 80, length: int = 80):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(tokens, width), nn.Embedding(length, width)
+        self.layers = nn.ModuleList([Layer(width) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) → (B, 80), of the character after the last."""
+        x = self.embed(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x)[:, -1])
+
+
+class Recurrent(nn.Module):
+    """Two LSTM layers of 256 on an embedding of 8, for 80 characters: GeL's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm, self.head = nn.Embedding(80, 8), nn.LSTM(8, 256, 2, batch_first=True), nn.Linear(256, 80)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) → (B, 80)."""
+        return self.head(self.lstm(self.embed(tokens))[0][:, -1])
+
+
+def convolutional() -> nn.Module:
+    """`Convolutional` as layers."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2)),
+        *(nn.Flatten(), nn.Linear(64 * 5 * 5, 394), nn.ReLU(), nn.Linear(394, 192), nn.ReLU(), nn.Linear(192, 10)),
+    )
+
+
+def logistic() -> nn.Module:
+    """60 → 5, as a layer."""
+    return nn.Linear(60, 5)
+
+
+def with_dropout() -> nn.Module:
+    """pfl's: two 3×3 convolutions of 32 and 64 channels, a max-pool, 128-10, and dropout of ¼ and ½."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Dropout(0.25)),
+        *(nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),
+    )

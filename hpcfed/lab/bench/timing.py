@@ -111,13 +111,13 @@ class Timing:
         return median(ratios) if ratios else None
 
 
-def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "cpu") -> Contender:
-    """Return the repository's bare training loop as a contender.
+def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "cpu", batch_size: int = 0) -> Contender:
+    """Return the repository's bare training loop as a contender, of a workload or a user's ``module:function``.
 
     Raises:
         InputError: this is not a checkout, so the script is missing.
     """
-    return own("bare", _script(BARE, workload, folder, rounds, warm_up, device))
+    return own("bare", [*_script(BARE, workload, folder, rounds, warm_up, device), str(batch_size)])
 
 
 def floors(workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[Contender]:
@@ -134,23 +134,28 @@ def floors(workload: str, folder: Path, rounds: int, warm_up: int, device: str) 
 def _script(path: Path, workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[str]:
     if not path.is_file():
         raise InputError(f"bench needs jobs/bench/{path.name}", remedy="run it from a checkout of the repository")
-    model = workload.partition("-")[0]
+    model = workload if ":" in workload else workload.partition("-")[0]
     return [sys.executable, str(path), model, str(folder), str(rounds), str(warm_up), device]
 
 
-def ours(folder: Path, rounds: int, warm_up: int, ranks: int, *, mean: bool = False) -> Contender:
+def ours(
+    folder: Path, rounds: int, warm_up: int, ranks: int, *, mean: bool = False, written: str = "", factory: str = ""
+) -> Contender:
     """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to the next round's.
 
-    Its time is the median over rounds, or the mean.
+    Its time is the median over rounds, or the mean. The recipe's model, or the same network by `factory`, as it is
+    `written`.
     """
-    output = folder / f"run-{ranks}"
-    command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}")
+    output = folder / f"run-{ranks}{'-'.join(('', *written.split()))}"
+    changes = [f"model={{factory: '{factory}'}}"] if factory else []
+    command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}", *changes)
 
     def read(done: FinishedProcess) -> Turn:
         turn = recorded(output, warm_up, mean=mean)
         return replace(turn, peak_bytes=done.peak_bytes) if ranks == 1 else turn
 
-    return Contender(f"hpcfed, {ranks} rank{'s' if ranks > 1 else ''}", command, read)
+    name = f"hpcfed, {written}" if written else f"hpcfed, {ranks} rank{'s' if ranks > 1 else ''}"
+    return Contender(name, command, read)
 
 
 def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender:

@@ -13,6 +13,8 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.write import write
 from hpcfed.config.load import dump_yaml
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 
 PEOPLE = "hpcfed.lab.bench.people"
@@ -35,6 +37,8 @@ class Workload:
         tests: samples of the test set.
         evaluate_every: rounds from one evaluation on it to the next; 0: none.
         whole: rounds of the whole experiment, where it is a published one.
+        tokens: whether samples are tokens, as many kinds as labels.
+        written: the same network as people write it: how, and its factory.
     """
 
     letter: str
@@ -51,6 +55,8 @@ class Workload:
     tests: int = 0
     evaluate_every: int = 0
     whole: int = 0
+    tokens: bool = False
+    written: tuple[tuple[str, str], ...] = ()
 
     @property
     def evaluates(self) -> bool:
@@ -59,7 +65,16 @@ class Workload:
 
 
 MLP = Workload(
-    "A", "MLP 784-200-100-10", {"name": "mlp", "hidden": [200, 100]}, 100, 600, (784,), 10, cohort=10, batch_size=50
+    "A",
+    "MLP 784-200-100-10",
+    {"name": "mlp", "hidden": [200, 100]},
+    100,
+    600,
+    (784,),
+    10,
+    cohort=10,
+    batch_size=50,
+    written=(("as layers", f"{PEOPLE}:mlp"), ("as a class", f"{PEOPLE}:Perceptron")),
 )
 CNN = Workload(
     "B",
@@ -71,9 +86,23 @@ CNN = Workload(
     10,
     cohort=4,
     batch_size=50,
+    written=(("as layers", f"{PEOPLE}:convolutional"), ("as a class", f"{PEOPLE}:Convolutional")),
 )
-LOGISTIC = Workload("C", "logistic 60→5", {"name": "logistic"}, 1000, 100, (60,), 5, cohort=20, batch_size=5)
-LSTM = Workload("F", "FedDyn's LSTM 8-100-100-80", {"name": "lstm"}, 20, 100, (80,), 80, cohort=4, batch_size=50)
+LOGISTIC = Workload(
+    "C",
+    "logistic 60→5",
+    {"name": "logistic"},
+    1000,
+    100,
+    (60,),
+    5,
+    cohort=20,
+    batch_size=5,
+    written=(("as layers", f"{PEOPLE}:logistic"), ("as a class", f"{PEOPLE}:Logistic")),
+)
+LSTM = Workload(
+    "F", "FedDyn's LSTM 8-100-100-80", {"name": "lstm"}, 20, 100, (80,), 80, cohort=4, batch_size=50, tokens=True
+)
 PFL = Workload(
     "H",
     "pfl's CIFAR-10 benchmark, conv3(32)-conv3(64)-pool-128-10 with dropout",
@@ -89,6 +118,7 @@ PFL = Workload(
     tests=10_000,
     evaluate_every=10,
     whole=1500,
+    written=(("as layers", f"{PEOPLE}:with_dropout"),),
 )
 """The timing workload of arXiv 2404.06430 (CIFAR-10, IID): random images in place of CIFAR-10's."""
 WORKLOADS = {
@@ -104,7 +134,13 @@ WORKLOADS = {
         "E", "ResNet-18 with GroupNorm", {"name": "resnet18-gn"}, 4, 50, (3, 32, 32), 10, cohort=1, batch_size=50
     ),
     "lstm": LSTM,
-    "lstm256": replace(LSTM, letter="G", title="GeL's LSTM 8-256-256-80", model={"name": "lstm", "hidden": 256}),
+    "lstm256": replace(
+        LSTM,
+        letter="G",
+        title="GeL's LSTM 8-256-256-80",
+        model={"name": "lstm", "hidden": 256},
+        written=(("as a class", f"{PEOPLE}:Recurrent"),),
+    ),
     "pfl-cifar10": PFL,
     "mlp-layers": replace(MLP, letter="A", title=f"{MLP.title}, as layers", model={"factory": f"{PEOPLE}:mlp"}),
     "mlp-class": replace(MLP, letter="A", title=f"{MLP.title}, as a class", model={"factory": f"{PEOPLE}:Perceptron"}),
@@ -112,6 +148,25 @@ WORKLOADS = {
         CNN, letter="B", title=f"{CNN.title}, as a class", model={"factory": f"{PEOPLE}:Convolutional"}
     ),
     "logistic-class": replace(LOGISTIC, title=f"{LOGISTIC.title}, as a class", model={"factory": f"{PEOPLE}:Logistic"}),
+    "residual": replace(
+        LOGISTIC,
+        letter="I",
+        title="residual perceptron with LayerNorm, three blocks of 64, as a class",
+        model={"factory": f"{PEOPLE}:residual"},
+        written=(),
+    ),
+    "transformer": Workload(
+        "J",
+        "two-layer transformer of 140 on 80 characters, as a class",
+        {"factory": f"{PEOPLE}:Transformer"},
+        20,
+        50,
+        (80,),
+        80,
+        cohort=4,
+        batch_size=10,
+        tokens=True,
+    ),
 }
 
 
@@ -121,15 +176,44 @@ def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
 
 
 def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") -> None:
-    """Write these files of any workload; its samples are tokens where the model is an LSTM, else images or numbers."""
+    """Write these files of any workload."""
     rng = np.random.Generator(np.random.Philox(1234))
-    tokens = work.model.get("name") == "lstm"
     x, y = _samples(rng, work, work.clients * work.samples)
     test_x, test_y = _samples(rng, work, work.tests) if work.tests else (None, None)
     owner = np.repeat(np.arange(work.clients), work.samples)
-    task = "next-token" if tokens else "classification"
+    task = "next-token" if work.tokens else "classification"
     dataset = Dataset(name=name, task=task, x=x, y=y, num_classes=work.classes, test_x=test_x, test_y=test_y)
     write(folder / "federation.h5", dataset, owner, work.clients, partition={"scheme": "equal"})
+    _write_rounds(name, work, folder, device, rng)
+
+
+def own_workload(reference: str, data: Path, folder: Path, cohort: int, batch_size: int, device: str) -> Workload:
+    """Write the files of a workload of a user's module, ``module:function`` of the working folder, on a federation.
+
+    Raises:
+        InputError: no federation, or one without classes; or another reference.
+    """
+    if ":" not in reference:
+        raise InputError("--own-model", expected="module:function", got=reference)
+    with Federation.open(data) as federation:
+        if federation.task not in ("classification", "next-token"):
+            what, got = "bench --own-model needs samples of classes", f"a {federation.task} federation"
+            raise InputError(what, where=str(data), got=got)
+        clients, shape = federation.num_clients, federation.feature_shape
+        tokens, classes = federation.task == "next-token", federation.num_classes or 0
+        samples = round(float(federation.sizes.mean()))
+    (folder / "federation.h5").symlink_to(data.resolve())
+    model, cohort = {"factory": reference}, min(cohort, clients)
+    work = Workload("", reference, model, clients, samples, shape, classes, cohort, batch_size, tokens=tokens)
+    rng = np.random.Generator(np.random.Philox(1234))
+    _write_rounds("own", work, folder, device, rng, data=str(data.resolve()), python_path=[str(Path.cwd())])
+    return work
+
+
+def _write_rounds(
+    name: str, work: Workload, folder: Path, device: str, rng: np.random.Generator, **changes: Any
+) -> None:
+    """Write ``cohorts.json`` and ``recipe.yaml``."""
     cohorts = [rng.choice(work.clients, work.cohort, replace=False).tolist() for _ in range(ROUNDS)]
     write_whole(folder / "cohorts.json", json.dumps(cohorts))
     recipe = {
@@ -142,6 +226,7 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") ->
         "algorithm": {"name": "fedavg"},
         "evaluate": {"every": work.evaluate_every},
         "device": device,
+        **changes,
     }
     write_whole(folder / "recipe.yaml", dump_yaml(recipe))
 
@@ -149,7 +234,7 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") ->
 def _samples(rng: np.random.Generator, work: Workload, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw samples, (count, …) and (count,)."""
     x: np.ndarray
-    if work.model.get("name") == "lstm":
+    if work.tokens:
         x = rng.integers(work.classes, size=(count, *work.shape), dtype=np.uint8)
     elif work.images:
         x = rng.integers(256, size=(count, *work.shape), dtype=np.uint8)

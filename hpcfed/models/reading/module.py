@@ -14,6 +14,9 @@ HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"),
 )
+OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes of every module, mostly empty tables of hooks."""
+TABLES = "_parameters", "_buffers", "_modules"
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 MAX_DEPTH, MAX_MEMBERS = 4, 1000
 """Of containers that are looked into."""
@@ -59,7 +62,7 @@ class Attributes:
     def _all(self) -> Iterator[tuple[str, list[Any]]]:
         for path, part in self._module.named_modules():
             for name, value in vars(part).items():
-                if name not in ("_parameters", "_buffers", "_modules"):
+                if name not in TABLES and (name not in OF_TORCH or value):
                     yield f"{path}.{name}".lstrip("."), [*_members(value, MAX_DEPTH)]
             for name, tensor in (*part._buffers.items(), *part._parameters.items()):
                 yield f"{path}.{name}".lstrip("."), [*_members(tensor, 0)]
@@ -68,7 +71,9 @@ class Attributes:
 def _members(value: Any, depth: int) -> Iterator[Any]:
     """Yield what a value is: itself, and what it holds; a tensor with its version and address, a container
     with its length."""
-    if isinstance(value, Tensor):
+    if isinstance(value, PLAIN):
+        yield value
+    elif isinstance(value, Tensor):
         yield value
         yield None if value.is_inference() else value._version
         yield value.data_ptr() if value.layout == strided else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -74,12 +75,12 @@ class Call:
         name = getattr(self.function, "__name__", "")
         return name if name.startswith("__") else name.rstrip("_")
 
-    @property
+    @cached_property
     def values(self) -> list[int]:
         """Numbers of the values among the arguments, each once."""
         return list(dict.fromkeys(leaf.number for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Value)))
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """Names of the parameters and buffers among the arguments, each once."""
         return list(dict.fromkeys(leaf.name for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Named)))
@@ -109,7 +110,7 @@ def leaves(argument: Any) -> Iterator[Any]:
     elif isinstance(argument, (tuple, list)):
         for one in argument:
             yield from leaves(one)
-    elif isinstance(argument, Mapping):
+    elif isinstance(argument, dict):
         for one in argument.values():
             yield from leaves(one)
     elif isinstance(argument, slice):
@@ -126,7 +127,7 @@ def mapped(argument: Any, change: Callable[[Any], Any]) -> Any:
         return tuple(mapped(one, change) for one in argument)
     if isinstance(argument, list):
         return [mapped(one, change) for one in argument]
-    if isinstance(argument, Mapping):
+    if isinstance(argument, dict):
         return {key: mapped(one, change) for key, one in argument.items()}
     if isinstance(argument, slice):
         return slice(*(mapped(one, change) for one in (argument.start, argument.stop, argument.step)))

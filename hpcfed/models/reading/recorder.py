@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +30,8 @@ from hpcfed.models.reading.program import (
     mapped,
 )
 
+OURS, OF_TORCH = str(Path(__file__).parents[3] / "hpcfed"), str(Path(torch.__file__).parent)
+"""Folders of code."""
 SIZES = 2, 3
 """Samples of the two minibatches."""
 FACTS = frozenset(
@@ -59,6 +62,9 @@ REFUSED = {
 """Functions that no program has, and what a module does with them."""
 
 OF_DTYPE = {Tensor.float: torch.float32, Tensor.double: torch.float64}
+CONVOLUTIONS = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
+MUCH = 1e7
+"""Multiplications from which a convolution is not computed: zeros in its output's shape stand for it."""
 
 
 def record(module: nn.Module, like: Tensor) -> Program:
@@ -156,7 +162,7 @@ class _Recorder(TorchFunctionMode):
         name, place = getattr(function, "__name__", ""), _place()
         if name in ("__get__", "__set__"):
             return self._property(function, args, kwargs, place)
-        if name in FACTS or (resolve_name(function) is None and not _tensors(args, kwargs)):
+        if name in FACTS or (not _tensors(args, kwargs) and resolve_name(function) is None):
             return function(*args, **kwargs)
         if name in REFUSED:
             raise Unreadable(REFUSED[name], place)
@@ -169,7 +175,8 @@ class _Recorder(TorchFunctionMode):
         return self._recorded(function, args, kwargs, place)
 
     def _property(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: str) -> Any:
-        name = (resolve_name(function) or "").rpartition(".__")[0].rpartition(".")[2]
+        of = getattr(function, "__self__", None)  # resolve_name takes the time of a minibatch
+        name = str(getattr(getattr(of, "fget", of), "__name__", ""))
         if function.__name__ == "__set__":
             raise Unreadable(f"sets .{name} of a tensor", place)
         if name in FACT_PROPERTIES:
@@ -203,7 +210,8 @@ class _Recorder(TorchFunctionMode):
         tensors = _tensors(args, kwargs)
         given, named = mapped((args, kwargs), lambda leaf: self._argument(leaf, place))
         versions, random_state = [tensor._version for tensor in tensors], torch.get_rng_state()
-        result = function(*args, **kwargs)
+        outline = _outline(function, *args, **kwargs) if function in CONVOLUTIONS else None
+        result = function(*args, **kwargs) if outline is None else outline
         if not torch.equal(random_state, torch.get_rng_state()):
             raise Unreadable("draws random numbers", place)
         written = [one for one, version in zip(tensors, versions, strict=True) if one._version != version]
@@ -295,6 +303,36 @@ class _Recorder(TorchFunctionMode):
         return Value(number)
 
 
+def _outline(
+    convolution: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """Return zeros in the place of a large convolution's output, (B, C, …); None where it is to be computed."""
+    if x.dim() != weight.dim() or x.shape[1] != weight.shape[1] * groups:
+        return None
+    with torch.no_grad():
+        of_one = convolution(x[:, :1], weight[:1, :1], None, stride, padding, dilation)
+    shape = len(x), len(weight), *of_one.shape[2:]
+    if prod(shape) * weight[0].numel() < MUCH:
+        return None
+    output = torch.zeros(shape, dtype=x.dtype, device=x.device)
+    if any(_is_channels_last(one) for one in (x, weight)):
+        output = output.contiguous(memory_format=torch.channels_last)
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias)):
+        output.add_(torch.zeros((), dtype=x.dtype, device=x.device, requires_grad=True))
+    return output
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+
+
 def _memory(tensor: Tensor) -> int | None:
     """Return the address of a tensor's memory; None of a sparse one, which has several."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else None
@@ -322,18 +360,16 @@ class _Constant:
 def _place() -> str:
     """Return the file and line of the innermost frame outside of torch and this package, else the torch layer."""
     frame: FrameType | None = sys._getframe(2)
-    ours, torch_folder = str(Path(__file__).parents[3] / "hpcfed"), str(Path(torch.__file__).parent)
     layer = ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(torch_folder):
+        if name.startswith(OF_TORCH):
             own = frame.f_locals.get("self")
             if not layer and isinstance(own, nn.Module) and not isinstance(own, nn.Sequential):
                 layer = f"nn.{type(own).__name__}"
-        elif not name.startswith(ours) or "/tests/" in name:
-            where = f"{Path(name).name}, line {frame.f_lineno}"
-            return where
-        elif Path(name) == Path(__file__) and frame.f_code.co_name == "_recorded" and layer:
+        elif not name.startswith(OURS) or "/tests/" in name:
+            return f"{Path(name).name}, line {frame.f_lineno}"
+        elif name == __file__ and frame.f_code.co_name == "_recorded" and layer:
             return layer
         frame = frame.f_back
     return layer
@@ -382,7 +418,7 @@ def _common(one: Any, other: Any, place: str) -> Any:
     if isinstance(one, (tuple, list)) and len(one) == len(other):
         common = [_common(a, b, place) for a, b in zip(one, other, strict=True)]
         return tuple(common) if isinstance(one, tuple) else common
-    if isinstance(one, Mapping) and one.keys() == other.keys():
+    if isinstance(one, dict) and one.keys() == other.keys():
         return {key: _common(one[key], other[key], place) for key in one}
     if isinstance(one, slice):
         parts = ((one.start, other.start), (one.stop, other.stop), (one.step, other.step))

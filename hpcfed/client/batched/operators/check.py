@@ -1,7 +1,7 @@
 """A program's values and gradients beside the module's own, in float64.
 
 The tolerance is `TOLERANCE` of the largest entry: sums in another order, nothing more. Minibatches are drawn, and small
-where a sample takes many operations.
+where a sample takes many operations; so are images, if the module takes smaller ones.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hpcfed.client.batched.matmul import Blas
-from hpcfed.client.batched.operators.base import IntoGradients
 from hpcfed.client.batched.operators.build import Mask, Operators, operators_of
 from hpcfed.client.batched.operators.dropping import GivenMasks
 from hpcfed.client.batched.operators.general import gradients_of
@@ -30,7 +31,9 @@ WORK = 3e7
 """Multiplications of a minibatch that is compared, forwards, beyond three samples."""
 LITTLE, MUCH = 3e6, 1e8
 """Multiplications of a sample, forwards, up to which several clients may be trained at once on a CPU; and above which
-one sample is all that is compared, and a GPU trains clients one by one."""
+one sample is all that is compared, of smaller images where that can be done, and a GPU trains clients one by one."""
+SMALLEST, PIECE = 8, 1 << 16
+"""Pixels of a smaller image's sides, at least; and numbers that are compared at a time, in the core's own cache."""
 
 
 class Checked(NamedTuple):
@@ -69,33 +72,85 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
     is_little = operators.work <= most_work
     most = max(3, min(batch, MOST_SAMPLES, int(WORK / max(1, operators.work))))
     sizes = (most, 2, 1) if is_little else (2, 1) if operators.work <= MUCH else (1, 2)
+    compare = partial(_compare_with, module, operators, trained, constants, draws=draws)
     refuses_one = False
     with _float64():
+        if operators.work > MUCH:
+            smaller = _smaller(like, operators)
+            if smaller is None or not _is_alike(compare, _sampler(smaller, tokens, draws)(1)):
+                try:
+                    compare(sample(1))
+                except ModuleRaises:
+                    compare(sample(2))
+            return Checked(by_slot=False, mixes=True)
         for size in sizes:
-            x, masks = sample(size), _masks(operators.masks, size, draws)
             try:
-                with torch.enable_grad():
-                    expected, slope, gradients = _of_module(module, trained, constants, x, masks, draws)
-            except RAISED as error:
+                compare(sample(size))
+            except ModuleRaises:
                 if size > 1:
-                    raise Unreadable(f"in float64 it raises {type(error).__name__}: {_line(error)}") from error
+                    raise
                 refuses_one = True
-                continue
-            with torch.no_grad():
-                own = [tensor.unsqueeze(0) for tensor in trained.values()]
-                found, of_own = _of_operators(operators, own, x.unsqueeze(0), masks, slope)
-            if not expected.dim() or len(expected) != size:
-                raise Unreadable("it has no row of outputs for each sample")
-            _compare("outputs", expected, found, _largest([expected]))
-            scale = _largest(gradients)
-            for name, one, other in zip(trained, gradients, of_own, strict=True):
-                _compare(f"gradient of {name}", one, other[0], scale)
-            if operators.work > MUCH:
-                break
         if refuses_one or not is_little:
             return Checked(by_slot=False, mixes=True)
         with torch.no_grad():
             return _facts(operators, trained, sample, max(2, most // SLOTS), draws)
+
+
+class ModuleRaises(Unreadable):
+    """The module does not take a minibatch."""
+
+
+def _compare_with(
+    module: nn.Module,
+    operators: Operators,
+    trained: Mapping[str, Tensor],
+    constants: Mapping[str, Tensor],
+    x: Tensor,
+    *,
+    draws: torch.Generator,
+) -> None:
+    """Compare operators with their module on a minibatch.
+
+    Raises:
+        Unreadable: they differ, or one raises an error.
+    """
+    masks = _masks(operators.masks, len(x), draws)
+    try:
+        with torch.enable_grad():
+            expected, slope, gradients = _of_module(module, trained, constants, x, masks, draws)
+    except RAISED as error:
+        raise ModuleRaises(f"in float64 it raises {type(error).__name__}: {_line(error)}") from error
+    with torch.no_grad():
+        own = [tensor.unsqueeze(0) for tensor in trained.values()]
+        network = OperatorNetwork(operators, Loss(_no_loss, "sum"), Blas(), mixes=False)
+        with _errors_named():
+            run, found = network.outputs(own, x.unsqueeze(0), masks)
+        if not expected.dim() or len(expected) != len(x):
+            raise Unreadable("it has no row of outputs for each sample")
+        _compare("outputs", expected, found, _largest([expected]))
+        with _errors_named():
+            network.back(run, slope, _Compared(dict(zip(trained, gradients, strict=True)), operators.shared))
+
+
+def _smaller(like: Tensor, operators: Operators) -> Tensor | None:
+    """Return a smaller image of which a pass takes `MUCH` multiplications; None where sides have no such part."""
+    if like.dim() != 4:
+        return None
+    part = 2
+    while operators.work > MUCH * part**2:
+        part *= 2
+    sides = like.shape[2:]
+    fits = all(side % part == 0 and side // part >= SMALLEST for side in sides)
+    return like[..., : sides[0] // part, : sides[1] // part] if fits else None
+
+
+def _is_alike(compare: Callable[[Tensor], None], x: Tensor) -> bool:
+    """Whether a minibatch of smaller images has the same values and gradients; many modules take none."""
+    try:
+        compare(x)
+    except Unreadable:
+        return False
+    return True
 
 
 @contextmanager
@@ -184,7 +239,7 @@ def _in_place_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[d
     named = (*module.named_parameters(), *module.named_buffers())
     other: dict[int, Tensor] = {}
     for name, tensor in named:
-        value = tensors[name].clone()
+        value = tensors[name]  # whoever writes to it has been refused
         is_parameter = isinstance(tensor, nn.Parameter)
         other[id(tensor)] = nn.Parameter(value, requires_grad=tensor.requires_grad) if is_parameter else value
     tables: list[dict[str, Any]] = [table for part in module.modules() for table in (part._parameters, part._buffers)]
@@ -202,16 +257,78 @@ def _of_operators(
     operators: Operators, own: Sequence[Tensor], x: Tensor, masks: Sequence[Tensor], slope: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the operators' outputs, and the gradients of the parameters (R, …)."""
-    network = OperatorNetwork(operators, Loss(_no_loss, "sum"), Blas(), mixes=False)
-    try:
+    network, sink = OperatorNetwork(operators, Loss(_no_loss, "sum"), Blas(), mixes=False), _Kept()
+    with _errors_named():
         run, output = network.outputs(own, x, masks)
-        out, kept = [torch.zeros_like(one) for one in own], output.clone()
-        network.back(run, slope.clone(), IntoGradients(out, Blas()))
+        kept = output.clone()
+        network.back(run, slope.clone(), sink)
+    return kept, [sink.found[k] if k in sink.found else torch.zeros_like(one) for k, one in enumerate(own)]
+
+
+@contextmanager
+def _errors_named() -> Iterator[None]:
+    """Name errors of a program's operations.
+
+    Raises:
+        Unreadable: for any other error.
+    """
+    try:
+        yield
     except Unreadable:
         raise
     except RAISED as error:
-        raise Unreadable(f"its operations raise {type(error).__name__}: {str(error).splitlines()[0]}") from error
-    return kept, out
+        raise Unreadable(f"its operations raise {type(error).__name__}: {_line(error)}") from error
+
+
+class _Kept:
+    """A `Sink` that keeps gradients as they come.
+
+    Attributes:
+        found: of each parameter that has one, (R, …).
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[int, Tensor] = {}
+
+    def product(self, weight: int, outgoing: Tensor, incoming: Tensor) -> None:
+        """Take a product; see `Sink`."""
+        self.add(weight, torch.bmm(outgoing.transpose(1, 2), incoming))
+
+    def add(self, parameter: int, gradient: Tensor) -> None:
+        """Take a gradient; see `Sink`."""
+        before = self.found.get(parameter)
+        self.found[parameter] = gradient if before is None else before + gradient
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+class _Compared(_Kept):
+    """A `Sink` that compares gradients of one client with the module's, as soon as they are whole: memory is little."""
+
+    def __init__(self, expected: Mapping[str, Tensor], shared: frozenset[int]):
+        super().__init__()
+        self._expected, self._shared = list(expected.items()), shared
+        self._scale, self._missing = _largest([*expected.values()]), set(range(len(expected)))
+
+    def add(self, parameter: int, gradient: Tensor) -> None:
+        """Take a gradient; see `Sink`."""
+        if parameter in self._shared:
+            super().add(parameter, gradient)
+        else:
+            self._compare(parameter, gradient)
+
+    def end(self) -> None:
+        """Compare what has waited, and what has no gradient."""
+        for parameter, gradient in self.found.items():
+            self._compare(parameter, gradient)
+        for parameter in self._missing.copy():
+            self._compare(parameter, torch.zeros_like(self._expected[parameter][1]).unsqueeze(0))
+
+    def _compare(self, parameter: int, gradient: Tensor) -> None:
+        self._missing.remove(parameter)
+        name, expected = self._expected[parameter]
+        _compare(f"gradient of {name}", expected, gradient[0], self._scale)
 
 
 def _no_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -225,10 +342,27 @@ def _compare(what: str, expected: Tensor, found: Tensor, scale: float) -> None:
 
 def _largest(tensors: Sequence[Tensor]) -> float:
     """Return the largest finite magnitude."""
-    return max((float(one.abs().nan_to_num(0.0, 0.0).max()) for one in tensors if one.numel()), default=0.0)
+    return max((_magnitude(one) for one in tensors if one.numel()), default=0.0)
+
+
+def _magnitude(tensor: Tensor) -> float:
+    low, high = (float(end) for end in tensor.aminmax())
+    if isfinite(low) and isfinite(high):
+        return max(-low, high)
+    return float(tensor.abs().nan_to_num(0.0, 0.0).max())
 
 
 def _is_near(expected: Tensor, found: Tensor, scale: float) -> bool:
+    pairs = zip(found.reshape(-1).split(PIECE), expected.reshape(-1).split(PIECE), strict=True)
+    return all(_is_piece_near(one, other, scale) for other, one in pairs)
+
+
+def _is_piece_near(expected: Tensor, found: Tensor, scale: float) -> bool:
+    if not found.numel():
+        return True
+    low, high = (float(end) for end in (found - expected).aminmax())
+    if max(-low, high) <= TOLERANCE * scale:  # in an eighth of the time that all others take
+        return True
     return torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
 
 

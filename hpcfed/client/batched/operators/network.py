@@ -14,11 +14,12 @@ from hpcfed.client.batched.operators.build import Operators
 from hpcfed.client.batched.operators.dropping import Dropping
 from hpcfed.client.batched.operators.general import General
 from hpcfed.client.shorts import Short
-from hpcfed.models.losses import Loss
+from hpcfed.models.losses import Loss, softmax
 
 Stack = Sequence[Tensor]
-MANY_CALLS = 5
-"""One operator in so many that calls autograd by itself takes what others gain, where clients are trained alone."""
+MANY_CALLS = 10
+"""One operator in so many that calls autograd by itself takes what others gain, where clients are trained alone: with 8
+of 46 a two-layer transformer takes 1.11 of a bare loop, by the module itself 0.95."""
 
 
 class OperatorNetwork:
@@ -141,7 +142,10 @@ class OperatorNetwork:
             rows = z.reshape(slots * batch, -1)
             assert self._loss.inverse_link is not None
             assert self._loss.encode is not None
-            slope = self._loss.inverse_link(rows).sub_(self._loss.encode(y, rows)).view(z.shape)
+            slope = self._loss.inverse_link(rows).sub_(self._loss.encode(y, rows))
+            if self._loss.weight_of is not None:
+                slope.mul_(self._loss.weight_of(y).unsqueeze(1))
+            slope = slope.view(z.shape)
             each = self._loss.each(z, y)
         else:
             with torch.enable_grad():
@@ -160,4 +164,4 @@ class OperatorNetwork:
 
     def _is_canonical(self, z: Tensor) -> bool:
         link = self._loss.inverse_link
-        return link is not None and (z.dim() == 2 or (z.dim() == 1 and link is torch.clone))
+        return link is not None and (z.dim() == 2 or (z.dim() == 1 and link is not softmax))
