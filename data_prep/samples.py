@@ -201,13 +201,13 @@ def _dataset_of(name: str, loader: Any) -> Any:
     Raises:
         InputError: a sampler or ``collate_fn`` makes others of them, or it has no dataset that can be indexed.
     """
-    dataset, sampler = loader.dataset, getattr(loader, "sampler", None)
-    whole = type(sampler).__name__ == "SequentialSampler" or (
-        type(sampler).__name__ == "RandomSampler" and not sampler.replacement and sampler.num_samples == len(dataset)
-    )
+    dataset, sampler = loader.dataset, loader.sampler
+    kind = type(sampler).__name__
+    is_shuffled = kind == "RandomSampler" and not sampler.replacement and sampler.num_samples == len(dataset)
+    whole = kind == "SequentialSampler" or is_shuffled
     batches = type(loader.batch_sampler).__name__
     collates = getattr(loader.collate_fn, "__name__", "") if batches == "BatchSampler" else "default_collate"
-    got = f"one with a {type(sampler).__name__}" if not whole else f"one with a {batches}"
+    got = f"one with a {kind}" if not whole else f"one with a {batches}"
     if not whole or batches not in ("BatchSampler", "NoneType") or collates != "default_collate":
         got = got if not whole or collates == "default_collate" else "one with a collate_fn"
         remedy = "give its dataset, loader.dataset, or torch.utils.data.Subset(dataset, indices)"

@@ -4,6 +4,7 @@
 ``hpcfed.load("runs/own")`` reads a run that is there: its record as a table, its model as a module.
 ``hpcfed.runs(["runs/own", "runs/sweep"])`` is one tidy table of many runs' records.
 ``hpcfed.write_federation("own.h5", {"north": (x, y), …})`` makes a federation file of your own samples.
+``hpcfed.partition(labels, "dirichlet-client", alpha=0.3, clients=10)`` deals samples to clients.
 ``hpcfed.ClientRule`` and ``hpcfed.ServerRule`` are the bases of your own methods' parts.
 """
 
@@ -21,6 +22,7 @@ from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError,
 from hpcfed.version import __version__
 
 if TYPE_CHECKING:
+    from data_prep.dealt import Partition, partition
     from data_prep.own import write_federation
     from hpcfed.algorithms._base import ClientRule, ServerRule
     from hpcfed.api import Result, run, run_seeds
@@ -35,12 +37,14 @@ __all__ = [
     "HpcfedError",
     "InputError",
     "LoadedRun",
+    "Partition",
     "Replay",
     "Result",
     "ServerRule",
     "Stopped",
     "__version__",
     "load",
+    "partition",
     "replay",
     "run",
     "run_seeds",
@@ -51,10 +55,12 @@ __all__ = [
 _MODULES = {
     "ClientRule": "hpcfed.algorithms._base",
     "LoadedRun": "hpcfed.lab.loaded",
+    "Partition": "data_prep.dealt",
     "Replay": "hpcfed.provenance.replay.replay",
     "Result": "hpcfed.api",
     "ServerRule": "hpcfed.algorithms._base",
     "load": "hpcfed.lab.loaded",
+    "partition": "data_prep.dealt",
     "replay": "hpcfed.provenance.replay.replay",
     "run": "hpcfed.api",
     "run_seeds": "hpcfed.api",
