@@ -1,6 +1,7 @@
 """hpcfed: federated learning on HPC clusters, the same result on any number of ranks.
 
 ``hpcfed.run("recipe.yaml", ["rounds=50"])`` trains, and returns the record (``.metrics``) and the model (``.module``).
+``for round in hpcfed.rounds("recipe.yaml"):`` trains round by round.
 ``hpcfed.load("runs/own")`` reads a run that is there: its record as a table, its model as a module.
 ``hpcfed.runs(["runs/own", "runs/sweep"])`` is one tidy table of many runs' records.
 ``hpcfed.write_federation("own.h5", {"north": (x, y), …})`` makes a federation file of your own samples.
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from data_prep.dealt import Partition, partition
     from data_prep.own import write_federation
     from hpcfed.algorithms._base import ClientRule, ServerRule
-    from hpcfed.api import Result, run, run_seeds
+    from hpcfed.api import Result, rounds, run, run_seeds
     from hpcfed.lab.loaded import LoadedRun, load
     from hpcfed.lab.runs import runs
     from hpcfed.provenance.replay.replay import Replay, replay
@@ -46,6 +47,7 @@ __all__ = [
     "load",
     "partition",
     "replay",
+    "rounds",
     "run",
     "run_seeds",
     "runs",
@@ -62,6 +64,7 @@ _MODULES = {
     "load": "hpcfed.lab.loaded",
     "partition": "data_prep.dealt",
     "replay": "hpcfed.provenance.replay.replay",
+    "rounds": "hpcfed.api",
     "run": "hpcfed.api",
     "run_seeds": "hpcfed.api",
     "runs": "hpcfed.lab.runs",

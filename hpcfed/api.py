@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,8 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.given import GivenCode, is_given
 from hpcfed.config.user_code.modules import forget, outdated
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError, counted
+from hpcfed.errors import InputError, counted, nearest
+from hpcfed.io.figure import literal
 from hpcfed.ranks.platform.collector import uncollected
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World, connect
@@ -29,7 +31,10 @@ from hpcfed.run_folder.progress import Reporter
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import nn
+
+    from hpcfed.loop import Look, Round
 
 
 def run(
@@ -69,6 +74,44 @@ def run(
     with watchdog.watching(), world.united():
         (recipe,), given = _resolved(lambda *found: [load_recipe(*found)], source, overrides, keys, world, watchdog)
         return run_resolved(recipe, world, quiet, fresh, accept_code, given_twice(overrides), watchdog, given)
+
+
+def rounds(
+    source: Source = NO_KEYS,
+    overrides: Sequence[str] = (),
+    *,
+    world: World | None = None,
+    quiet: bool = True,
+    fresh: bool = False,
+    accept_code: bool = False,
+    **keys: Any,
+) -> Iterator[Round]:
+    """Run a recipe as `run` does, and yield each round, to look at; what is done with it changes nothing.
+
+    Leaving the loop stops the run with a checkpoint, from which the same call goes on; under MPI each rank iterates,
+    and where one leaves its loop, all loops end. A finished run has no round left to yield: `run` returns its result.
+
+    Args:
+        source, overrides, world, quiet, fresh, accept_code, keys: as of `run`.
+
+    Raises:
+        HpcfedError: as in `run`.
+    """
+    world = world or connect()
+    watchdog = Watchdog(world)
+    with watchdog.watching(), world.united():
+        (recipe,), given = _resolved(lambda *found: [load_recipe(*found)], source, overrides, keys, world, watchdog)
+        twice = given_twice(overrides)
+        with uncollected():
+            from hpcfed.loop import Left, Look
+
+        look = Look()
+        with suppress(Left):
+            for each in _trained(recipe, world, quiet, fresh, accept_code, twice, watchdog, given, look):
+                try:
+                    yield each
+                except GeneratorExit:  # the loop was left; the run comes to its end
+                    look.left = True
 
 
 def run_seeds(
@@ -146,6 +189,23 @@ def run_resolved(
     given: GivenCode = GivenCode(),  # noqa: B008 (it is frozen)
 ) -> Result:
     """Run a resolved recipe, the same on every rank; `twice` are overrides that replaced others of their key."""
+    for _ in _trained(recipe, world, quiet, fresh, accept_code, twice, watchdog, given, None):
+        pass
+    return Result(recipe, given)
+
+
+def _trained(
+    recipe: Recipe,
+    world: World,
+    quiet: bool,
+    fresh: bool,
+    accept_code: bool,
+    twice: Sequence[str],
+    watchdog: Watchdog,
+    given: GivenCode,
+    look: Look | None,
+) -> Generator[Round, None, None]:
+    """Train a resolved recipe; with `look` yield each round."""
     refuse_both(fresh, accept_code)
     watchdog.limit = seconds_of(recipe.watchdog)
     watchdog.stage("start: run folder")
@@ -167,7 +227,7 @@ def run_resolved(
                 from torch import enable_grad, inference_mode
 
                 from hpcfed.config.user_code.generators import generators_kept
-                from hpcfed.loop import train
+                from hpcfed.loop import training
 
             if given.hindrance:
                 why = f"{given.hindrance}; verify and replay will find no code"
@@ -177,11 +237,12 @@ def run_resolved(
                 reporter.say(f"{recipe.name}: runs the code {', '.join(code)}, from {looked} or the installed packages")
 
             with generators_kept(), inference_mode(False), enable_grad():
-                train(recipe, folder, reporter, world, watchdog=watchdog)
+                yield from training(recipe, folder, reporter, world, None, watchdog, look)
             reporter.say(f"{recipe.name}: {counted(folder.rounds(), 'round')} done, see {folder.path}")
-    return Result(recipe, given)
 
 
+SCORES = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
+"""Columns of the record that a result shows."""
 PRESENT = "--accept-code (accept_code=True of hpcfed.load), which builds the model by the present code"
 
 
@@ -212,6 +273,41 @@ class Result:
     def evaluated(self) -> nn.Module:
         """The module that the record's last scores are of; `module` where ``evaluate.model`` is the last iterate."""
         return self._trained(EVALUATED) if (self.folder / EVALUATED).exists() else self.module
+
+    def __str__(self) -> str:
+        """Return three lines: the run, its last scores, its folder."""
+        rows = self.metrics
+        named = self.recipe.algorithm.name or self.recipe.algorithm.factory or "a combination of parts"
+        scored = [row for row in rows if any(row.get(key) is not None for key in SCORES)]
+        scores = [f"{key} {value:.4g}" for key in SCORES if scored and (value := scored[-1].get(key)) is not None]
+        return "\n".join(
+            [
+                f"{self.recipe.name}: {named}, {counted(len(rows), 'round')}",
+                ", ".join(scores) + f" after round {scored[-1]['round']}" if scores else "no scores",
+                str(self.folder),
+            ]
+        )
+
+    def plot(self, *columns: str) -> Figure:
+        """Return a figure of columns of the record over the rounds; default: what was measured of the scores.
+
+        Raises:
+            InputError: the record has no such column, or no number in it.
+        """
+        from matplotlib.figure import Figure
+
+        rows = self.metrics
+        names = [*columns] or [key for key in SCORES if any(row.get(key) is not None for row in rows)]
+        figure = Figure(figsize=(4.5 * max(1, len(names)), 3.2), layout="constrained")
+        for axes, name in zip(figure.subplots(1, max(1, len(names)), squeeze=False)[0], names, strict=False):
+            points = [(row["round"], row[name]) for row in rows if isinstance(row.get(name), int | float)]
+            if not points:
+                known = sorted({key for row in rows for key, value in row.items() if isinstance(value, int | float)})
+                raise InputError(f"no numbers in column {name!r}", remedy=nearest(name, known))
+            axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else None)
+            axes.set(xlabel="round", ylabel=name.replace("_", " "))
+        figure.suptitle(literal(self.recipe.name), fontsize=10)
+        return figure
 
     def _trained(self, weights: str) -> nn.Module:
         self.given.install()  # other calls may have given other objects since

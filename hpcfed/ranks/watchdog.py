@@ -70,6 +70,16 @@ class Watchdog:
                 thread.join()
 
     @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Watch nothing while the block runs, as long as it may take: the user's own code between rounds."""
+        limit, self.limit = self.limit, None
+        try:
+            yield
+        finally:
+            self.stage("between rounds")
+            self.limit = limit
+
+    @contextmanager
     def rounds(self) -> Iterator[None]:
         """Watch the block as rounds: by the limits of stages alone."""
         if self._pulse is not None:
