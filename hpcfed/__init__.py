@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpcfed.algorithms._base import ClientRule, ServerRule
     from hpcfed.api import Result, rounds, run, run_seeds
     from hpcfed.lab.loaded import LoadedRun, load
+    from hpcfed.lab.predict import predict
     from hpcfed.lab.runs import runs
     from hpcfed.provenance.replay.replay import Replay, replay
 
@@ -46,6 +47,7 @@ __all__ = [
     "__version__",
     "load",
     "partition",
+    "predict",
     "replay",
     "rounds",
     "run",
@@ -63,6 +65,7 @@ _MODULES = {
     "ServerRule": "hpcfed.algorithms._base",
     "load": "hpcfed.lab.loaded",
     "partition": "data_prep.dealt",
+    "predict": "hpcfed.lab.predict",
     "replay": "hpcfed.provenance.replay.replay",
     "rounds": "hpcfed.api",
     "run": "hpcfed.api",
