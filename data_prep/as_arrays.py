@@ -12,11 +12,14 @@ from hpcfed.errors import InputError
 
 def as_array(what: str, part: Any, *, can_lack: bool) -> np.ndarray:
     """Return samples as an array; masked numbers are NaN, and floating point of fewer than 32 bits in torch is float32.
+    SciPy's sparse matrices of x are made dense.
 
     Raises:
         InputError: entries are masked, and they are not floating point, or `can_lack` is False; or it is a sparse
             matrix, or lists of different lengths.
     """
+    if hasattr(part, "toarray") and can_lack:  # SciPy's
+        return np.asarray(part.toarray())
     if hasattr(part, "toarray") or str(getattr(part, "layout", "torch.strided")) != "torch.strided":
         remedy = "give part.toarray(), or of torch part.to_dense()"
         raise InputError(what, expected="an array", got=f"a sparse {type(part).__name__}", remedy=remedy)
@@ -48,7 +51,7 @@ def _without_objects(what: str, array: np.ndarray, *, can_lack: bool) -> np.ndar
     if array.dtype.kind != "O" or not array.size:
         return array
     flat = array.ravel()
-    absent = np.array([_is_absent(one) for one in flat])
+    absent = np.array([is_absent(one) for one in flat])
     present = flat[~absent]
     if not len(present):
         return array
@@ -70,7 +73,7 @@ def _without_objects(what: str, array: np.ndarray, *, can_lack: bool) -> np.ndar
     return array
 
 
-def _is_absent(one: Any) -> bool:
+def is_absent(one: Any) -> bool:
     """Whether an object is None, nan, or pandas' ``NA``."""
     return one is None or type(one).__name__ in ("NAType", "NaTType") or (isinstance(one, float) and math.isnan(one))
 

@@ -16,6 +16,7 @@ import numpy as np
 from data_prep.coverage import untrained
 from data_prep.dataset import Dataset
 from data_prep.finish import finish
+from data_prep.frames import holds_frames, of_frames
 from data_prep.groups import described, names_of, numbered
 from data_prep.samples import LARGEST_BYTE, Samples
 from data_prep.split import split
@@ -48,6 +49,8 @@ def write_federation(
     standardize: str = NONE,
     groups: Mapping[str, Any] | None = None,
     test_groups: Any = None,
+    client: str | None = None,
+    target: str | Sequence[str] | None = None,
     overwrite: bool = False,
 ) -> str:
     """Write a federation file from samples you hold, and return its content hash. Call it in one process only.
@@ -57,7 +60,11 @@ def write_federation(
     uint8 (images: (C, H, W)); a run scales it to [0, 1]. Other integers become float32, tokens aside; floating point
     stays single or double, and is double where any client's is, as are targets that are whole numbers of 32 or 64
     bits. In masked arrays of floating point x is NaN where it is masked. Data frames' columns are found by name, and
-    are the features.
+    are the features. SciPy's sparse x is made dense. A torch ``DataLoader`` stands for its dataset.
+
+    Data frames, Hugging Face's ``Dataset`` and other tables with ``to_pandas`` are clients by themselves: one table
+    with the columns `client` and `target`, ``df.groupby("hospital")``, or a mapping of clients' names to tables. Words
+    and categoricals become one-hot columns, ``ward=icu``, by the levels of all clients.
 
     Args:
         path: the file to write, whole or not at all.
@@ -79,12 +86,22 @@ def write_federation(
         groups: the group of each sample, such as its patient, by clients' names: texts or whole numbers, (n,). Studies
             and test sets that are held out later split none.
         test_groups: the same of `test`, (n,), or a mapping where that is one; needed with `groups`.
+        client: the column of one data frame that names the client.
+        target: the column of y in data frames, or several.
         overwrite: replace an existing file.
 
     Raises:
         InputError: samples of different shapes or kinds, numbers that are not finite, labels out of range, names twice.
         EnvironmentFailure: the disk is full or failed; nothing is left behind.
     """
+    if holds_frames(clients):
+        clients, test, said = of_frames(clients, test, client, target)
+        source = {**said, **(source or {})}
+    elif client is not None or target is not None:
+        what = "client and target name columns of data frames"
+        raise InputError(
+            what, expected="a data frame, a groupby or a mapping of data frames", got=type(clients).__name__
+        )
     dataset = gather(
         name or Path(path).stem,
         clients,

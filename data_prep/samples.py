@@ -165,16 +165,27 @@ class Samples:
             yield from content.pairs
             return
         if hasattr(content, "batch_sampler") and hasattr(content, "dataset"):
-            expected, remedy = "samples, and not batches of them", "give its dataset"
-            raise InputError(name, expected=expected, got="a DataLoader", remedy=f"{remedy}: loader.dataset")
+            content = _dataset_of(name, content)
         if not (isinstance(content, tuple) and len(content) == 2):
             yield from _of_singles(name, content)
+            return
+        if hasattr(content[0], "tocsr"):
+            yield from self._sparse(name, *content)
             return
         x, y = (self._array(name, which, part) for which, part in zip("xy", content, strict=True))
         if not (x.ndim and y.ndim):
             raise InputError(f"{name}: x and y", expected="arrays with a row per sample", got="single numbers")
         for start in range(0, max(len(x), len(y)), BLOCK_SAMPLES):
             yield x[start : start + BLOCK_SAMPLES], y[start : start + BLOCK_SAMPLES]
+
+    def _sparse(self, name: str, x: Any, y: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the rows of a sparse matrix of SciPy's, dense, and their y."""
+        rows, labels = x.tocsr(), self._array(name, "y", y)
+        if rows.shape[0] != len(labels):
+            raise InputError(f"{name}: x and y differ in length", got=f"{rows.shape[0]} and {len(labels)}")
+        for start in range(0, len(labels), BLOCK_SAMPLES):
+            block = slice(start, start + BLOCK_SAMPLES)
+            yield np.asarray(rows[block].toarray()), labels[block]
 
     def _array(self, name: str, which: str, part: Any) -> np.ndarray:
         """Return x or y as an array, its columns in the order of the first data frame's."""
@@ -184,9 +195,47 @@ class Samples:
         return in_order(f"{name}: {which}", array, names, self.columns.setdefault(which, names))
 
 
+def _dataset_of(name: str, loader: Any) -> Any:
+    """Return a DataLoader's dataset, whose samples it has all, each once, as they are.
+
+    Raises:
+        InputError: a sampler or ``collate_fn`` makes others of them, or it has no dataset that can be indexed.
+    """
+    dataset, sampler = loader.dataset, loader.sampler
+    kind = type(sampler).__name__
+    is_shuffled = kind == "RandomSampler" and not sampler.replacement and sampler.num_samples == len(dataset)
+    whole = kind == "SequentialSampler" or is_shuffled
+    batches = type(loader.batch_sampler).__name__
+    collates = getattr(loader.collate_fn, "__name__", "") if batches == "BatchSampler" else "default_collate"
+    got = f"one with a {kind}" if not whole else f"one with a {batches}"
+    if not whole or batches not in ("BatchSampler", "NoneType") or collates != "default_collate":
+        got = got if not whole or collates == "default_collate" else "one with a collate_fn"
+        remedy = "give its dataset, loader.dataset, or torch.utils.data.Subset(dataset, indices)"
+        raise InputError(
+            f"{name}: a DataLoader", expected="all samples of its dataset, each once", got=got, remedy=remedy
+        )
+    return dataset
+
+
+def _check_repeats(name: str, content: Any) -> None:
+    """Refuse a dataset whose first sample is another one each time that it is read."""
+    if not len(content):
+        return
+    first, again = content[0], content[0]
+    if not (isinstance(first, tuple | list) and len(first) == len(again) == 2):
+        return
+    for which, one, other in zip("xy", first, again, strict=True):
+        arrays = [np.asarray(as_array(f"{name}: {which}", part, can_lack=True)) for part in (one, other)]
+        if arrays[0].shape != arrays[1].shape or arrays[0].tobytes() != arrays[1].tobytes():
+            what, remedy = f"{name}: sample 0 differs each time that it is read", "leave the transform out, or use"
+            raise InputError(what, got="a random transform", remedy=f"{remedy} local.augment of the recipe")
+
+
 def _of_singles(name: str, content: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield x and y in pieces, of a sequence or another iterable of single samples."""
     if hasattr(content, "__len__") and hasattr(content, "__getitem__"):
+        if not isinstance(content, list | tuple):
+            _check_repeats(name, content)
         single: Iterator[Any] = (content[i] for i in range(len(content)))
     elif isinstance(content, Iterable):
         single = iter(content)

@@ -17,6 +17,8 @@ from hpcfed.errors import InputError, counted, first_of, nearest
 
 NATURAL = "natural"
 NUM_CLIENTS = 100
+WITHOUT_LABELS = ("iid", "quantity")
+"""Schemes that do not look at labels."""
 NATURAL_OPTIONS = ("min_samples", "crop", "test_crop", "deal", "shuffle")
 NOBODY = -1
 MAX_LISTED = 10
@@ -211,9 +213,31 @@ def _cropped(
 
 
 def _by_scheme(dataset: Dataset, scheme: str, num_clients: int, seed: int, left: dict[str, Any]) -> Split:
-    if scheme != "iid" and (dataset.num_classes is None or dataset.y.ndim > 1):
+    if scheme not in WITHOUT_LABELS and (dataset.num_classes is None or dataset.y.ndim > 1):
         raise InputError(f"{scheme} needs classes, and {dataset.name} has none", remedy="use --partition iid")
-    assign = partition.SCHEMES[scheme]
+    order = in_source_order(dataset.rows)
+    labels = np.asarray(dataset.y if order is None else dataset.y[order])
+    owner, settings = assigned(labels, scheme, num_clients, seed, left)
+    if order is not None:
+        in_file = np.empty_like(owner)
+        in_file[order] = owner
+        owner = in_file
+    return Split(owner, num_clients, {"scheme": scheme, "clients": num_clients, **settings, "seed": seed})
+
+
+def assigned(
+    labels: np.ndarray, scheme: str, num_clients: int, seed: int, options: Mapping[str, Any]
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the client of each sample, (n,) int64, by a scheme, and all that decided it but the seed.
+
+    Args:
+        labels: (n,) of 0 … K-1.
+        options: of the scheme, and ``min_samples``.
+
+    Raises:
+        InputError: an option that would have no effect, or numbers that cannot be met.
+    """
+    left, assign = dict(options), partition.SCHEMES[scheme]
     settings = partition.options(assign)
     least = None if "min_samples" in settings else left.pop("min_samples", None)
     refuse({key: value for key, value in left.items() if key not in settings}, f"--partition {scheme}")
@@ -221,17 +245,13 @@ def _by_scheme(dataset: Dataset, scheme: str, num_clients: int, seed: int, left:
     if settings.get("sizes") == "equal":
         refuse({key: value for key, value in left.items() if key == "sigma"}, "--sizes equal")
         settings = {key: value for key, value in settings.items() if key in left or key not in ("sigma", "min_samples")}
-    order = in_source_order(dataset.rows)
-    labels = dataset.y if order is None else dataset.y[order]
-    owner = assign(np.asarray(labels), num_clients, stream(seed, f"partition: {scheme}"), **settings)
+    if settings.get("capped") is False:  # not a key of earlier files
+        del settings["capped"]
+    owner = assign(labels, num_clients, stream(seed, f"partition: {scheme}"), **settings)
     if least is not None:
         _check_sizes(owner, num_clients, least)
         settings["min_samples"] = least
-    if order is not None:
-        in_file = np.empty_like(owner)
-        in_file[order] = owner
-        owner = in_file
-    return Split(owner, num_clients, {"scheme": scheme, "clients": num_clients, **settings, "seed": seed})
+    return owner, settings
 
 
 def in_source_order(rows: np.ndarray | None) -> np.ndarray | None:

@@ -1,9 +1,11 @@
 """hpcfed: federated learning on HPC clusters, the same result on any number of ranks.
 
 ``hpcfed.run("recipe.yaml", ["rounds=50"])`` trains, and returns the record (``.metrics``) and the model (``.module``).
+``for round in hpcfed.rounds("recipe.yaml"):`` trains round by round.
 ``hpcfed.load("runs/own")`` reads a run that is there: its record as a table, its model as a module.
 ``hpcfed.runs(["runs/own", "runs/sweep"])`` is one tidy table of many runs' records.
 ``hpcfed.write_federation("own.h5", {"north": (x, y), …})`` makes a federation file of your own samples.
+``hpcfed.partition(labels, "dirichlet-client", alpha=0.3, clients=10)`` deals samples to clients.
 ``hpcfed.ClientRule`` and ``hpcfed.ServerRule`` are the bases of your own methods' parts, ``hpcfed.UpdatePart`` and
 ``hpcfed.MeansPart`` of what happens to updates on their way.
 """
@@ -22,10 +24,12 @@ from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError,
 from hpcfed.version import __version__
 
 if TYPE_CHECKING:
+    from data_prep.dealt import Partition, partition
     from data_prep.own import write_federation
     from hpcfed.algorithms._base import ClientRule, ServerRule
-    from hpcfed.api import Result, run, run_seeds
+    from hpcfed.api import Result, rounds, run, run_seeds
     from hpcfed.lab.loaded import LoadedRun, load
+    from hpcfed.lab.predict import predict
     from hpcfed.lab.runs import runs
     from hpcfed.provenance.replay.replay import Replay, replay
     from hpcfed.updates._base import MeansPart, UpdatePart
@@ -38,6 +42,7 @@ __all__ = [
     "InputError",
     "LoadedRun",
     "MeansPart",
+    "Partition",
     "Replay",
     "Result",
     "ServerRule",
@@ -45,7 +50,10 @@ __all__ = [
     "UpdatePart",
     "__version__",
     "load",
+    "partition",
+    "predict",
     "replay",
+    "rounds",
     "run",
     "run_seeds",
     "runs",
@@ -56,12 +64,16 @@ _MODULES = {
     "ClientRule": "hpcfed.algorithms._base",
     "LoadedRun": "hpcfed.lab.loaded",
     "MeansPart": "hpcfed.updates._base",
+    "Partition": "data_prep.dealt",
     "Replay": "hpcfed.provenance.replay.replay",
     "Result": "hpcfed.api",
     "ServerRule": "hpcfed.algorithms._base",
     "UpdatePart": "hpcfed.updates._base",
     "load": "hpcfed.lab.loaded",
+    "partition": "data_prep.dealt",
+    "predict": "hpcfed.lab.predict",
     "replay": "hpcfed.provenance.replay.replay",
+    "rounds": "hpcfed.api",
     "run": "hpcfed.api",
     "run_seeds": "hpcfed.api",
     "runs": "hpcfed.lab.runs",

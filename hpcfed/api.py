@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.assembly import build_model, resolve
 from hpcfed.config.factory import named_code
 from hpcfed.config.limits import watchdog_limit
-from hpcfed.config.load import given_twice, load_recipe, load_recipes
+from hpcfed.config.load import NO_KEYS, Source, given_twice, load_recipe, load_recipes
+from hpcfed.config.objects import named_objects
 from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.given import GivenCode, is_given
 from hpcfed.config.user_code.modules import forget, outdated
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError, counted
+from hpcfed.errors import InputError, counted, nearest
+from hpcfed.io.figure import literal
 from hpcfed.ranks.platform.collector import uncollected
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World, connect
@@ -27,23 +31,31 @@ from hpcfed.run_folder.progress import Reporter
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import nn
+
+    from hpcfed.loop import Look, Round
 
 
 def run(
-    source: str | Path | Mapping[str, Any],
+    source: Source = NO_KEYS,
     overrides: Sequence[str] = (),
     *,
     world: World | None = None,
     quiet: bool = False,
     fresh: bool = False,
     accept_code: bool = False,
+    **keys: Any,
 ) -> Result:
     """Run a recipe, alone or on all ranks of an MPI program, and return its result.
+
+    A module, class or function may stand where a recipe has a name (`hpcfed.config.objects`): its source and the
+    values that it uses are recorded in the run folder, by which the run is verified and replayed elsewhere.
 
     Args:
         source: a recipe file, or a mapping of the same keys.
         overrides: ``section.key=value`` texts.
+        keys: sections of the recipe, each in place of the source's: ``model=net, local={"epochs": 1, "lr": 0.1}``.
         world: the ranks to run on; by default all that this process was started with.
         quiet: whether rank 0 prints no progress.
         fresh: whether to start anew; a run in the folder is kept under ``previous-1``, then ``-2``, ….
@@ -60,25 +72,64 @@ def run(
     world = world or connect()
     watchdog = Watchdog(world)
     with watchdog.watching(), world.united():
-        (recipe,) = _resolved(lambda: [load_recipe(source, overrides)], world, watchdog)
-        return run_resolved(recipe, world, quiet, fresh, accept_code, given_twice(overrides), watchdog)
+        (recipe,), given = _resolved(lambda *found: [load_recipe(*found)], source, overrides, keys, world, watchdog)
+        return run_resolved(recipe, world, quiet, fresh, accept_code, given_twice(overrides), watchdog, given)
+
+
+def rounds(
+    source: Source = NO_KEYS,
+    overrides: Sequence[str] = (),
+    *,
+    world: World | None = None,
+    quiet: bool = True,
+    fresh: bool = False,
+    accept_code: bool = False,
+    **keys: Any,
+) -> Iterator[Round]:
+    """Run a recipe as `run` does, and yield each round, to look at; what is done with it changes nothing.
+
+    Leaving the loop stops the run with a checkpoint, from which the same call goes on; under MPI each rank iterates,
+    and where one leaves its loop, all loops end. A finished run has no round left to yield: `run` returns its result.
+
+    Args:
+        source, overrides, world, quiet, fresh, accept_code, keys: as of `run`.
+
+    Raises:
+        HpcfedError: as in `run`.
+    """
+    world = world or connect()
+    watchdog = Watchdog(world)
+    with watchdog.watching(), world.united():
+        (recipe,), given = _resolved(lambda *found: [load_recipe(*found)], source, overrides, keys, world, watchdog)
+        twice = given_twice(overrides)
+        with uncollected():
+            from hpcfed.loop import Left, Look
+
+        look = Look()
+        with suppress(Left):
+            for each in _trained(recipe, world, quiet, fresh, accept_code, twice, watchdog, given, look):
+                try:
+                    yield each
+                except GeneratorExit:  # the loop was left; the run comes to its end
+                    look.left = True
 
 
 def run_seeds(
-    source: str | Path | Mapping[str, Any],
+    source: Source = NO_KEYS,
     overrides: Sequence[str] = (),
     *,
     world: World | None = None,
     quiet: bool = False,
     fresh: bool = False,
     accept_code: bool = False,
+    **keys: Any,
 ) -> list[Result]:
     """Run a recipe once for each of its ``seeds``, one after another, as `run` does; one result a seed.
 
     All are checked before the first one starts.
 
     Args:
-        source, overrides, world, quiet, fresh, accept_code: as of `run`, for every seed.
+        source, overrides, world, quiet, fresh, accept_code, keys: as of `run`, for every seed.
 
     Raises:
         HpcfedError: as in `run`; the seeds before are finished, and calling it again goes on with this one.
@@ -86,17 +137,31 @@ def run_seeds(
     world = world or connect()
     watchdog = Watchdog(world)
     with watchdog.watching(), world.united():
-        recipes = _resolved(lambda: load_recipes(source, overrides), world, watchdog)
+        recipes, given = _resolved(load_recipes, source, overrides, keys, world, watchdog)
         twice = given_twice(overrides)
-        return [run_resolved(recipe, world, quiet, fresh, accept_code, twice, watchdog) for recipe in recipes]
+        return [run_resolved(recipe, world, quiet, fresh, accept_code, twice, watchdog, given) for recipe in recipes]
 
 
-def _resolved(load: Callable[[], list[Recipe]], world: World, watchdog: Watchdog) -> list[Recipe]:
-    """Return resolved recipes on every rank; user modules that changed on disk are imported anew."""
+def _resolved(
+    load: Callable[..., list[Recipe]],
+    source: Source,
+    overrides: Sequence[str],
+    keys: Mapping[str, Any],
+    world: World,
+    watchdog: Watchdog,
+) -> tuple[list[Recipe], GivenCode]:
+    """Return resolved recipes on every rank, and the code of objects in them, which is importable.
+
+    User modules that changed on disk are imported anew. Objects are those of rank 0, where a text stands for them.
+    """
     watchdog.stage("start: recipe and federation")
+    content = dict(source) if isinstance(source, Mapping) else {}
+    named, given = world.together(lambda: named_objects({**content, **keys}))
+    given = given.on_all_ranks(world)
 
     def resolve_all() -> tuple[list[Recipe], list[str]]:
-        recipes = load()
+        recipes = load(*((named, overrides) if isinstance(source, Mapping) else (source, overrides, named)))
+        recipes = [_finding(recipe, given.folders) for recipe in recipes]
         old = outdated(recipes[0].python_path)
         forget(old)
         return [resolve(recipe) for recipe in recipes], old
@@ -104,7 +169,13 @@ def _resolved(load: Callable[[], list[Recipe]], world: World, watchdog: Watchdog
     recipes, old = world.on_root(resolve_all)
     if not world.is_root:
         forget(old)
-    return recipes
+    return recipes, given
+
+
+def _finding(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
+    """Return the recipe with these folders behind those in which its code is searched."""
+    further = [folder for folder in folders if folder not in recipe.python_path]
+    return recipe.model_copy(update={"python_path": [*recipe.python_path, *further]}) if further else recipe
 
 
 def run_resolved(
@@ -115,8 +186,26 @@ def run_resolved(
     accept_code: bool,
     twice: Sequence[str],
     watchdog: Watchdog,
+    given: GivenCode = GivenCode(),  # noqa: B008 (it is frozen)
 ) -> Result:
     """Run a resolved recipe, the same on every rank; `twice` are overrides that replaced others of their key."""
+    for _ in _trained(recipe, world, quiet, fresh, accept_code, twice, watchdog, given, None):
+        pass
+    return Result(recipe, given)
+
+
+def _trained(
+    recipe: Recipe,
+    world: World,
+    quiet: bool,
+    fresh: bool,
+    accept_code: bool,
+    twice: Sequence[str],
+    watchdog: Watchdog,
+    given: GivenCode,
+    look: Look | None,
+) -> Generator[Round, None, None]:
+    """Train a resolved recipe; with `look` yield each round."""
     refuse_both(fresh, accept_code)
     watchdog.limit = watchdog_limit(recipe.watchdog)
     watchdog.stage("start: run folder")
@@ -138,18 +227,22 @@ def run_resolved(
                 from torch import enable_grad, inference_mode
 
                 from hpcfed.config.user_code.generators import generators_kept
-                from hpcfed.loop import train
+                from hpcfed.loop import training
 
-            if code := named_code(recipe):
+            if given.hindrance:
+                why = f"{given.hindrance}; verify and replay will find no code"
+                reporter.say(f"{recipe.name}: the objects given from Python cannot be recorded: {why}")
+            if code := [one for one in named_code(recipe) if not is_given(one)]:
                 looked = ", ".join(map(str, recipe.python_path))
                 reporter.say(f"{recipe.name}: runs the code {', '.join(code)}, from {looked} or the installed packages")
 
             with generators_kept(), inference_mode(False), enable_grad():
-                train(recipe, folder, reporter, world, watchdog=watchdog)
+                yield from training(recipe, folder, reporter, world, None, watchdog, look)
             reporter.say(f"{recipe.name}: {counted(folder.rounds(), 'round')} done, see {folder.path}")
-    return Result(recipe)
 
 
+SCORES = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
+"""Columns of the record that a result shows."""
 PRESENT = "--accept-code (accept_code=True of hpcfed.load), which builds the model by the present code"
 
 
@@ -158,6 +251,8 @@ class Result:
     """A finished run: its resolved recipe, and the content of its folder."""
 
     recipe: Recipe
+    given: GivenCode = field(default_factory=GivenCode, repr=False)
+    """The objects that the call gave."""
 
     @property
     def folder(self) -> Path:
@@ -172,13 +267,51 @@ class Result:
     @cached_property
     def module(self) -> nn.Module:
         """The trained module, the last iterate, on the CPU."""
-        return trained_module(self.recipe, self.folder / "model.safetensors")
+        return self._trained("model.safetensors")
 
     @cached_property
     def evaluated(self) -> nn.Module:
         """The module that the record's last scores are of; `module` where ``evaluate.model`` is the last iterate."""
-        weights = self.folder / EVALUATED
-        return trained_module(self.recipe, weights) if weights.exists() else self.module
+        return self._trained(EVALUATED) if (self.folder / EVALUATED).exists() else self.module
+
+    def __str__(self) -> str:
+        """Return three lines: the run, its last scores, its folder."""
+        rows = self.metrics
+        named = self.recipe.algorithm.name or self.recipe.algorithm.factory or "a combination of parts"
+        scored = [row for row in rows if any(row.get(key) is not None for key in SCORES)]
+        scores = [f"{key} {value:.4g}" for key in SCORES if scored and (value := scored[-1].get(key)) is not None]
+        return "\n".join(
+            [
+                f"{self.recipe.name}: {named}, {counted(len(rows), 'round')}",
+                ", ".join(scores) + f" after round {scored[-1]['round']}" if scores else "no scores",
+                str(self.folder),
+            ]
+        )
+
+    def plot(self, *columns: str) -> Figure:
+        """Return a figure of columns of the record over the rounds; default: what was measured of the scores.
+
+        Raises:
+            InputError: the record has no such column, or no number in it.
+        """
+        from matplotlib.figure import Figure
+
+        rows = self.metrics
+        names = [*columns] or [key for key in SCORES if any(row.get(key) is not None for row in rows)]
+        figure = Figure(figsize=(4.5 * max(1, len(names)), 3.2), layout="constrained")
+        for axes, name in zip(figure.subplots(1, max(1, len(names)), squeeze=False)[0], names, strict=False):
+            points = [(row["round"], row[name]) for row in rows if isinstance(row.get(name), int | float)]
+            if not points:
+                known = sorted({key for row in rows for key, value in row.items() if isinstance(value, int | float)})
+                raise InputError(f"no numbers in column {name!r}", remedy=nearest(name, known))
+            axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else None)
+            axes.set(xlabel="round", ylabel=name.replace("_", " "))
+        figure.suptitle(literal(self.recipe.name), fontsize=10)
+        return figure
+
+    def _trained(self, weights: str) -> nn.Module:
+        self.given.install()  # other calls may have given other objects since
+        return trained_module(self.recipe, self.folder / weights)
 
 
 def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, accept_code: bool = False) -> nn.Module:

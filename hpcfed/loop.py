@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from hpcfed.assembly import assemble
 from hpcfed.assembly.auto_device import refuse_another_device
@@ -17,7 +20,7 @@ from hpcfed.assembly.remarks import remarks
 from hpcfed.config.limits import watchdog_limit
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import blamed, see_log
-from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError
+from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError, Stopped, counted
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.parts import Parts
@@ -44,8 +47,42 @@ from hpcfed.types import Request
 
 log = logging.getLogger("hpcfed")
 
+SCORES = ("local_loss", "test_loss", "test_accuracy")
+"""Numbers of the record that the text of a round has."""
 MANY_REPEATS = 0.05
 """Share of rounds run twice above which the run says so."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a loop over the rounds of a run looks at; copies, the same on all ranks but for seconds.
+
+    Attributes:
+        number: t, from 1.
+        cohort: the clients that trained.
+        metrics: the round's row of ``metrics.jsonl``.
+        parameters: the model after the round, by the module's names, on the host.
+    """
+
+    number: int
+    cohort: list[int]
+    metrics: dict[str, Any]
+    parameters: dict[str, Tensor]
+
+    def __str__(self) -> str:
+        scores = (f"{key} {self.metrics[key]:.4g}" for key in SCORES if self.metrics.get(key) is not None)
+        return ", ".join([f"round {self.number}: {counted(len(self.cohort), 'client')}", *scores])
+
+
+@dataclass
+class Look:
+    """A request to see the rounds of a run; `left` asks to end it after the round that was seen."""
+
+    left: bool = False
+
+
+class Left(Stopped):
+    """A loop over the rounds was left; there is a checkpoint."""
 
 
 def train(
@@ -63,6 +100,24 @@ def train(
 
     Raises:
         Stopped: a signal or the clock ended the run early, with a checkpoint.
+    """
+    for _ in training(recipe, folder, reporter, world, device_slot, watchdog, None):
+        pass
+
+
+def training(
+    recipe: Recipe,
+    folder: RunFolder,
+    reporter: Reporter,
+    world: World,
+    device_slot: DeviceSlot | None = None,
+    watchdog: Watchdog | None = None,
+    look: Look | None = None,
+) -> Iterator[Round]:
+    """Train as `train` does; with `look` yield each round, after which any rank may ask to end the run.
+
+    Raises:
+        Stopped: as `train`; `Left` on every rank where any has asked.
     """
     watchdog = watchdog or Watchdog(world, watchdog_limit(recipe.watchdog))
     with (
@@ -120,7 +175,7 @@ def train(
                         suspect=lambda found: _suspect(folder, world, facts, suspicions, found),
                     )
                     return_freed_memory()  # of the set-up, whose vectors fit into no hole of the rounds'
-                    ending.stopped = _rounds(session, stopping)
+                    ending.stopped = yield from _rounds(session, stopping, look)
                 watchdog.stage("end")
             watchdog.stage("end: certificate")  # of ``result.json``, too
             world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))
@@ -202,13 +257,13 @@ def _resume_remarks(recipe: Recipe, done: int) -> Iterator[str]:
         yield f"goes on after round {done}"
 
 
-def _rounds(session: Session, stopping: Stopping) -> str | None:
-    """Run the rounds that remain; return why ``stop`` ended them before the last one, if it did.
+def _rounds(session: Session, stopping: Stopping, look: Look | None) -> Generator[Round, None, str | None]:
+    """Run the rounds that remain, yielding each with `look`; return why ``stop`` ended them before the last one, if so.
 
     Raises:
         Stopped: a signal or the clock ended them, and the same command goes on.
     """
-    recipe, round, early = session.recipe, session.checkpoints.done, Request.NOTHING
+    recipe, round, early, left = session.recipe, session.checkpoints.done, Request.NOTHING, False
     parts = session.parts
     with parts.watchdog.rounds(signs=parts.mpi_is_free):
         while round < recipe.rounds and stopping.reason is None and not early:
@@ -218,16 +273,23 @@ def _rounds(session: Session, stopping: Stopping) -> str | None:
             # 2. Evaluate the model, where the recipe asks for it.
             scores, client_scores = _evaluate(session, round, result)
             # 3. Record the round; notify progress and observers.
-            _record(session, round, result, scores, client_scores)
+            row = _record(session, round, result, scores, client_scores)
+            if look is not None:
+                with session.parts.watchdog.asleep():
+                    yield _seen(session, round, row)
+                left = any(session.parts.world.gather(look.left))
             # 4. End early by scores, a signal or the clock; save where it is due.
             if recipe.evaluate.every and round % recipe.evaluate.every == 0:  # not a last round that rounds=… changes
                 stopping.add(scores, round)
             is_last = round == recipe.rounds or stopping.reason is not None
-            early = Request.NOTHING if is_last else result.requests & ENDING_REQUESTS
+            asked = result.requests | (Request.STOP if left else Request.NOTHING)
+            early = Request.NOTHING if is_last else asked & ENDING_REQUESTS
             _save(session, round, result, stopping, is_last=is_last, early=bool(early))
             parts.watchdog.round_done()
     session.parts.watchdog.stage("end: last checkpoint")
     session.checkpoints.finish()
+    if early and left:
+        raise Left(f"{recipe.name} left after round {round}", remedy="the same call goes on from there")
     if early:
         raise session.clock.stopped(recipe.name, round, early)
     session.parts.watchdog.stage("end: models")
@@ -251,9 +313,15 @@ def _train(session: Session, round: int) -> RoundResult:
         session.clock.trained()
 
 
+def _seen(session: Session, round: int, row: Mapping[str, Any]) -> Round:
+    named = session.parts.model.named(session.simulation.w)
+    model = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+    return Round(round, list(row["cohort"]), copy.deepcopy(dict(row)), model)
+
+
 def _record(
     session: Session, round: int, result: RoundResult, scores: Mapping[str, Any], clients: ClientScores | None
-) -> None:
+) -> Mapping[str, Any]:
     row = session.recorder.add(round, result, scores, clients, session.clock.lap())
     if result.suspicions:
         session.suspect(result.suspicions)
@@ -262,6 +330,7 @@ def _record(
             session.reporter.say(f"{session.recipe.name}: {said}")
     session.reporter.update(row)
     session.observers.round(row)
+    return row
 
 
 def _save(session: Session, round: int, result: RoundResult, stopping: Stopping, *, is_last: bool, early: bool) -> None:

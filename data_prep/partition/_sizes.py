@@ -54,6 +54,16 @@ def _with_a_floor(shares: np.ndarray, total: int, floor: int) -> np.ndarray:
     return np.full(len(shares), float(floor))
 
 
+def counts_of(shares: np.ndarray, num_samples: int) -> np.ndarray:
+    """Return (N,) counts that follow shares (N,) and sum to `num_samples`: cuts at the rounded running sum."""
+    total = shares.sum()
+    cuts = np.rint(np.cumsum(shares if np.isclose(total, 1, atol=1e-12) else shares / total) * num_samples).astype(
+        np.int64
+    )
+    cuts[-1] = num_samples
+    return np.diff(cuts, prepend=0)
+
+
 def enough(num_samples: int, num_clients: int, min_samples: int) -> None:
     """Refuse more clients than there are samples for.
 

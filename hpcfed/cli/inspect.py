@@ -32,6 +32,7 @@ from hpcfed.data.sites import (
     site_names,
     target_statistics,
 )
+from hpcfed.data.skew import skew_of
 from hpcfed.errors import EnvironmentFailure, InputError, counted, first_of
 from hpcfed.io.console import Console
 
@@ -167,6 +168,8 @@ def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, 
         table.add_row(
             "per class", (", " if named else " ").join(f"{name} {n:,}" if named else f"{n:,}" for name, n in totals)
         )
+    if federation.num_clients > 1:
+        table.add_row("skew", str(skew_of(sizes, None if labels is None else labels.counts)))
     for name, values in targets.items():
         table.add_row("target", f"{name}: {values[0]}")
     if federation.features is not None:

@@ -33,6 +33,7 @@ SUBCOMMANDS = {
     "without": "Run a run again as if some clients had never taken part.",
     "contributions": "Say what each client brings to a run, and takes from it.",
     "vectors": "Write or check small trajectories of every method, for other frameworks.",
+    "predict": "Apply a run's model to the rows of a table.",
     "export": "Write a trained model for other programs, with a model card.",
     "cite": "Print BibTeX for what a run used.",
     "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",

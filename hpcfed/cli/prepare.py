@@ -61,12 +61,18 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               help=f"Number of clients [default: {NUM_CLIENTS}; {feddyn.NAME}: 20, {fedprox.NAME}: 30, "
               f"{leaf.NAME}: 1000; natural: all, or so many of them at random].")  # fmt: skip
 @click.option("--alpha", type=float,
-              help=f"Concentration of the Dirichlet schemes [default: 0.3]; {fedprox.NAME}: α [1].")  # fmt: skip
+              help="Concentration of the Dirichlet schemes [default: 0.3; quantity 0.5]; "
+              f"{fedprox.NAME}: α [1].")  # fmt: skip
 @click.option("--sizes", metavar="[equal|lognormal]", help="Client sizes of iid and dirichlet-client [default: equal].")
 @click.option(
     "--sigma", type=float, help="Spread of lognormal sizes: standard deviation of their logarithms [default: 0.3]."
 )
 @click.option("--shards", type=int, help="Shards of a client in the scheme of that name [default: 2].")
+@click.option(
+    "--per-client", type=click.IntRange(min=1), help="Classes of a client in the scheme 'classes' [default: 2]."
+)
+@click.option("--capped", is_flag=True, default=None,
+              help="dirichlet-class: a client with n/N samples gets no more, as in NIID-Bench.")  # fmt: skip
 @click.option("--min-samples", type=click.IntRange(min=0),
               help="Fewest samples of a client; natural: clients with fewer are left out "
               "[default: 1 for iid and Dirichlet, else none].")  # fmt: skip

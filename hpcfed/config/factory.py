@@ -14,6 +14,7 @@ from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Local, Recipe
 from hpcfed.config.user_code.blame import defined_at, described, place_of, refusal
 from hpcfed.config.user_code.finder import import_named
+from hpcfed.config.user_code.modules import GIVEN
 from hpcfed.errors import RAISED, InputError, did_you_mean, nearest, shown
 
 STEP = ("parameters", "batch", "context")
@@ -54,6 +55,8 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
     except RAISED as error:  # the user's module may raise anything
         place = place_of(error)
         looked = f"looked in {', '.join(map(str, python_path)) or 'the installed packages'}"
+        if module_name == GIVEN:
+            looked = "it was an object of Python: give it again, or let --run-code of verify and replay take its text"
         is_absent = isinstance(error, ModuleNotFoundError) and not place
         likely = _likely_module(module_name, python_path) if is_absent else ""
         raise InputError(

@@ -16,8 +16,6 @@ from hpcfed.config.elsewhere import KEYS, METHODS, VALUES, letters_of
 from hpcfed.config.metrics import BUILT_IN, DIRECTIONS
 from hpcfed.errors import did_you_mean, nearest
 
-OF_CODE = ("model", "algorithm", "loss", "local.step")
-"""Keys that may name code, beside every ``factory`` and ``evaluate.metrics``."""
 KEY = ".[key]"
 """What pydantic appends to the place of a mapping's entry whose key, not its value, is refused."""
 METRICS = "evaluate.metrics."
@@ -70,10 +68,6 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         kind: pydantic's type of the error.
         section: class of the section expected there; None for other values.
     """
-    if callable(value) and (path in OF_CODE or path.startswith(METRICS) or path.endswith("factory")):
-        name = getattr(value, "__qualname__", "")
-        named = f"{value.__module__}:{name}" if name.isidentifier() else "module:function"
-        return f"{named!r}, the name of a function or a class", "" if name.isidentifier() else "define it by a name"
     if path == "seeds" and isinstance(value, list):  # of an experiment
         return "how many: 3 runs the seeds 0, 1 and 2", ""
     if path == "seed" and isinstance(value, list):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -24,6 +25,8 @@ from hpcfed.io.text import MAX_YAML_LENGTH, Malformed, parse_yaml, read_text
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+Source = str | Path | Mapping[str, Any]
+NO_KEYS: Mapping[str, Any] = MappingProxyType({})
 KINDS = ("literal[", "list[")
 """Beginnings of what pydantic puts behind a key that takes values of several kinds."""
 EXPECTED = {
@@ -42,24 +45,33 @@ BREAK = re.compile("[\x85\u2028\u2029]")
 IN_RECIPE_FOLDER = (("data",), ("model", "init"), ("cohort", "schedule"), ("budget", "schedule"))
 
 
-def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    keys: Mapping[str, Any] = MappingProxyType({}),
+) -> Recipe:
     """Read and check the recipe of one run (see `load_recipes`).
 
     Raises:
         InputError: naming the key, what was expected and what was found; or the recipe has several ``seeds``.
     """
-    recipes = load_recipes(source, overrides)
+    recipes = load_recipes(source, overrides, keys)
     if len(recipes) > 1:
         raise InputError("seeds", expected="one run", got=f"{len(recipes)} seeds", remedy="give one 'seed'")
     return recipes[0]
 
 
-def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> list[Recipe]:
+def load_recipes(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    keys: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Recipe]:
     """Read and check a recipe; ``seeds`` in it make several, each with its seed and folder ``<output>/seed-<seed>``.
 
     Args:
         source: a YAML file, or the same content as a mapping (relative paths then resolve from the working folder).
         overrides: ``section.key=value`` texts, the value in YAML, applied in order.
+        keys: sections in place of the source's, before the overrides.
 
     Raises:
         InputError: naming the key, what was expected and what was found.
@@ -77,7 +89,7 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
             remedy = f"hpcfed reproduce {path} --rounds 2 tries it, and leaves each run's recipe in its folder"
             raise InputError("an experiment of many runs", where=where, expected="a recipe", remedy=remedy)
         content.setdefault("name", path.stem)
-    content = {key: spelled_out(key, value) for key, value in content.items()}
+    content = {key: spelled_out(key, value) for key, value in (content | _plain(keys)).items()}
     streams = content.get("seed")
     if "seeds" in content and isinstance(streams, Mapping) and len({str(streams.get(one, 0)) for one in STREAMS}) > 1:
         remedy = "leave one out: each of 'seeds' is the seed of all streams"

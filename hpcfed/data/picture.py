@@ -17,7 +17,7 @@ from hpcfed.io.console import short_names
 from hpcfed.io.figure import literal, rendered
 
 if TYPE_CHECKING:
-    from matplotlib.figure import SubFigure
+    from matplotlib.figure import Figure, SubFigure
 
 MAX_TEXT_ROWS, MAX_TEXT_COLUMNS = 100, 60
 MAX_FIGURE_ROWS = 1000
@@ -78,27 +78,45 @@ def save_figure(federation: Federation, labels: Labels | None, path: Path) -> No
     Raises:
         OSError: the file can't be written.
     """
-    from matplotlib.figure import Figure
-
-    heights = [5.0, 2.5, *([samples_height(federation)] if has_pictures(federation) else [])]
-    figure = Figure(figsize=(8.5, sum(heights)), layout="constrained")
-    parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    _draw_clients(federation, labels, parts[0])
-    _draw_histograms(federation, None if labels is None else labels.counts, parts[1])
-    if len(heights) > 2:
-        draw_samples(federation, parts[2])
-    figure.suptitle(literal(f"{federation.name}: {describe_partition(federation)}"), fontsize=10)
+    title, further = f"{federation.name}: {describe_partition(federation)}", has_pictures(federation)
+    names = site_names(federation) if federation.num_clients <= MOST_SITES else None
+    figure = partition_figure(
+        title, federation.sizes, names, labels, *([samples_height(federation)] if further else [])
+    )
+    if further:
+        draw_samples(federation, figure.subfigs[2])
     write_whole(path, rendered(figure, path.suffix[1:], dpi=150))
 
 
-def _draw_clients(federation: Federation, labels: Labels | None, figure: SubFigure) -> None:
+def partition_figure(
+    title: str, sizes: np.ndarray, names: Sequence[str] | None, labels: Labels | None, *further: float
+) -> Figure:
+    """Return a figure of clients × classes with the clients' sizes, and of histograms of both; its subfigures.
+
+    Args:
+        sizes: (N,), samples of each client.
+        names: of the clients; None for their numbers.
+        further: heights of empty subfigures below.
+    """
+    from matplotlib.figure import Figure
+
+    heights = [5.0, 2.5, *further]
+    figure = Figure(figsize=(8.5, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    _draw_clients(sizes, names, labels, parts[0])
+    _draw_histograms(sizes, None if labels is None else labels.counts, parts[1])
+    figure.suptitle(literal(title), fontsize=10)
+    return figure
+
+
+def _draw_clients(sizes: np.ndarray, names: Sequence[str] | None, labels: Labels | None, figure: SubFigure) -> None:
     """Draw clients × classes, and the clients' sizes beside them."""
     from matplotlib.ticker import MaxNLocator
 
     counts = None if labels is None else labels.counts
     panels = 1 if counts is None else 2
     axes = figure.subplots(1, panels, squeeze=False, sharey=True, width_ratios=[3, 2][-panels:])[0]
-    top = federation.num_clients - 0.5
+    top = len(sizes) - 0.5
     if counts is not None:
         cells, _ = _merge(counts, MAX_FIGURE_ROWS)
         shares = cells / np.maximum(cells.sum(axis=1, keepdims=True), 1)
@@ -115,22 +133,22 @@ def _draw_clients(federation: Federation, labels: Labels | None, figure: SubFigu
                     column, row, f"{counts[row, column]:,}", ha="center", va="center", color=colour, fontsize=8
                 )
         figure.colorbar(image, ax=axes[0], label="share of the client's samples")
-    sizes, edges = _merge(federation.sizes[:, None], MAX_FIGURE_ROWS)
-    axes[-1].stairs(sizes[:, 0] / np.diff(edges), edges - 0.5, orientation="horizontal", fill=True, color="0.6")
+    bars, edges = _merge(sizes[:, None], MAX_FIGURE_ROWS)
+    axes[-1].stairs(bars[:, 0] / np.diff(edges), edges - 0.5, orientation="horizontal", fill=True, color="0.6")
     axes[-1].set_xlabel("samples per client")
     axes[0].set_ylabel("client")
     axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
-    if federation.num_clients <= MOST_SITES:
-        axes[0].set_yticks(range(federation.num_clients), map(literal, short_names(site_names(federation))))
+    if names is not None and len(names) <= MOST_SITES:
+        axes[0].set_yticks(range(len(names)), map(literal, short_names(names)))
     axes[0].set_ylim(top, -0.5)
 
 
-def _draw_histograms(federation: Federation, counts: np.ndarray | None, figure: SubFigure) -> None:
+def _draw_histograms(sizes: np.ndarray, counts: np.ndarray | None, figure: SubFigure) -> None:
     """Draw histograms of the clients' sizes and of the number of classes that hold most of a client's data."""
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.subplots(1, 1 if counts is None else 2, squeeze=False)[0]
-    axes[-1].hist(federation.sizes, bins=min(30, max(1, len(np.unique(federation.sizes)))), color="0.6")
+    axes[-1].hist(sizes, bins=min(30, max(1, len(np.unique(sizes)))), color="0.6")
     axes[-1].set_xlabel("samples per client")
     for each in axes:
         each.set_ylabel("clients")

@@ -346,6 +346,22 @@ def _scaled(each: Each, reduction: str, link: Callable[[Tensor], Tensor], factor
     )
 
 
+def of_torch(name: str, reduction: str, **args: Any) -> Each:
+    """Return one of torch's losses by its name, of each sample: its ``mean`` or ``sum`` over the sample's outputs.
+
+    Outputs of numbers have the targets' shape, as in `squared`.
+    """
+    each = getattr(torch.nn, name)(reduction="none", **args)
+
+    def of_samples(output: Tensor, target: Tensor) -> Tensor:
+        if target.is_floating_point():
+            output = output.reshape(target.shape)
+        losses = each(output, target).reshape(len(target), -1)
+        return losses.mean(1) if reduction == "mean" else losses.sum(1)
+
+    return of_samples
+
+
 def metrics_for(metrics: Mapping[str, Metric], python_path: Sequence[Path]) -> dict[str, BatchMetric]:
     """Return those of the recipe's ``evaluate.metrics`` that are sums: functions of the user's.
 

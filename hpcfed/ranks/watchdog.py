@@ -79,6 +79,17 @@ class Watchdog:
                 thread.join()
 
     @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Watch nothing while the block runs, as long as it may take: the user's own code between rounds."""
+        limit, self.limit, began = self.limit, None, time.monotonic()
+        try:
+            yield
+        finally:
+            self.stage("between rounds")
+            self.limit = limit
+            self._began += time.monotonic() - began  # it is no part of a round
+
+    @contextmanager
     def rounds(self, *, signs: bool = True) -> Iterator[None]:
         """Watch the block as rounds.
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from hpcfed.config.load import IN_RECIPE_FOLDER, to_plain
 from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.modules import GIVEN
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.run_folder.code import CODE_FILE
@@ -81,7 +82,7 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
     rounds = CertifiedRounds(basis)
     for row in iterate_rounds(folder / RECORD):
         rounds.add(row)
-    why_not = "; ".join(doubts(environment, rounds.first_skipped, len(basis.get("code_before", ())) - 1))
+    why_not = "; ".join(doubts(environment, rounds.first_skipped, basis))
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -104,12 +105,15 @@ def _environment(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in read_mapping(folder / "environment.json").items() if key != "data"}
 
 
-def doubts(environment: Mapping[str, Any], first_skipped: int | None, changes: int) -> Iterator[str]:
-    """Yield the reasons why the same recipe may give other bits elsewhere; `changes` are those of code, accepted."""
+def doubts(environment: Mapping[str, Any], first_skipped: int | None, code: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the reasons why the same recipe may give other bits elsewhere; `code` has a certificate's entries on it."""
     if environment.get("bitwise") is False:
         yield str(environment.get("bitwise_why_not"))
     if first_skipped is not None:
         yield f"clients were skipped, in round {first_skipped} first: what made their training fail may not recur"
+    if GIVEN in code["code"] and code["code"][GIVEN] is None:
+        yield "objects given from Python could not be recorded (code.json)"
+    changes = len(code.get("code_before", ())) - 1
     if changes > 0:
         yield f"code of the user's was changed {'once' if changes == 1 else f'{changes} times'} on the way (code.json)"
 
@@ -240,7 +244,7 @@ def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fa
     certified = deciding(certificate["recipe"], ())
     first_skipped = next((row["round"] for row in iterate_rounds(folder / RECORD) if row.get("skipped")), None)
     code = _code_of(read_mapping(folder / CODE_FILE))
-    why_not = "; ".join(doubts(environment, first_skipped, len(code.get("code_before", ())) - 1))
+    why_not = "; ".join(doubts(environment, first_skipped, code))
     expected = {
         "environment": (environment, "environment.json"),
         "stopped": (read_mapping(folder / RESULT).get("stopped"), RESULT),

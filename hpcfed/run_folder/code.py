@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpcfed.config import metrics
 from hpcfed.config.recipe import Recipe
-from hpcfed.config.user_code.modules import Source, is_installed, loaded, read_source, source_in_notebook
+from hpcfed.config.user_code.modules import Source, is_installed, loaded, read_source, source_without_file
 from hpcfed.errors import InputError, first_of
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import parse_json, read_text
@@ -266,7 +266,7 @@ class CodeRecord:
 def _now(then: Source, python_path: Sequence[Path]) -> Source:
     """Return the present version of a recorded source, found in the recipe's present folders."""
     if not then.path:
-        return source_in_notebook(then.file.partition(":")[2])
+        return source_without_file(then.file)
     places = [folder / then.file for folder in python_path]
     path = next((place for place in places if place.is_file()), Path(then.path))
     return read_source(then.file, str(path))

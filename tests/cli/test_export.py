@@ -157,7 +157,8 @@ def test_a_later_version_adds_a_format_to_a_card(folder, capfd, monkeypatch):
     """A card names the version that trained the model, so it is known again; and the sites that took part."""
     trained(cohort={"without": ["Zürich"]})
     assert exported(capfd)[0] == 0
-    first = f"Trained by federated learning on 2 sites for 3 rounds, without Zürich, with hpcfed {hpcfed.__version__}."
+    trained_on = "Trained by simulated federated learning on 2 sites for 3 rounds, without Zürich"
+    first = f"{trained_on}, with hpcfed {hpcfed.__version__}."
     assert first in Path("three.md").read_text().splitlines()
     monkeypatch.setattr(sys.modules["hpcfed.lab.export.card"], "__version__", "9.9")
     assert exported(capfd, "--format", "state_dict")[0] == 0

@@ -23,6 +23,8 @@ from hpcfed.config.user_code.finder import as_prefixes, find_in, is_own
 from hpcfed.io.text import open_file
 
 NOTEBOOK = "__main__"
+GIVEN = "from_python"
+"""Module of the objects that a call of Python gave; it has no file (`hpcfed.config.user_code.given`)."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,21 @@ def loaded(folders: Sequence[Path], references: Iterable[str], leave_out: Iterab
         root = next((root for root in roots if file.startswith(root)), None)
         if root is not None and name not in ignored:
             found[name] = _source_of(name, file, file[len(root) :])
-    return found | _of_main(references)
+    return found | _of_main(references) | _of_given(references)
+
+
+def _of_given(references: Sequence[str]) -> dict[str, Source]:
+    """Return the source of the objects given from Python, if the recipe refers to them."""
+    source = getattr(sys.modules.get(GIVEN), "__source__", None)
+    is_named = any(text.partition(":")[0] == GIVEN for text in references)
+    return {GIVEN: source} if is_named and isinstance(source, Source) else {}
+
+
+def source_without_file(file: str) -> Source:
+    """Return the present source of what has no file: of a notebook, or given from Python."""
+    if file == f"{GIVEN}.py":
+        return _of_given([f"{GIVEN}:"]).get(GIVEN, Source(file, "", "", None))
+    return source_in_notebook(file.partition(":")[2])
 
 
 def _of_main(references: Sequence[str]) -> dict[str, Source]:
@@ -282,11 +298,11 @@ def _origin(reference: str, python_path: Sequence[Path]) -> str | None:
 def at_hand(files: Mapping[str, Source], references: Sequence[str], python_path: Sequence[Path]) -> bool:
     """Whether an import from the recipe's folders, or the running script, gives just these sources."""
     roots = [Path(root) for root in as_prefixes([*python_path, *_homes(references, python_path)])]
-    main = _of_main(references)
+    here = _of_main(references) | _of_given(references)
 
     def is_there(name: str, then: Source) -> bool:
-        if name.partition(":")[0] == NOTEBOOK:
-            return name in main and main[name].hash == then.hash
+        if name.partition(":")[0] in (NOTEBOOK, GIVEN):
+            return name in here and here[name].hash == then.hash
         return any(read_source(then.file, str(root / then.file)).hash == then.hash for root in roots)
 
     return all(is_there(name, then) for name, then in files.items())

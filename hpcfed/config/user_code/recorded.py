@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import PurePosixPath
 from types import CodeType, ModuleType
 
-from hpcfed.config.user_code.modules import NOTEBOOK, Source, forget
+from hpcfed.config.user_code.modules import GIVEN, NOTEBOOK, Source, forget
 from hpcfed.errors import InputError
 
 MAIN = "recorded_main"
@@ -38,7 +38,8 @@ def modules_of(sources: Mapping[str, Source], references: Sequence[str]) -> dict
     found, main = {}, list[str]()
     for name, source in sources.items():
         if source.text is None:
-            raise InputError(f"the text of module {name} is not recorded: it is compiled, or was gone")
+            why = "it has objects that no text stands for" if name == GIVEN else "it is compiled, or was gone"
+            raise InputError(f"the text of module {name} is not recorded: {why}")
         if not source.is_whole:
             raise InputError(f"the recorded text of module {name} does not have its recorded hash")
         if name == NOTEBOOK:

@@ -17,6 +17,7 @@ from hpcfed.lab.report.read import RECIPE, read_json, read_recipe
 FEDEXP, FEDDYN, GEL = "jhunjhunwala2023fedexp", "acar2021federated", "boukhari2025boosting"
 FEDAVG, FEDPROX = "mcmahan2017communication", "li2020federated"
 ADAPTIVE, LEAF = "reddi2021adaptive", "caldas2018leaf"
+NIID_BENCH = "li2022federated"
 PRIVATE_PARTS, SILOBN = ("li2021fedbn", "arivazhagan2019personalization"), "andreux2020siloed"
 OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
 MODELS = {
@@ -31,6 +32,8 @@ PARTITIONS = {
     "dirichlet-client": ("hsu2019measuring",),
     "dirichlet-class": ("yurochkin2019bayesian",),
     "shards": (FEDAVG,),
+    "classes": (NIID_BENCH,),
+    "quantity": (NIID_BENCH,),
     "iid-per-class": (FEDDYN,),
 }
 DATA = {

@@ -105,10 +105,11 @@ def _summary(loaded: LoadedRun, federation: Federation, client: int | None, roun
     present, version = present_in(loaded.recipe, federation.num_clients), loaded.environment.get("hpcfed", __version__)
     absent = [_plain(site_names(federation)[k]) for k in np.flatnonzero(~present)]
     without = f", without {first_of(absent, MAX_LISTED)}" if absent else ""
-    sites = counted(int(present.sum()), "site")
+    empty = int((present & (federation.sizes == 0)).sum())
+    sites = counted(int(present.sum()) - empty, "site") + (f" with samples ({empty} without)" if empty else "")
     return (
-        f"Trained by federated learning on {sites} for {counted(rounds, 'round')}{without}, with hpcfed {version}."
-        f"{whose}"
+        f"Trained by simulated federated learning on {sites} for {counted(rounds, 'round')}{without}, "
+        f"with hpcfed {version}.{whose}"
     )
 
 

@@ -1,0 +1,233 @@
+"""`hpcfed.predict`: a run's evaluated model on new rows, prepared as the run's own were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from data_prep.tables import cells
+from data_prep.tables.read import blocks
+from hpcfed.api import trained_module
+from hpcfed.config.user_code.recorded import modules_of, recorded_code
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError, counted, first_of, nearest
+from hpcfed.lab.export.preparation import preparation
+from hpcfed.lab.loaded import LoadedRun, load
+from hpcfed.provenance.code_of_rounds import with_references
+from hpcfed.run_folder.code import CodeRecord, references
+from hpcfed.run_folder.files import EVALUATED
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow
+    from torch import nn
+
+MODEL = "model.safetensors"
+
+
+def predict(
+    run: str | Path,
+    rows: pd.DataFrame | str | Path,
+    *,
+    site: str | int | None = None,
+    data: str | Path | None = None,
+    accept_code: bool = False,
+    run_code: bool = False,
+) -> pd.DataFrame:
+    """Return the predictions of a run's evaluated model for the rows of a table, one row each.
+
+    Missing cells are filled, categories encoded and features scaled by what the run's federation file records of its
+    own training rows. Of classes the columns are ``prediction`` and the probability of each, ``p(ill)``; of numbers the
+    targets; of survival ``log hazard``.
+
+    Args:
+        run: the run folder.
+        rows: a data frame, or a table's file (.csv, .tsv, .parquet), with at least the columns of the model's features.
+        site: a client, by name or number, whose scaling and private parts are used, where the run has such.
+        data: present path of the run's federation file, if that has moved.
+        accept_code: whether the model may be built by code that has changed since the run.
+        run_code: whether code of the run's own record may run: of a model that was given from Python.
+
+    Raises:
+        InputError: the run is not of tables, a column is missing, or a cell is one that the preparation cannot take.
+    """
+    import pandas
+    import torch
+
+    loaded = load(run, data=data, accept_code=accept_code)
+    with Federation.open(loaded.recipe.data) as federation:
+        steps: dict[str, Any] = json.loads(preparation(federation, loaded.recipe.dtype))
+        client = None if site is None else federation.client_number(site)
+        name = None if client is None else federation.client_name(client)
+        targets = int(np.prod(federation.target_shape))
+    columns = _columns(rows)
+    x = prepared(columns, steps, name)
+    with _module(loaded, client, run_code) as module, torch.no_grad():
+        output = module(torch.tensor(x, dtype=getattr(torch, steps["dtype"]))).double()
+    return pandas.DataFrame(dict(_named(output.reshape(len(x), -1), steps, targets)))
+
+
+def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], site: str | None) -> np.ndarray:
+    """Return the model's input, (m, p) float64, from the columns of a table and an ``.input.json``.
+
+    Raises:
+        InputError: a column is missing, a cell is no number or an unknown level, or a missing one that nothing fills.
+    """
+    features = steps.get("features")
+    if features is None or len(steps["shape"]) != 1:
+        raise InputError("the run was not trained on tables", remedy="hpcfed export writes its model and preparation")
+    hot = {f"{name}={level}": (name, level) for name, of_it in steps.get("categories", {}).items() for level in of_it}
+    needed = list(dict.fromkeys(hot[name][0] if name in hot else name for name in features))
+    if absent := [name for name in needed if name not in columns]:
+        remedy = nearest(absent[0], columns)
+        raise InputError(f"the table lacks {counted(len(absent), 'column')}: {first_of(absent, 4)}", remedy=remedy)
+    numbers = {name: _numbers(name, columns[name]) for name in needed if name not in steps.get("categories", {})}
+    levels = {name: _levels(name, columns[name], of_it) for name, of_it in steps.get("categories", {}).items()}
+    x = np.empty((len(columns[needed[0]]), len(features)))
+    for k, name in enumerate(features):
+        if name in hot:
+            own, level = hot[name]
+            x[:, k] = np.where(levels[own] == "", np.nan, levels[own] == level)
+        else:
+            x[:, k] = numbers[name]
+    _fill(x, features, steps.get("fill") or {})
+    mean, std = _scaling(steps.get("scaling"), site)
+    return (x - mean) / std
+
+
+def _columns(rows: Any) -> dict[str, pyarrow.Array]:
+    """Return the columns of a table, missing cells null."""
+    import pyarrow
+
+    if isinstance(rows, str | Path):
+        parts: dict[str, list[Any]] = {}
+        for block in blocks(Path(rows)):
+            for name, values in block.columns.items():
+                comma = block.decimal_comma and not pyarrow.types.is_floating(values.type)
+                parts.setdefault(name, []).append(pyarrow.array(cells.numbers(values, True)) if comma else values)
+        return {name: _joined(found) for name, found in parts.items()}
+    if not hasattr(rows, "columns"):
+        raise InputError("rows", expected="a data frame or a table's file", got=type(rows).__name__)
+    return {str(name): _array(rows[name]) for name in rows.columns}
+
+
+def _joined(parts: list[Any]) -> Any:
+    import pyarrow
+
+    kinds = {part.type for part in parts}
+    parts = (
+        parts if len(kinds) == 1 and pyarrow.null() not in kinds else [part.cast(pyarrow.string()) for part in parts]
+    )
+    return pyarrow.chunked_array(parts).combine_chunks()
+
+
+def _array(values: Any) -> Any:
+    import pyarrow
+
+    found = pyarrow.array(values.astype(object) if hasattr(values.dtype, "categories") else values, from_pandas=True)
+    found = found.combine_chunks() if isinstance(found, pyarrow.ChunkedArray) else found
+    return found.cast(pyarrow.string()) if pyarrow.types.is_null(found.type) else found
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    try:
+        return cells.numbers(values)
+    except cells.NoNumber as error:
+        raise InputError(f"row {error.row + 1}, column {name!r}", expected="a number", got=repr(error.text)) from None
+
+
+def _levels(name: str, values: Any, levels: list[str]) -> np.ndarray:
+    """Return the level of each cell, (m,), "" for missing ones; numbers that are equal are one level."""
+    texts, codes = cells.distinct(values)
+    known = {cells.number(level): level for level in levels if cells.number(level) is not None}
+    found = [text if text in levels else known.get(cells.number(text)) for text in texts]
+    for k, text in enumerate(texts):
+        if found[k] is None or (cells.number(text) is None and text not in levels):
+            row = int((codes == k).argmax()) + 1
+            raise InputError(f"row {row}, column {name!r}", expected=first_of(levels, 8), got=repr(text))
+    return np.array([*found, ""], dtype=str)[codes]
+
+
+def _fill(x: np.ndarray, features: list[str], fill: Mapping[str, Any]) -> None:
+    """Replace missing cells, in place.
+
+    Raises:
+        InputError: the run's own rows had none in a column.
+    """
+    frequent = {*fill.get("most frequent", ())}
+    values = {
+        name: value for statistic, of_it in fill.items() if isinstance(of_it, Mapping) for name, value in of_it.items()
+    }
+    filled_columns = {name.rpartition("=")[0] for name in frequent}
+    for k, name in enumerate(features):
+        gone = np.isnan(x[:, k])
+        if not gone.any():
+            continue
+        if name in values:
+            x[gone, k] = values[name]
+        elif name.rpartition("=")[0] in filled_columns:
+            x[gone, k] = float(name in frequent)
+        else:
+            what = f"row {int(gone.argmax()) + 1}, column {name.partition('=')[0]!r}: a missing cell"
+            raise InputError(
+                what, remedy="the run's own rows had none there that were filled; fill it, or leave the row out"
+            )
+
+
+def _scaling(scaling: Mapping[str, Any] | None, site: str | None) -> tuple[np.ndarray, np.ndarray]:
+    if scaling is None:
+        return np.zeros(1), np.ones(1)
+    if "by" in scaling:
+        raise InputError(
+            "the run's features were scaled", got=str(scaling["by"]), remedy="its constants are not recorded"
+        )
+    if "sites" in scaling:
+        names = [one["name"] for one in scaling["sites"]]
+        if site is None:
+            remedy = f"name the rows' site: {first_of(names, 6)}"
+            raise InputError("the run's features are scaled by site", remedy=remedy)
+        scaling = scaling["sites"][names.index(site)]
+    return np.array(scaling["mean"], float), np.array(scaling["std"], float)
+
+
+@contextmanager
+def _module(loaded: LoadedRun, client: int | None, run_code: bool) -> Iterator[nn.Module]:
+    """Build the evaluated module; with `run_code` by the code of the run's record."""
+    if not run_code or loaded.recipe.model.factory is None:
+        has_private = loaded.recipe.parameters.keeps_private and client is not None
+        yield loaded.evaluated_of(client) if has_private and client is not None else loaded.evaluated
+        return
+    version, named = CodeRecord(loaded.folder).versions()[-1], references(loaded.recipe)
+    recipe, name = with_references(loaded.recipe), EVALUATED if (loaded.folder / EVALUATED).exists() else MODEL
+    private = client if loaded.recipe.parameters.keeps_private else None
+    with recorded_code(modules_of(version.files, named)):
+        yield trained_module(recipe, loaded.folder / name, private, accept_code=True)
+
+
+def _named(output: Any, steps: Mapping[str, Any], targets: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield names and values of the predictions' columns, from outputs (m, C)."""
+    task, classes = steps["task"], steps.get("classes")
+    if task == "regression":
+        names = [one.strip() for one in str(steps.get("target", "")).split(",")]
+        names = names if len(names) == output.shape[1] == targets else [f"target {k}" for k in range(output.shape[1])]
+        yield from ((name, output[:, k].numpy()) for k, name in enumerate(names))
+        return
+    if task == "survival":
+        yield "log hazard", output[:, 0].numpy()
+        return
+    one = output.sigmoid()
+    if task == "classification" and output.shape[1] > 1:
+        shares = output.softmax(1).numpy()
+    elif task == "classification":
+        shares = np.concatenate([1 - one.numpy(), one.numpy()], axis=1)
+    else:
+        shares = one.numpy()
+    names = classes if classes and len(classes) == shares.shape[1] else [str(k) for k in range(shares.shape[1])]
+    if task == "classification":
+        yield "prediction", np.array(names, dtype=object)[shares.argmax(axis=1)]
+    yield from ((f"p({name})", shares[:, k]) for k, name in enumerate(names))

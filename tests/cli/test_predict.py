@@ -1,0 +1,96 @@
+"""`hpcfed predict`: new rows are prepared as the run's own were, and predicted by its evaluated model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import hpcfed
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
+
+ROWS = pd.DataFrame(
+    {
+        "age": [30.5, 40, 50, None, 35, 45, 61, 20],
+        "ward": ["icu", "er", None, "icu", "er", "er", "icu", "er"],
+        "stage": [1, 2, 2, 1, 3, 3, 1, 2],
+        "ill": ["no", "yes", "no", "yes", "yes", "no", "yes", "no"],
+    }
+)
+RECIPE = {
+    "data": "f.h5",
+    "rounds": 2,
+    "local": {"steps": 3, "batch_size": 4, "lr": 0.1},
+    "algorithm": "fedavg",
+    "quiet": True,
+}
+
+
+@pytest.fixture(params=["pooled", "client"])
+def run(request, tmp_path, command, monkeypatch) -> Path:
+    """A run on two hospitals with missing cells and words, scaled over all rows or at each."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raw").mkdir()
+    ROWS.to_csv(tmp_path / "raw" / "north.csv", index=False)
+    ROWS.assign(age=ROWS["age"] + 10).to_csv(tmp_path / "raw" / "south.csv", index=False)
+    words = ["--missing", "median", "--categorical", "stage", "--standardize", request.param, "--target", "ill"]
+    done = command(["prepare", "own", "--raw", "raw", *words, "-o", "f.h5"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    return hpcfed.run(**RECIPE, model={"name": "mlp", "hidden": [4]}, output=request.param).folder
+
+
+def test_rows_are_prepared_as_the_runs_own(run, command, tmp_path):
+    """The training rows themselves, as a frame and as a file, in another order of columns."""
+    found = hpcfed.predict(run, ROWS, site="north")
+    module = hpcfed.load(run).evaluated
+    with Federation.open("f.h5") as federation:
+        x, _ = federation.client(0)
+        place = np.argsort(federation.rows[: len(ROWS)]) if hasattr(federation, "rows") else None
+        normalization = federation.normalization
+        x = np.asarray(x, float)
+        if normalization is not None:
+            x = (x - np.array(normalization.mean)) / np.array(normalization.std)
+    with torch.no_grad():
+        own = module(torch.tensor(x, dtype=torch.float32)).double().softmax(1)[:, 1].numpy()
+    assert place is None or len(place) == len(ROWS)
+    np.testing.assert_allclose(np.sort(found["p(yes)"]), np.sort(own), rtol=1e-5)
+    assert [*found] == ["prediction", "p(no)", "p(yes)"]
+    assert (found["prediction"] == np.where(found["p(yes)"] > 0.5, "yes", "no")).all()
+    ROWS.drop(columns="ill")[["stage", "ward", "age"]].astype({"stage": float}).to_csv("new.csv", index=False)
+    done = command(["predict", str(run), "new.csv", "--site", "north", "-o", "out.csv"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    pd.testing.assert_frame_equal(pd.read_csv("out.csv"), found)
+
+
+def test_what_cannot_be_prepared_is_refused_in_one_line(run):
+    wrong = {
+        "the table lacks 1 column: age": ROWS.drop(columns="age"),
+        "row 1, column 'age': expected a number, got 'old'": ROWS.assign(age="old"),
+        "row 2, column 'ward': expected er, icu, got 'day'": ROWS.assign(ward=["er", "day", *["er"] * 6]),
+        "row 1, column 'stage': a missing cell": ROWS.assign(stage=None),
+        "rows: expected a data frame": 5,
+    }
+    for says, rows in wrong.items():
+        with pytest.raises(InputError) as raised:
+            hpcfed.predict(run, rows, site="north")
+        assert says in str(raised.value)
+    with pytest.raises(InputError, match=r"did you mean 'north'\?"):
+        hpcfed.predict(run, ROWS, site="nort")
+    if run.name == "client":
+        with pytest.raises(InputError, match="name the rows' site: north, south"):
+            hpcfed.predict(run, ROWS)
+
+
+def test_a_model_given_from_python_predicts_by_its_recorded_code(run):
+    model = hpcfed.run(**RECIPE, model=lambda: torch.nn.Linear(6, 2), output="given").folder
+    here = hpcfed.predict(model, ROWS, site="north")
+
+    sys.modules.pop("from_python")
+    with pytest.raises(InputError, match="your code is another than this run's"):
+        hpcfed.predict(model, ROWS, site="north")
+    pd.testing.assert_frame_equal(hpcfed.predict(model, ROWS, site="north", run_code=True), here)
