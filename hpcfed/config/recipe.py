@@ -512,8 +512,8 @@ class Recipe(Section):
     """Trains at most 1 % of the tiles once more elsewhere and compares updates; `strict` ends a run where they
     differ (exit code 4). Without effect on the result."""
     watchdog: Annotated[int | str, PlainValidator(a_watchdog), WithJsonSchema(A_WATCHDOG)] = "auto"
-    """How long one client's training may take, or a rank be silent, before the run counts as stuck. `auto`: from the
-    second round on 5 minutes, for training ten times the longest round if that is more; before it 30. 0: for ever."""
+    """How long one client's training may take, or a rank be silent. `auto`: 30 minutes at first; from round 2 on 5
+    minutes, or for training ten times the longest round. 0: for ever."""
     client_state: Literal["device", "host", "disk"] = "device"
     """Where clients' states lie between rounds: `device`, then `host` where it is full, then `disk` ($TMPDIR).
     Without effect on the result: a run may go on with another."""
