@@ -8,7 +8,8 @@ from hpcfed.cluster.submit.script import job_step
 
 
 @click.command("job-step")
-def command() -> None:
+@click.option("--array", is_flag=True, help="The jobs of the script are an array's.")
+def command(array: bool) -> None:
     """Print how a SLURM job runs and goes on, for scripts of your own to end with:
 
     \b
@@ -19,4 +20,4 @@ def command() -> None:
     It runs `run`, passes SLURM's early signal on, and ends with the run's exit code. A run that stopped, or lost a
     rank to a signal, and has saved something new in `output` is requeued, unless the script says requeue=no.
     """
-    click.echo(job_step(), nl=False)
+    click.echo(job_step(array=array), nl=False)

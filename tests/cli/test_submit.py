@@ -235,8 +235,10 @@ def test_only_jobs_of_an_array_take_themselves_for_its_tasks() -> None:
     done = CliRunner().invoke(sweep, ["recipe.yaml", "--array", "2", "--time", "10", "--dry-run"])
     assert task in done.output
     assert "\njob=$SLURM_JOB_ID\n" in shown()
+    assert task in CliRunner().invoke(job_step, ["--array"]).output
+    assert "\njob=$SLURM_JOB_ID\n" in CliRunner().invoke(job_step, []).output
     for script in REQUEUED:
-        assert (task if script.stem == "sweep" else "\njob=$SLURM_JOB_ID\n") in script.read_text(encoding="utf-8")
+        assert ("job-step --array" in script.read_text(encoding="utf-8")) == (script.stem == "sweep")
 
 
 def test_chained_jobs_do_not_requeue_themselves() -> None:
@@ -532,7 +534,7 @@ def test_the_ready_made_scripts_are_sound(script: Path) -> None:
 @pytest.mark.parametrize("script", REQUEUED, ids=lambda script: script.name)
 def test_the_ready_made_scripts_requeue_as_those_written_do(script: Path) -> None:
     text = script.read_text(encoding="utf-8")
-    assert text.splitlines()[-1].startswith('eval "$(hpcfed job-step || echo exit 4)"')
+    assert text.splitlines()[-1].startswith('eval "$(hpcfed job-step ')
     assert {"requeue", "signal=B:USR1@120"} <= set(directives(text))
     assert sum(not line.startswith("#") for line in text.splitlines()) <= 14
     printed = CliRunner().invoke(job_step, [])

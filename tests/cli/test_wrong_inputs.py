@@ -647,32 +647,6 @@ def test_keys_without_effect_are_reported(prepared, tmp_path, command):
     assert "stop." not in said["dsgd"]  # a run without one
 
 
-def network():
-    raise AssertionError
-
-
-@pytest.mark.one_mpi
-@pytest.mark.parametrize(
-    ("section", "says"),
-    [
-        (
-            {"model": {"factory": network}},
-            "model.factory: expected 'tests.cli.test_wrong_inputs:network', the name of a ",
-        ),
-        ({"model": network}, "model: expected 'tests.cli.test_wrong_inputs:network', the name"),
-        (
-            {"evaluate": {"metrics": {"top3": network}}},
-            "evaluate.metrics.top3: expected 'tests.cli.test_wrong_inputs:net",
-        ),
-        ({"loss": {"factory": lambda: None}}, "loss.factory: expected 'module:function', the name of a function"),
-    ],
-)
-def test_a_function_is_named_not_given(section, says, prepared):
-    content = parse_yaml((prepared / "recipe.yaml").read_text())
-    with pytest.raises(hpcfed.InputError, match=says):
-        load_recipe({**content, **section})
-
-
 @pytest.mark.one_mpi
 def test_a_good_recipe_in_the_same_folder_runs(prepared, tmp_path, command):
     """Control: the other cases fail only because of their own error."""

@@ -59,6 +59,8 @@ def test_the_numbers_of_the_purposes_never_change():
         "SHARE": 16,
         "FACTORS": 17,
         "SENTINEL": 18,
+        "UPDATES": 19,
+        "MEANS": 20,
     }
     assert stream(7, Purpose.COHORT, 3, 2).integers(2**32, size=3).tolist() == [4099395486, 1673106716, 428939887]
 

@@ -87,6 +87,16 @@ def test_nothing_is_left_on_its_way_by_a_run_that_ends_early(world, ended) -> No
     assert not ended
 
 
+@pytest.mark.ranks(2)
+def test_runs_may_follow_each_other_at_once(world) -> None:
+    """A rank shows life in the next run while a partner still receives what was sent in the last."""
+    for _ in range(200):
+        world.pulse.resume()
+        world.pulse.tick(0.0)
+        world.pulse.pause()
+        world.pulse.drain()
+
+
 def test_a_limit_follows_the_longest_round(world, monkeypatch) -> None:
     dog = Watchdog(world)
     with dog.watching(), dog.rounds():

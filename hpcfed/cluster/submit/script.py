@@ -111,9 +111,14 @@ def render(template: str, job: Job, site: Site, launch: Sequence[str], **facts: 
     return text.rstrip() + "\n"
 
 
-def job_step() -> str:
-    """Return what a script of one's own for SLURM ends with, in place of starting its ranks itself."""
-    return _templates().get_template("job-step.sh.j2").render().rstrip() + "\n"
+def job_step(*, array: bool) -> str:
+    """Return what a script of one's own for SLURM ends with, in place of starting its ranks itself.
+
+    Args:
+        array: whether its jobs are an array's: SLURM's variables do not tell, since a job has those of the array's task
+            that has submitted it.
+    """
+    return _templates().get_template("job-step.sh.j2").render(array=array).rstrip() + "\n"
 
 
 def _templates() -> Environment:
