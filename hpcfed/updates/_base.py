@@ -26,6 +26,11 @@ NORMS, SUM, DELTA_ITSELF = "mean_delta_sq", "sum", "delta"
 what the clients sent; that each Δ_i is w − y_i."""
 
 
+def zeros(vectors: Vectors) -> State:
+    """Return 0 for each vector, (n,)."""
+    return {name: vector.new_zeros(vector.shape) for name, vector in vectors.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class PartContext:
     """Arguments common to every call of a part.

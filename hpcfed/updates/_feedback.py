@@ -9,19 +9,27 @@ ICML 2019, Algorithm 2.
 from __future__ import annotations
 
 from hpcfed.types import State
-from hpcfed.updates._base import Vectors
+from hpcfed.updates._base import PartContext, Sent, UpdatePart, Vectors, zeros
 
 
-def no_errors(vectors: Vectors) -> State:
-    """Return e_i = 0 for each vector."""
-    return {name: vector.new_zeros(vector.shape) for name, vector in vectors.items()}
+class WithFeedback(UpdatePart):
+    """A part that says what C is; the state is e_i of each vector, or empty without ``feedback``."""
 
+    feedback: bool = True
 
-def with_errors(vectors: Vectors, errors: State) -> Vectors:
-    """Return p_i of each vector; the vectors themselves without feedback."""
-    return {name: vector + errors[name] for name, vector in vectors.items()} if errors else vectors
+    @property
+    def stateful(self) -> bool:
+        return self.feedback
 
+    def begin(self, vectors: Vectors) -> State:
+        return zeros(vectors) if self.feedback else {}
 
-def next_errors(owed: Vectors, sent: Vectors, errors: State) -> State:
-    """Return the next e_i; those of vectors that this round does not report stay."""
-    return {**errors, **{name: owed[name] - sent[name] for name in owed}} if errors else errors
+    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+        owed = {name: vector + state[name] for name, vector in vectors.items()} if state else vectors
+        sent, places = self.compressed(owed, context)
+        errors = {name: owed[name] - sent[name] for name in owed} if state else {}
+        return Sent(sent, {**state, **errors}, places)  # e_i of vectors that this round does not report stay
+
+    def compressed(self, vectors: Vectors, context: PartContext) -> tuple[Vectors, Vectors]:
+        """Return C of each vector, (n,), and the places of the entries that it has chosen, (k,) int64, if any."""
+        raise NotImplementedError

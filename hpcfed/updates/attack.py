@@ -19,8 +19,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from hpcfed.types import State
-from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors
-from hpcfed.updates._feedback import no_errors as zeros
+from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors, zeros
 
 
 class Attack(UpdatePart):

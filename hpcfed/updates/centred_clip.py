@@ -17,9 +17,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from hpcfed.types import State
-from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors, zeros
 from hpcfed.updates._clipping import clip_factor
-from hpcfed.updates._feedback import no_errors as zeros
 
 
 class CentredClip(UpdatePart):

@@ -12,48 +12,30 @@ Reference: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from hpcfed.types import State
-from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import PartContext, Vectors
+from hpcfed.updates._choosing import Choosing, only
 from hpcfed.updates._coding import Coding
-from hpcfed.updates._feedback import next_errors, no_errors, with_errors
-from hpcfed.updates.topk import count_of, only
 
 
-class RandomK(UpdatePart):
+class RandomK(Choosing):
     """Entries drawn anew in each round."""
 
-    fraction: float = Field(gt=0, le=1)
-    feedback: bool = True
-
-    @property
-    def keeps(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({NORMS} if self.fraction == 1 else ())
-
-    @property
-    def stateful(self) -> bool:
-        return self.feedback
-
-    def begin(self, vectors: Vectors) -> State:
-        return no_errors(vectors) if self.feedback else {}
-
-    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+    def compressed(self, vectors: Vectors, context: PartContext) -> tuple[Vectors, Vectors]:
         import torch
 
         size = len(next(iter(vectors.values())))
-        count, owed, random = count_of(self.fraction, size), with_errors(vectors, state), context.stream()
+        count, random = self.count_of(size), context.stream()
         if count == size:
-            return Sent(owed, next_errors(owed, owed, state))
-        drawn = {name: torch.from_numpy(random.choice(size, count, replace=False, shuffle=False)) for name in owed}
-        places = {name: each.sort().values.to(owed[name].device) for name, each in drawn.items()}
-        sent = {name: only(vector, places[name]) for name, vector in owed.items()}
+            return vectors, {}
+        drawn = {name: torch.from_numpy(random.choice(size, count, replace=False, shuffle=False)) for name in vectors}
+        places = {name: each.sort().values.to(vectors[name].device) for name, each in drawn.items()}
+        sent = {name: only(vector, places[name]) for name, vector in vectors.items()}
         if not self.feedback:
             sent = {name: vector * (size / count) for name, vector in sent.items()}
-        return Sent(sent, next_errors(owed, sent, state), places)
+        return sent, places
 
     def coded(self, coding: Coding) -> Coding:
-        return coding.chosen(count_of(self.fraction, coding.entries), 0)
+        return coding.chosen(self.count_of(coding.entries), 0)
 
 
 UPDATE = RandomK

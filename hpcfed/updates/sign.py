@@ -15,31 +15,19 @@ from typing import TYPE_CHECKING
 
 from hpcfed.arithmetic.elementary import quotient
 from hpcfed.arithmetic.sums import sum_over_first
-from hpcfed.types import State
-from hpcfed.updates._base import PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import PartContext, Vectors
 from hpcfed.updates._coding import Coding, on_sent
-from hpcfed.updates._feedback import next_errors, no_errors, with_errors
+from hpcfed.updates._feedback import WithFeedback
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Sign(UpdatePart):
+class Sign(WithFeedback):
     """Signs with their mean magnitude."""
 
-    feedback: bool = True
-
-    @property
-    def stateful(self) -> bool:
-        return self.feedback
-
-    def begin(self, vectors: Vectors) -> State:
-        return no_errors(vectors) if self.feedback else {}
-
-    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
-        owed = with_errors(vectors, state)
-        sent = {name: on_sent(vector, context.places.get(name), signs) for name, vector in owed.items()}
-        return Sent(sent, next_errors(owed, sent, state))
+    def compressed(self, vectors: Vectors, context: PartContext) -> tuple[Vectors, Vectors]:
+        return {name: on_sent(vector, context.places.get(name), signs) for name, vector in vectors.items()}, {}
 
     def coded(self, coding: Coding) -> Coding:
         return coding.coded(1, scales=1)

@@ -14,55 +14,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from hpcfed.types import State
-from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import PartContext, Vectors
+from hpcfed.updates._choosing import Choosing, only
 from hpcfed.updates._coding import Coding
-from hpcfed.updates._feedback import next_errors, no_errors, with_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class TopK(UpdatePart):
+class TopK(Choosing):
     """The largest entries."""
 
-    fraction: float = Field(gt=0, le=1)
-    feedback: bool = True
-
-    @property
-    def keeps(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({NORMS} if self.fraction == 1 else ())
-
-    @property
-    def stateful(self) -> bool:
-        return self.feedback
-
-    def begin(self, vectors: Vectors) -> State:
-        return no_errors(vectors) if self.feedback else {}
-
-    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
-        owed = with_errors(vectors, state)
-        places = {name: largest(vector, count_of(self.fraction, len(vector))) for name, vector in owed.items()}
-        sent = {name: only(owed[name], chosen) for name, chosen in places.items()}
-        chosen = {name: each for name, each in places.items() if each is not None}
-        return Sent(sent, next_errors(owed, sent, state), chosen)
+    def compressed(self, vectors: Vectors, context: PartContext) -> tuple[Vectors, Vectors]:
+        counts = {name: self.count_of(len(vector)) for name, vector in vectors.items()}
+        places = {name: largest(vectors[name], k) for name, k in counts.items() if k < len(vectors[name])}
+        sent = {name: only(vector, places[name]) if name in places else vector for name, vector in vectors.items()}
+        return sent, places
 
     def coded(self, coding: Coding) -> Coding:
-        count = count_of(self.fraction, coding.entries)
-        return coding.chosen(count, (coding.entries - 1).bit_length())
+        return coding.chosen(self.count_of(coding.entries), (coding.entries - 1).bit_length())
 
 
-def count_of(fraction: float, entries: int) -> int:
-    """Return k."""
-    return max(1, round(fraction * entries))
-
-
-def largest(vector: Tensor, count: int) -> Tensor | None:
-    """Return the places, in order, of the entries of largest magnitude, (k,) int64; None for all."""
-    if count >= len(vector):
-        return None
+def largest(vector: Tensor, count: int) -> Tensor:
+    """Return the places, in order, of the entries of largest magnitude, (k,) int64."""
     sizes = vector.abs()
     least = _least_of(sizes, count)
     above, equal = sizes > least, sizes == least
@@ -78,13 +52,6 @@ def _least_of(sizes: Tensor, count: int) -> Tensor:
 
     place = len(sizes) - count
     return sizes.new_tensor(np.partition(sizes.numpy(), place)[place])
-
-
-def only(vector: Tensor, places: Tensor | None) -> Tensor:
-    """Return a vector with the entries at some places, and 0 at all others."""
-    if places is None:
-        return vector
-    return vector.new_zeros(vector.shape).index_put((places,), vector[places])
 
 
 UPDATE = TopK

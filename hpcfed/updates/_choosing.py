@@ -1,0 +1,32 @@
+"""What parts share that send k of the n entries of each vector."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from hpcfed.updates._base import NORMS
+from hpcfed.updates._feedback import WithFeedback
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Choosing(WithFeedback):
+    """A part that sends k = ``fraction`` · n entries, at least 1."""
+
+    fraction: float = Field(gt=0, le=1)
+
+    @property
+    def keeps(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({NORMS} if self.fraction == 1 else ())
+
+    def count_of(self, entries: int) -> int:
+        """Return k."""
+        return max(1, round(self.fraction * entries))
+
+
+def only(vector: Tensor, places: Tensor) -> Tensor:
+    """Return a vector (n,) with the entries at some places, (k,) int64, and 0 at all others."""
+    return vector.new_zeros(vector.shape).index_put((places,), vector[places])
