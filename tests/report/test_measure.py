@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -141,6 +142,21 @@ def test_rounds_to_target_first_evaluated_round_counts(accuracies):
     assert round_reached(run, ACCURACY, 0.7, window=2) == 4  # (0.5 + 0.9) / 2
     assert round_reached(run, ACCURACY, 0.75, window=2) == 5
     assert round_reached(run, ACCURACY, 0.1, window=5) is None  # only four evaluations
+
+
+def test_bytes_are_shown_where_a_recipe_packs_what_is_sent(accuracies):
+    plain, packed = (
+        accuracies("plain", [0.1, 0.9]),
+        accuracies("packed", [0.1, 0.9], change={"updates": [{"sign": {}}]}),
+    )
+    for folder, size in ((plain, 32), (packed, 1)):
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = (json.dumps(row | {"bytes_up": 1000 * size * row["round"]}) for row in rows)
+        (folder / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    for table in compare([plain, packed], [0.8]).results[:2]:
+        column = table.header.index("Bytes up")
+        assert [row[column] for row in table.rows] == ["64.0 k", "2000"]
+    assert all("Bytes up" not in table.header for table in compare([plain], [0.8]).results)
 
 
 def test_never_reached_is_counted_and_in_no_mean(accuracies):

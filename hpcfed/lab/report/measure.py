@@ -192,6 +192,7 @@ class Reach:
     runs: int
     rounds: Spread | None
     params: Spread | None  # sent up and down
+    bytes_up: Spread | None
     gradients: Spread | None
     seconds: Spread | None
 
@@ -206,6 +207,7 @@ def reach(group: Group, criterion: Criterion, target: float, window: int = 1) ->
         runs=len(group.runs),
         rounds=spread(number for _, number in arrived),
         params=spread(run.column("params")[number - 1] for run, number in arrived),
+        bytes_up=spread(run.column("bytes_up")[number - 1] for run, number in arrived),
         gradients=spread(run.column("gradients")[number - 1] for run, number in arrived),
         seconds=spread(run.column("seconds")[number - 1] for run, number in arrived),
     )

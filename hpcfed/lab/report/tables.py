@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -67,7 +68,8 @@ def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1
     """One row per group: its status, final and best value of the criterion, and the cost of all its rounds."""
     final_title, best_title = f"Final {criterion.title}", f"Best {criterion.title}"
     seeds = "Seed" if all(len(group.runs) == 1 for group in groups) else "Seeds"
-    header = ("Method", seeds, "Rounds", final_title, best_title, "Params sent", "Gradients", "Per round", "Status")
+    sent = _sent(groups)
+    header = ("Method", seeds, "Rounds", final_title, best_title, *sent.values(), "Gradients", "Per round", "Status")
     notes = [f"Final and best: means of {window} evaluations in a row."] if window > 1 else []
     if differ := samples_note(groups, criterion.column):
         notes.append(differ)
@@ -75,7 +77,13 @@ def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1
         notes.append(
             f"Params sent of {', '.join(own)}: dense equivalents; what a method of yours compresses counts whole."
         )
-    return Table("Results", header, tuple(_result(group, criterion, window) for group in groups), " ".join(notes))
+    return Table("Results", header, tuple(_result(group, criterion, window, sent) for group in groups), " ".join(notes))
+
+
+def _sent(groups: Sequence[Group]) -> dict[str, str]:
+    """Return the record's columns of what was sent, with titles; bytes where a recipe's ``updates`` pack it."""
+    packs = any(group.recipe.get("updates") for group in groups)
+    return {"params": "Params sent", **({"bytes_up": "Bytes up"} if packs else {})}
 
 
 def _is_own(group: Group) -> bool:
@@ -84,7 +92,7 @@ def _is_own(group: Group) -> bool:
     return isinstance(algorithm, Mapping) and algorithm.get("factory") is not None
 
 
-def _result(group: Group, criterion: Criterion, window: int) -> tuple[str, ...]:
+def _result(group: Group, criterion: Criterion, window: int, sent: Iterable[str]) -> tuple[str, ...]:
     def over_runs(value: Callable[[Run], float], text: Format) -> str:
         return _cell(spread(value(run) for run in group.runs), text, len(group.runs))
 
@@ -97,7 +105,7 @@ def _result(group: Group, criterion: Criterion, window: int) -> tuple[str, ...]:
         _range([run.num_rounds for run in group.runs]),
         over_runs(lambda run: final(run, criterion.column, window), in_units),
         over_runs(lambda run: best(run, criterion, window), in_units),
-        over_runs(lambda run: final(run, "params"), count_text),
+        *(over_runs(partial(final, column=column), count_text) for column in sent),
         over_runs(lambda run: final(run, "gradients"), count_text),
         over_runs(lambda run: mean_seconds([run], "total"), seconds_text),
         _status(group),
@@ -108,22 +116,24 @@ def targets_table(
     groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int, note: str
 ) -> Table:
     """One row per target and group: rounds, parameters, gradients and seconds spent to reach the target."""
-    header = ("Method", "Target", "Rounds", "Params sent", "Gradients", "Time")
-    rows = [_reach_row(group, criterion, reach(group, criterion, goal, window)) for goal in targets for group in groups]
+    sent = _sent(groups)
+    header = ("Method", "Target", "Rounds", *sent.values(), "Gradients", "Time")
+    costs = ((group, reach(group, criterion, goal, window)) for goal in targets for group in groups)
+    rows = [_reach_row(group, criterion, cost, sent) for group, cost in costs]
     return Table("Cost to reach a target", header, tuple(rows), note)
 
 
-def _reach_row(group: Group, criterion: Criterion, cost: Reach) -> tuple[str, ...]:
+def _reach_row(group: Group, criterion: Criterion, cost: Reach, sent: Collection[str]) -> tuple[str, ...]:
     target = target_text(cost.target, criterion)
     if not cost.reached:
         ongoing = any(run.status == "unfinished" for run in group.runs)
         measured = any(np.isfinite(run.column(criterion.column)).any() for run in group.runs)
         said = "not reached yet" if ongoing else "not reached" if measured else "not measured"
-        return group.label, target, said, ABSENT, ABSENT, ABSENT
+        return group.label, target, said, *[ABSENT] * (len(sent) + 2)
     rounds = _cell(cost.rounds, rounds_text, cost.runs)
-    params = _cell(cost.params, count_text, cost.reached)
+    counts = [_cell(getattr(cost, column), count_text, cost.reached) for column in sent]
     gradients = _cell(cost.gradients, count_text, cost.reached)
-    return group.label, target, rounds, params, gradients, _cell(cost.seconds, seconds_text, cost.reached)
+    return group.label, target, rounds, *counts, gradients, _cell(cost.seconds, seconds_text, cost.reached)
 
 
 def differences_table(
