@@ -17,9 +17,9 @@ KEY = re.compile(r"key (\S+:\S+)")
 
 
 def sign(folder: Path, key: Path) -> str:
-    """Sign the certificate of a run folder with a private SSH key, or by its public half with an agent; return the key.
+    """Sign a run folder's certificate with an SSH key, private, or public if an agent holds it; return the key as text.
 
-    A passphrase is asked for on the terminal.
+    ssh-keygen asks for a passphrase on the terminal.
 
     Raises:
         InputError: there is no ssh-keygen, or it refuses the key.

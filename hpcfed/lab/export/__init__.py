@@ -27,13 +27,13 @@ def export(
 ) -> tuple[Path, Path, Path]:
     """Write a run's evaluated model, the preparation of its input, and a model card; return the three paths.
 
-    A card that was written of other formats of the same model lists all of them.
+    A card that exists for other formats of the same model then lists all formats.
 
     Args:
         run: the run folder.
         kind: a name of `FORMATS`.
         output: the model's file; default: the run's name, the site's, and the format's ending, in the working folder.
-        site: name or number of a client, whose private parts the model then has.
+        site: name or number of the client whose private parts the model gets.
         data: present path of its federation file, if that has moved.
         accept_code: whether the model may be built by code that has changed since the run.
         overwrite: whether to replace files that exist.

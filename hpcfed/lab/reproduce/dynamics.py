@@ -158,7 +158,7 @@ def nonconvex_constant(alpha: float, smoothness: float, share: float) -> float:
 
 
 def at_most(smaller: np.ndarray, larger: np.ndarray) -> np.ndarray:
-    """Return where one is at most the other, up to rounding."""
+    """Return where smaller ≤ larger up to rounding, bool."""
     held: np.ndarray = smaller <= larger * (1 + SLACK)
     return held
 

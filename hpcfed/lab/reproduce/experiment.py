@@ -175,7 +175,7 @@ class Measure(Section):
         intervals: whether ± is the 95 % confidence interval of the mean over seeds, instead of their deviation.
         figures: columns of the record to draw against rounds, one figure per case.
         cells: the column in the heat maps of two grids; default: the measured one.
-        choice: whose choice of a grid's values the cases have: the paper's, or, where that states none, its code's.
+        choice: where the cases' values of a grid come from: the paper, or its code if the paper states none.
     """
 
     kind: Literal[

@@ -31,8 +31,8 @@ class SettingRuns:
     Attributes:
         setting: the method, case and point.
         title: of the method.
-        runs: run by the place of its seed among the experiment's.
-        others: by the same, how the run there differs from the experiment's, of those left out.
+        runs: index of the seed → run.
+        others: index of the seed → how a run that is left out differs from the experiment's.
     """
 
     setting: Setting
@@ -63,7 +63,7 @@ class TargetCost:
     Attributes:
         rounds, params, gradients: over the runs that reached it; None if none did.
         arrived, runs: number of runs that reached it, and of all runs.
-        is_known: whether the target of any run is known: one that another method sets waits for its runs.
+        is_known: whether any run's target is known; a target that another method sets needs that method's runs.
     """
 
     rounds: Spread | None
@@ -261,6 +261,6 @@ def rounds_apart(settings: Iterable[SettingRuns], column: str) -> int:
 
 
 def last_rounds(experiment: Experiment, settings: Iterable[SettingRuns], column: str) -> int:
-    """Return the number of rounds in which the last evaluations of a column lie that are averaged."""
+    """Return the number of rounds that the averaged last evaluations of a column span."""
     last = experiment.measure.last
     return 1 if last == 1 else last * rounds_apart(settings, column)

@@ -92,7 +92,7 @@ class ReproduceSession:
         """Make the federations of all cases, on rank 0 only; return the experiment with the cases that succeeded.
 
         Raises:
-            InputError: none did; or, where the table is of all, one did not.
+            InputError: no case succeeded; or one did not, and the experiment needs all (``measure.kind: sites``).
         """
         kept, refused = [], []
         of_sites = experiment.measure.kind == "sites"

@@ -87,7 +87,7 @@ def check_sites(experiment: Experiment, places: Places) -> None:
     """Check that the prepared data have the test sets which models are measured on.
 
     Raises:
-        InputError: they have not.
+        InputError: they lack some.
     """
     with _federations(experiment, places):
         pass

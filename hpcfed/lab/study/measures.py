@@ -58,7 +58,7 @@ class StudyMetric:
 
     @property
     def without_direction(self) -> str:
-        """The reason for which nothing is chosen by it, "" if its direction is known."""
+        """Why nothing can be chosen by it, "" if its better direction is known."""
         known = self.larger_is_better is not None
         return "" if known else f"{self.title} has no direction (better: {' or '.join(DIRECTIONS)})"
 

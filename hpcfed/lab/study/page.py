@@ -91,7 +91,7 @@ def _full_title(chapter: StudyChapter, table: Table) -> str:
 
 
 def without_results(view: View) -> list[str]:
-    """Return a line on each arm of which runs are missing: means are over the others; and on updates left out."""
+    """Return a line for each arm with missing runs, whose means are over the others, and a line on updates left out."""
     found = []
     for arm in view.study.arms:
         there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]

@@ -1,8 +1,8 @@
 """The files of a study's results: written whole, and removed by a later call whose results have no such file.
 
 ``tables/.written`` and ``figures/.written`` list the files beside them with the SHA-256 hash of their content, as
-``sha256sum`` does. A call removes what a list names, its own does not, and nobody has changed since: no other file is
-ever removed.
+``sha256sum`` does. A call removes the files of an earlier list that its own does not name and whose content is
+unchanged, and no others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONG_AGO = 3600.0
 def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
     """Write files, path in the study's folder → content; remove tables and figures of earlier calls not among them.
 
-    A call that is killed leaves a list of both, so that the next one knows all of them.
+    A killed call leaves a list of both the old and the new files, so that the next call knows all of them.
 
     Raises:
         EnvironmentFailure: the disk refuses.

@@ -1,4 +1,4 @@
-"""A recorded run entered before a round: from the nearest kept state, by computing the rounds in between."""
+"""A recorded run rewound to the beginning of a round: from the nearest kept state, rounds in between computed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hpcfed.simulation import Simulation
 
 @dataclass(frozen=True)
 class RewoundRun:
-    """A simulation after the round before the one asked for.
+    """A recorded run's simulation at the beginning of a round.
 
     Attributes:
         parts, simulation: of the run, in a world of one.
         start: round of the kept state it began from; 0: the initial model.
-        parted: first round computed on the way whose hash is not the recorded one; None if all are.
+        parted: first round computed on the way whose hash differs from the recorded one; None if all agree.
     """
 
     parts: Parts

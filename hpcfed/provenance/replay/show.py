@@ -58,7 +58,7 @@ def check_picture(path: Path | None) -> None:
     """Refuse a picture of an unknown type.
 
     Raises:
-        InputError: it is.
+        InputError: the file's suffix is no picture's.
     """
     if path is not None and path.suffix not in FIGURE_TYPES:
         got = path.suffix or "no ending"

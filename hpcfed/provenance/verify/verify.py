@@ -1,4 +1,4 @@
-"""``hpcfed verify``: whether a run folder is what it says, by its files and by its rounds computed again."""
+"""``hpcfed verify``: a run folder compared with its certificate, its rounds with those that this machine computes."""
 
 from __future__ import annotations
 
