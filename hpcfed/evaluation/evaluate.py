@@ -55,7 +55,7 @@ class Evaluator:
         outputs: shape of the model's output for a sample.
         private: the clients' private parts, if they have any.
         counted: (N,) bool, clients whose data count in scores; all by default.
-        present: (N,) bool, clients whose data are in the model, for ``statistics: training``; all by default.
+        present: (N,) bool, clients that the model was trained on, for ``statistics: training``; all by default.
         sized_for: the device whose rule says which clients are measured in tiles; default: the model's.
     """
 

@@ -171,8 +171,8 @@ class Measures:
         return found
 
     def of_samples(self, samples: Samples, unit: int, out: np.ndarray) -> Tensor:
-        """Write sum and count of each of `sums` over a unit's samples into `out`, (S, 2); return on the host the
-        outputs, (n, …), if they are used.
+        """Write sum and count of each of `sums` over a unit's samples into `out`, (S, 2); return the outputs, (n, …),
+        on the host if a measure needs them.
 
         A device's sums are there only when `measuring` ends.
         """

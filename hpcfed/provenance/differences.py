@@ -127,12 +127,14 @@ def largest(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> float:
 
 
 def tolerance_from(changed: float, dtype: str) -> float:
-    """Return the tolerance of single rounds, from the relative difference that the last bits of the model make."""
+    """Return the tolerance of single rounds, from the relative difference that changed last bits of the model have
+    caused.
+    """
     return min(TOLERANCE[dtype], MARGIN * max(changed, EPSILON[dtype]))
 
 
 def of_drawn_model(tolerance: float, dtype: str) -> float:
-    """Return the tolerance of a round that begins with an initial model of other last bits, drawn in float32."""
+    """Return the tolerance of a round whose initial model, drawn in float32, has other last bits."""
     return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
 
 

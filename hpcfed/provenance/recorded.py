@@ -72,8 +72,8 @@ class RecordedRun:
 def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
     """Return the recipe of a run folder with the current paths of data and user's code, on a device of this machine.
 
-    A schedule or weights file that is not where the recipe names it is found by its name and content, beside the
-    federation file, in the run folder, beside it, or in the folder of the code.
+    A schedule or weights file that has moved is looked for by name and content: beside the federation file, in the run
+    folder and beside it, and in the folder of the code.
 
     Raises:
         InputError: it is no run folder, or its recipe cannot be read, or a file that it names is not the run's.

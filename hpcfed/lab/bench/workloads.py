@@ -37,7 +37,7 @@ class Workload:
         tests: samples of the test set.
         evaluate_every: rounds from one evaluation on it to the next; 0: none.
         whole: rounds of the whole experiment, where it is a published one.
-        tokens: whether samples are tokens, as many kinds as labels.
+        tokens: whether samples are tokens, of as many kinds as there are labels.
         written: the same network as people write it: description → factory.
     """
 

@@ -61,7 +61,7 @@ class Problem:
         """Read the clients of a federation with one real target.
 
         Raises:
-            InputError: it has others.
+            InputError: the targets are not one real number a sample.
         """
         with Federation.open(path) as federation:
             if federation.task != "regression":

@@ -91,7 +91,7 @@ class ForestPanel:
 
 @dataclass(frozen=True)
 class Forest:
-    """The rows of forest plots: their titles, which are methods rather than baselines, and which one the reference.
+    """The rows of forest plots: their titles, whether each is a method or a baseline, and which is the reference.
 
     `over` says what the intervals are over: ``splits``, or ``sites`` where each split leaves one site out.
     """

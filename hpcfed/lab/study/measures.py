@@ -40,7 +40,8 @@ class StudyMetric:
     Attributes:
         name: in the recipe and in files.
         larger_is_better: None if unknown.
-        best_by_one_class: whether a model that always says the only class of some samples has its best value on them.
+        best_by_one_class: whether a model that always predicts one class has the best value on samples of that class
+            alone.
         undefined: when it has no value, "" if it always has one.
         is_percentage: whether it is written in percent.
     """

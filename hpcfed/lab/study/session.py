@@ -124,7 +124,7 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
     Raises:
         InputError: a model of the runs cannot be read.
         EnvironmentFailure: the disk refuses.
-        Stopped: it has been asked to stop; the page of `write_study` is there.
+        Stopped: it has been asked to stop; the page of `write_study` remains.
     """
     from hpcfed.lab.study.bootstrap import resample
 

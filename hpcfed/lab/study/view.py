@@ -3,9 +3,9 @@
 Values of a split are means over its seeds; intervals are of the mean over splits (`hpcfed.lab.study.statistics`). Where
 each split leaves one site out, a site has one value, and intervals are those of the mean over sites.
 
-Means of sites are over complete cases: the sites of which every split tests on both classes, and on which the metric is
-defined in all splits and rows. Otherwise methods would be compared on different sites. Complete cases favour large
-sites, so the value of all test samples together stands beside the mean.
+Means of sites are over complete cases, sites that have both classes among every split's test samples and on which the
+metric is defined in all splits and rows. Otherwise methods would be compared on different sites. Complete cases favour
+large sites, so the value of all test samples together stands beside the mean.
 """
 
 from __future__ import annotations

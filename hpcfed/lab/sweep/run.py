@@ -251,7 +251,7 @@ class SweepProgress:
             self._say(line)
 
     def show(self, run: str = "", *, now: bool = False, if_changed: bool = False) -> None:
-        """Print how many runs are done, how they ended, the estimated time left, and `run`, the line of a run."""
+        """Print how many runs are done, how they ended, the estimated time left, and a line `run` on one of them."""
         if not self.speaks or (not now and time.monotonic() - self._spoke < QUIET_SECONDS):
             return
         self._spoke = time.monotonic()

@@ -58,12 +58,12 @@ def render(
 
 
 def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -> tuple[str, dict[str, bytes]]:
-    """Return a bar for each client as ``svg`` and as files: Shapley values, else leave-one-out, with intervals.
+    """Draw a bar a client, its Shapley value or else leave-one-out, with intervals; return the ``svg`` and the files.
 
     Args:
         clients: the contributions.
         column: of the score.
-        over: values that means and intervals are over, ``5 seeds``.
+        over: what means and intervals are taken over, ``5 seeds``.
         has_shapley: whether there are Shapley values.
     """
     key, title = ("shapley", "Shapley value") if has_shapley else ("left_out", "leave-one-out value")

@@ -42,7 +42,7 @@ def all_subsets(num_clients: int) -> list[Subset]:
 
 
 def without_one(num_clients: int) -> list[Subset]:
-    """Return all clients together, and all but each."""
+    """Return the subset of all clients, and the N subsets that leave one out."""
     every = frozenset(range(num_clients))
     return [every, *(every - {k} for k in range(num_clients))]
 

@@ -34,7 +34,7 @@ class RewoundRun:
 
 
 def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda text: None) -> RewoundRun:
-    """Return the simulation of a run in its state before a round, counted from 1; `say` prints progress.
+    """Rewind a run to the beginning of a round, counted from 1; `say` prints progress.
 
     Raises:
         InputError: the round is not recorded, its code is not at hand, or its checkpoint is damaged or of other states.

@@ -51,8 +51,8 @@ class Again:
     """A recorded run's simulation, for the rounds of one version of its code. Called on every rank.
 
     Args:
-        run: as it is recorded.
-        code: of these rounds.
+        run: the recorded run.
+        code: the version, with its rounds.
         world: the ranks.
 
     Attributes:
