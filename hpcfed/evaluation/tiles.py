@@ -146,12 +146,6 @@ def tiles_for(model: FlatModel, batch_size: int, sized_for: torch.device | None 
     return None if layers is None else ClientTiles(model, layers, batch_size, sized_for)
 
 
-def _slot_rows(sizes: np.ndarray) -> np.ndarray:
-    """Return the rows B of the slot of clients with so many samples, (C,)."""
-    exponents = np.frexp(np.maximum(sizes, 1) - 0.5)[1]  # 2^(e − 1) < n ≤ 2^e
-    return np.maximum(LEAST_ROWS, 1 << exponents.astype(np.int64))
-
-
 def _of(slots: int, layer: Layer) -> Layer:
     """Return a layer of one client as that of R clients, in the same memory."""
     weight = layer.weight.expand(slots, -1, -1)

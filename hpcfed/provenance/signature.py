@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.io.atomic import write_whole
+from hpcfed.errors import InputError
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE
 
 NAMESPACE = "hpcfed"
@@ -30,10 +30,8 @@ def sign(folder: Path, key: Path) -> str:
     if signed.returncode or not signed.stdout:
         got = _words(signed) or f"exit code {signed.returncode}"
         raise InputError("the certificate was not signed", where=str(key), got=got, remedy="name a private SSH key")
-    try:
+    with writing(folder / SIGNATURE):
         write_whole(folder / SIGNATURE, signed.stdout)
-    except OSError as error:
-        raise EnvironmentFailure("cannot be written", where=str(folder / SIGNATURE), got=str(error)) from error
     return checked(folder, None)[1]
 
 

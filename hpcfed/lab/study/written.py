@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hpcfed.errors import EnvironmentFailure
-from hpcfed.io.atomic import write_whole
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.io.text import read_text
 from hpcfed.lab.study.plan import FIGURES, TABLES
 
@@ -34,7 +33,7 @@ def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
     places = [folder / name for name in (TABLES, FIGURES)]
     own = [{Path(name).name: _hash(text) for name, text in files.items() if Path(name).parent.name == place.name}
            for place in places]  # fmt: skip
-    try:
+    with writing(folder):
         before = [set(_listed(place / LIST)) for place in places]
         for place, old, names in zip(places, before, own, strict=True):
             if old or names:
@@ -57,8 +56,6 @@ def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
             if old or names:
                 write_whole(place / LIST, _text(_entries(names)))
                 _remove_remains(place, {LIST, *names, *(name for _, name in old)}, now)
-    except OSError as error:
-        raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or str(error)) from None
 
 
 def _entries(names: Mapping[str, str]) -> set[tuple[str, str]]:

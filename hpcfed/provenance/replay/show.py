@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.data.picture import FIGURE_TYPES
-from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.io.atomic import write_whole
+from hpcfed.errors import InputError
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.io.figure import rendered
 from hpcfed.provenance.replay.replay import Replay
 
@@ -82,7 +82,5 @@ def draw(replay: Replay, path: Path) -> None:
         axis.set_title(label)
     figure.suptitle(f"round {replay.round}, client {replay.client} ({replay.name})")
     content = rendered(figure, path.suffix[1:])
-    try:
+    with writing(path):
         write_whole(path, content)
-    except OSError as error:
-        raise EnvironmentFailure("cannot be written", where=str(path), got=str(error)) from error

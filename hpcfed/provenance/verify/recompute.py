@@ -163,10 +163,10 @@ class Again:
         summary = None if clients is None else clients.summary()
         return {**scores, "clients": summary}, clients
 
-    def perturb(self, seed: int = 0) -> None:
+    def perturb(self) -> None:
         """Change the last bit of each entry of the model, up or down."""
         w = self._simulation.w
-        up = torch.from_numpy(np.random.default_rng(seed).random(w.shape) < 0.5)
+        up = torch.from_numpy(np.random.default_rng(0).random(w.shape) < 0.5)
         infinity = torch.full_like(w, torch.inf)
         moved = torch.nextafter(w, torch.where(up, infinity, -infinity))
         self._simulation.w = torch.where(w == 0, w, moved)
