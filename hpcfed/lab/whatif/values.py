@@ -15,13 +15,14 @@ from hpcfed.assembly import assemble
 from hpcfed.errors import counted
 from hpcfed.io.atomic import write_whole, writing
 from hpcfed.lab.frame import as_csv, clients_table
+from hpcfed.lab.report.page import rendered
 from hpcfed.lab.sweep.claims import Claims
 from hpcfed.lab.sweep.report import RankedSweep
 from hpcfed.lab.sweep.run import run_states
 from hpcfed.lab.sweep.select import Row
 from hpcfed.lab.sweep.table import read_results
 from hpcfed.lab.whatif.coalitions import Coalitions, rounds_of
-from hpcfed.lab.whatif.page import draw, render
+from hpcfed.lab.whatif.figure import draw
 from hpcfed.lab.whatif.shapley import (
     ContributionEstimate,
     Subset,
@@ -225,7 +226,8 @@ def write_contributions(found: CoalitionValues) -> Path:
             write_whole(folder / FIGURES / name, content)
         head, rows = table(found)
         about = {"run": str(own.base.folder), "federation": str(own.base.recipe.data), "seeds": ", ".join(own.seeds)}
-        write_whole(folder / PAGE, render(own.base.recipe.name, about, head, rows, found.notes, figure))
+        content = {"name": own.base.recipe.name, "about": about, "head": head, "rows": rows, "notes": found.notes}
+        write_whole(folder / PAGE, rendered("contributions.html.j2", "lab/whatif", **content, figure=figure))
     return folder / PAGE
 
 
