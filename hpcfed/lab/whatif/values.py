@@ -226,8 +226,8 @@ def write_contributions(found: CoalitionValues) -> Path:
             write_whole(folder / FIGURES / name, content)
         head, rows = table(found)
         about = {"run": str(own.base.folder), "federation": str(own.base.recipe.data), "seeds": ", ".join(own.seeds)}
-        content = {"name": own.base.recipe.name, "about": about, "head": head, "rows": rows, "notes": found.notes}
-        write_whole(folder / PAGE, rendered("contributions.html.j2", "lab/whatif", **content, figure=figure))
+        facts = {"name": own.base.recipe.name, "about": about, "head": head, "rows": rows, "notes": found.notes}
+        write_whole(folder / PAGE, rendered("contributions.html.j2", "lab/whatif", **facts, figure=figure))
     return folder / PAGE
 
 
