@@ -164,6 +164,9 @@ class Training:
             info = ClientInfo(client, sizes[row], self._parts.cohorts.mean_size)
             state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             own = private_part(state)
+            if self._parts.chain.updates:
+                context = RoundContext(plan.round, plan.lr, info, seed=self._parts.seed)
+                samples = self._parts.chain.samples(samples, context, federation.num_classes)
             loss = self._parts.loss_of(client, plan.w, samples, own) if method.loss_at_w else None
             about = plan.round, plan.lr, info, plan.alike, loss, self._parts.seed
             tilt = method.tilt(plan.w, plan.shared, state, RoundContext(*about, Purpose.TILT, count))

@@ -40,7 +40,8 @@ def _resolve(recipe: Recipe) -> Recipe:
     own_step(recipe.local, recipe.python_path)
     with Federation.open(recipe.data) as federation:
         recipe = _with_numbers(recipe, federation)
-        updates.check(recipe, chain, method, federation.num_clients)
+        num_classes = None if federation.target_shape else federation.num_classes
+        updates.check(recipe, chain, method, federation.num_clients, num_classes)
         if recipe.bits == "portable":
             check_portable(asked, federation.task)
             recipe = recipe.model_copy(update={"device": "cpu"})  # auto would take a GPU where there is one

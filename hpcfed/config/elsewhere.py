@@ -31,6 +31,7 @@ _PLACES = {
     "local.steps": "iterations localiterations localsteps numsteps",
     "local.weight_decay": "l2 wd",
     "loss": "criterion lossfn lossfunction",
+    "means": "aggregation aggregator byzantine geometricmedian krum median robust robustaggregation trimmedmean",
     "model": "architecture net network",
     "observers": "logger loggers mlflow tensorboard wandb",
     "output": "logdir outdir savedir",

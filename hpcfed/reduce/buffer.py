@@ -33,12 +33,13 @@ from hpcfed.ranks.world import World
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
 from hpcfed.reduce.finite import Unread, check_own, failures, unread
+from hpcfed.reduce.kept import KeptVectors
 from hpcfed.reduce.memory import HOST, SumMemory, Totals
 from hpcfed.reduce.rows import Number, Numbers, Words, read_together, rows_of
 from hpcfed.reduce.slots import DONE, FAILED, RANK_SLOT, SKIPPED, Sums, client_slot
 from hpcfed.reduce.units import Units
 from hpcfed.reduce.update_hash import hash_of_update
-from hpcfed.types import DELTA, State
+from hpcfed.types import DELTA, MOVED, State
 
 KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """By the recipe's ``reduction``."""
@@ -84,8 +85,10 @@ class RoundBuffer:
         home: where the sums over ranks are wanted: the host, or the device, on all ranks alike.
         mixed: whether some ranks have a GPU, and others none; then `home` is the host, and nothing `sum_on_device`.
         graphs: records the adding of tiles on a device, in exact sums.
+        keeps_vectors: whether updates are kept beside their sum, for a robust mean.
 
     Attributes:
+        kept: those of the open round; None where none are.
         is_torn: whether an update was added in part: the round cannot go on.
         seconds: what this rank has spent on the open round: in `add` (``pack``), in the Allreduce, waiting for other
             ranks included (``allreduce``), and on turning its result into float64 (``unpack``).
@@ -107,7 +110,9 @@ class RoundBuffer:
         home: torch.device = HOST,
         mixed: bool = False,
         graphs: Graphs | None = None,
+        keeps_vectors: bool = False,
     ):
+        self.kept = KeptVectors(world) if keeps_vectors else None
         self._hashes_updates, self._watched = hashes_updates, watched
         self._to_check: frozenset[int] = frozenset()
         self._num_entries, self._others = num_entries, others or {}
@@ -159,6 +164,8 @@ class RoundBuffer:
         self._waiting.clear()
         self._unread.clear()
         self._own_parts.clear()
+        if self.kept is not None:
+            self.kept.begin([name for name in units if name not in self._others and name != MOVED])
         self.is_torn, self._failure = False, None
         self.seconds = self._memory.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
 
@@ -256,6 +263,7 @@ class RoundBuffer:
             ]
             self._fill([report], [(_several(squared), _several(largest)) for squared, largest in added])
         self._hash(place, vectors, own_scalars)
+        self._keep(place, vectors, factor)
         self._status[place] = DONE
         self.is_torn = False
         self.seconds["pack"] += time.perf_counter() - started
@@ -280,11 +288,18 @@ class RoundBuffer:
                 own_scalars = [float(scalars[name]) for name in self._scalars]
                 self._waiting.append(_Report(place, weight, factor, loss_sum, steps, own_scalars))
                 self._hash(place, {DELTA: delta}, own_scalars)
+                self._keep(place, {DELTA: delta}, factor)
             if len(self._waiting) == self._at_once:
                 self._add_waiting()
             self._status[[update.place for update in some]] = DONE
         self.is_torn = False
         self.seconds["pack"] += time.perf_counter() - started
+
+    def _keep(self, place: int, vectors: Mapping[str, Tensor], factor: float) -> None:
+        """Keep an update where it is wanted, Δ_i as its sum has it."""
+        if self.kept is not None:
+            for name, vector in vectors.items():
+                self.kept.keep(place, name, vector, factor if name == DELTA else 1.0)
 
     def _hash(self, place: int, vectors: Mapping[str, Tensor], scalars: Sequence[float]) -> None:
         """Write the hash of an update where it is wanted."""
