@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 from torch import Tensor
 
+from hpcfed.algorithms._base import ClientRule
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.batched.tiles import cut
 from hpcfed.client.private_parts import private_part
@@ -30,6 +32,8 @@ from hpcfed.rng import Purpose
 from hpcfed.types import DELTA, ClientInfo, RoundContext, State
 
 log = logging.getLogger("hpcfed")
+About = tuple[int, float, ClientInfo, bool, float | None, int]
+"""The first fields of a `RoundContext`."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ class Training:
             members.append((about, state))
         names = self._parts.method.reported(plan.alike)
         joined: list[tuple[TileUpdate, int, State | None]] = []
+        personal = self._personal(plan, members, tasks)
         # lazy: a client may be trained when its result is asked for
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
         # All Δs of a tile are valid until the next tile.
@@ -183,11 +188,13 @@ class Training:
             client, place = clients[row], places[row]
             effective_steps = plan.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
+            known = replace(known, personal=personal[row]) if personal else known
             update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT, count))
             vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
-            if local.own:
+            own = {**local.own, "personal parameters": personal[row]} if personal else local.own
+            if own:
                 where = partial(self._where, plan.round, client)
-                buffer.check_own(place, local.own, where, at_once=self._parts.skips_bad)
+                buffer.check_own(place, own, where, at_once=self._parts.skips_bad)
             if local.buffers:
                 vectors = {**vectors, **self._averaged.changes(local.buffers)}
                 scalars = {**scalars, **self._averaged.counts(local.buffers)}
@@ -217,6 +224,20 @@ class Training:
                 states[client] = next_state
         buffer.add_tile([update for update, _, _ in joined])
         states |= {client: state for _, client, state in joined if state is not None}
+
+    def _personal(self, plan: RoundPlan, members: Sequence[tuple[About, State]], tasks: Sequence[Task]) -> list[Tensor]:
+        """Return the last iterates of second solves, (d,) each, of methods with a personal model; else none."""
+        method, count = self._parts.method.local, self._parts.model.num_parameters
+        if not getattr(method, "trains_personal", False):
+            return []
+        tilts = (
+            cast("ClientRule", method).personal(
+                plan.w, plan.shared, state, RoundContext(*about, Purpose.PERSONAL, count)
+            )
+            for about, state in members
+        )
+        second = [replace(task, tilt=tilt, guessed=0.0) for task, tilt in zip(tasks, tilts, strict=True)]
+        return [plan.w - local.delta for local in self._parts.engine.solve(plan.w, second, plan.round)]
 
     def _where(self, round: int, client: int) -> str:
         world = self._parts.world

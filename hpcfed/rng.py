@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     SENTINEL = 18
     UPDATES = 19
     MEANS = 20
+    PERSONAL = 24
 
 
 class _Key(ISeedSequence):

@@ -262,6 +262,7 @@ def _engine(
         draws=_draws(recipe),
         elsewhere=method.local.evaluates_elsewhere,
         own_step=own_step(recipe.local, recipe.python_path),
+        private_first=recipe.parameters.private_first or 0,
         arithmetic=arithmetic_of(recipe.bits),
         sized_for=sized_for,
     )

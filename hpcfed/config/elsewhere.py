@@ -9,6 +9,7 @@ METHODS = {
     "fedsgd": "one gradient a round is dsgd",
     "sgd": "one gradient a round is dsgd, several local steps are fedavg",
     "fedbn": 'FedBN goes with any method: parameters.private=["*bn*"]',
+    "fedrep": 'FedRep is fedavg with parameters={private: ["head.*"], private_first: 5}',
     "fedper": 'private layers go with any method: parameters.private=["head.*"]',
     "gel": "GeL goes with any method but dsgd: guess=remaining, with local.momentum, Adam or Yogi",
 }
@@ -31,7 +32,7 @@ _PLACES = {
     "local.steps": "iterations localiterations localsteps numsteps",
     "local.weight_decay": "l2 wd",
     "loss": "criterion lossfn lossfunction",
-    "means": "aggregation aggregator byzantine geometricmedian krum median robust robustaggregation trimmedmean",
+    "means": "byzantine geometricmedian krum median robust robustaggregation trimmedmean",
     "model": "architecture net network",
     "observers": "logger loggers mlflow tensorboard wandb",
     "output": "logdir outdir savedir",

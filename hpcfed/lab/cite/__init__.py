@@ -19,6 +19,7 @@ FEDAVG, FEDPROX = "mcmahan2017communication", "li2020federated"
 ADAPTIVE, LEAF = "reddi2021adaptive", "caldas2018leaf"
 NIID_BENCH = "li2022federated"
 PRIVATE_PARTS, SILOBN = ("li2021fedbn", "arivazhagan2019personalization"), "andreux2020siloed"
+FEDREP = "collins2021exploiting"
 OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
 MODELS = {
     "emnist-cnn": (ADAPTIVE,),
@@ -113,6 +114,8 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
     parameters = recipe.get("parameters") or {}
     if parameters.get("private"):
         yield "Private parameters", PRIVATE_PARTS
+    if parameters.get("private_first"):
+        yield "Private parameters trained first, FedRep", (FEDREP,)
     if parameters.get("buffers") == "private":
         yield "Private running statistics", (SILOBN,)
     model = recipe.get("model") or {}
