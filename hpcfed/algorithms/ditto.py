@@ -32,6 +32,7 @@ class PersonalModel(ClientRule):
 
     choice: ClassVar[str | None] = "ditto"
     stateful: ClassVar[bool] = True
+    carried: ClassVar[frozenset[str]] = frozenset()
     trains_personal: ClassVar[bool] = True
 
     mu: float = Field(ge=0)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfed.types import State
-from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors, zeros
+from hpcfed.updates._base import LESSENS, NORMS, PartContext, Sent, UpdatePart, Vectors, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Attack(UpdatePart):
     """Clients that send something else."""
 
-    keeps: ClassVar[frozenset[str]] = frozenset({NORMS})
+    keeps: ClassVar[frozenset[str]] = LESSENS | {NORMS}
 
     clients: list[int] = Field(default_factory=list)
     fraction: float = Field(0.0, ge=0, le=1)

@@ -59,7 +59,7 @@ def measured(data: Path, rounds: int, seeds: int, **lists: list[Any]) -> tuple[f
 
 def tables(data: Path, rounds: int, seeds: int) -> Iterator[str]:
     """Yield the lines of both tables."""
-    yield from ("| `updates` | accuracy | MB up | √(mean ‖Δ_i‖²) |", "|---|---|---|---|")
+    yield from ("| updates | accuracy | MB up | √(mean ‖Δ_i‖²) |", "|---|---|---|---|")
     for name, parts in SENT.items():
         accuracy, sent, norm = measured(data, rounds, seeds, updates=parts)
         yield f"| {name} | {100 * accuracy:.1f} % | {sent / 1e6:.1f} | {norm:.2f} |"
