@@ -52,6 +52,7 @@ class RoundPlan:
         w: the server's model, (d,) in the run's dtype on the device.
         shared: the method's shared state, likewise.
         touched: (N,) bool, clients that have a state of their own; the others' are the initial one.
+        dropped: (S,) bool, members that drop out before they send; None without secure aggregation.
     """
 
     round: int
@@ -66,6 +67,7 @@ class RoundPlan:
     w: Tensor
     shared: State
     touched: np.ndarray
+    dropped: np.ndarray | None = None
 
 
 class Training:
@@ -120,6 +122,10 @@ class Training:
     def _train(self, plan: RoundPlan, arriving: frozenset[int], states: dict[int, State]) -> HpcfedError | None:
         clients, steps = plan.cohort.clients.tolist(), plan.cohort.steps.tolist()
         mine = [place for place, rank in enumerate(plan.ranks) if rank == self._parts.world.rank]
+        if plan.dropped is not None:
+            for place in (place for place in mine if plan.dropped[place]):
+                self._buffer.skip(place)
+            mine = [place for place in mine if not plan.dropped[place]]
         # Clients whose state is still on its way come last; those of equal steps end together.
         mine.sort(key=lambda place: (clients[place] in arriving, -steps[place]))
         tiles = deque(self._tiles(plan, mine))

@@ -42,6 +42,8 @@ class Purpose(IntEnum):
     UPDATES = 19
     MEANS = 20
     PERSONAL = 24
+    MASKS = 25
+    DROPOUTS = 26
 
 
 class _Key(ISeedSequence):

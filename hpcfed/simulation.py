@@ -113,6 +113,7 @@ class Simulation:
             mixed=parts.devices.are_mixed,
             graphs=parts.engine.graphs,
             keeps_vectors=parts.chain.robust is not None,
+            masked=parts.masks is not None,
         )
         self._squares = Squares(parts.engine.graphs)
         self._initial_buffers = self.buffers.state
@@ -169,12 +170,13 @@ class Simulation:
         if self._buffer.is_large:
             return_freed_memory()
         plan = self.plan(round)
-        if not len(plan.cohort.clients):
+        if not len(plan.cohort.clients) or self._are_too_few(plan):
             return self._empty_round(plan, requests, written)
         cohort, ranks = plan.cohort, plan.ranks
         vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
         counts = counts_of(vectors, cohort.counts, plan.factors)
-        units: Mapping[str, Units] = self.magnitudes.predict(counts)
+        masks = self._parts.masks
+        units: Mapping[str, Units] = self.magnitudes.predict(counts) if masks is None else masks.units(counts)
         checks = self._sentinel.draw(plan)
         sums, states, spent = self._attempt(plan, units, requests, written, checks)
         suspicions = self._compared(plan, checks, sums)
@@ -239,11 +241,17 @@ class Simulation:
             means=nothing,
             requests=Request(int(np.bitwise_or.reduce(ranks["requests"]))),
             written=int(ranks["written"].min()),
+            skipped=plan.cohort.clients.tolist(),
             seconds={"local": 0.0, "convert": 0.0, "wait": 0.0, "reduce": time.perf_counter() - started, "server": 0.0},
             state_hash=self._state_hash(),
             units={} if self._is_exact else None,
             never_drawn=self._never_drawn(),
         )
+
+    def _are_too_few(self, plan: RoundPlan) -> bool:
+        """Whether fewer clients are left than a secure aggregation opens a sum of."""
+        masks = self._parts.masks
+        return masks is not None and plan.dropped is not None and int((~plan.dropped).sum()) < masks.survivors
 
     def _never_drawn(self) -> int | None:
         """Return the number of clients whose private part is still the initial one; None without private parts."""
@@ -287,7 +295,11 @@ class Simulation:
         scalars = (*self._parts.method.local.scalars, *self.buffers.scalars)
         own = int(np.count_nonzero(np.equal(plan.ranks, self._world.rank)))
         watched = [check.place for check in checks]
-        self._buffer.open(units, len(plan.cohort.clients), scalars, own, watched)  # which may wait for other ranks
+        masks = None
+        if self._parts.masks is not None:
+            about = plan.cohort.clients.tolist(), plan.cohort.counts, plan.factors
+            masks = self._parts.masks.of_round(round, *about)
+        self._buffer.open(units, len(plan.cohort.clients), scalars, own, watched, masks)  # may wait for other ranks
         started = time.perf_counter()
         states, failure = self._training(plan)
         self._parts.watchdog.stage(f"round {round}: training, the device's last work")
@@ -322,6 +334,8 @@ class Simulation:
         self, units: Mapping[str, Units], counts: Mapping[str, np.ndarray], sums: Sums, round: int
     ) -> Mapping[str, Units] | None:
         """Return units that suit what the clients reported, where those that were used do not; else None."""
+        if self._parts.masks is not None:
+            return None
         if not self._is_exact:
             check_range(sums, counts, round, self._parts.reduction)
             return None
@@ -351,6 +365,7 @@ class Simulation:
             w=w,
             shared=shared,
             touched=self.touched,
+            dropped=None if self._parts.masks is None else self._parts.masks.dropped(round, len(cohort.clients)),
         )
 
     def _step(self, means: Means, plan: RoundPlan) -> ServerUpdate:

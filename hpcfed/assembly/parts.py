@@ -13,6 +13,7 @@ from hpcfed.algorithms.fednova import PerStep
 from hpcfed.arithmetic.operations import arithmetic_of
 from hpcfed.assembly.loss import build_loss, build_measured_loss
 from hpcfed.assembly.model import build_model, zeros
+from hpcfed.assembly.secure import masks_of
 from hpcfed.client.engine import ClientWork, trained_by, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private
 from hpcfed.client.solver import Engine, Stepping
@@ -116,7 +117,9 @@ def parts_of(
         sized_for=sized_for,
     )
     fine_tune, seed = recipe.evaluate.clients.fine_tune, recipe.seed.batches
-    arithmetic = arithmetic_of(recipe.bits)
+    arithmetic, masks = arithmetic_of(recipe.bits), masks_of(recipe, chain)
+    if masks is not None and device.type != "cpu":
+        raise InputError(f"secure_aggregation with device: {recipe.device}", expected="cpu", remedy="set device: cpu")
     parts = Parts(
         method=method,
         chain=chain,
@@ -137,7 +140,8 @@ def parts_of(
         watchdog=watchdog,
         reduction=recipe.reduction,
         hashes_updates=recipe.update_hashes,
-        sentinel=recipe.sentinel if repeats_bits else "off",
+        masks=masks,
+        sentinel=recipe.sentinel if repeats_bits and masks is None else "off",
         repeats_bits=repeats_bits,
         sum_on_device=device_sum(recipe.gpu_reduce, slot, world, mixed=devices.are_mixed),
         server_home=_server_home(recipe, model) if devices.are_alike else torch.device("cpu"),

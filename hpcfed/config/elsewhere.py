@@ -38,6 +38,7 @@ _PLACES = {
     "output": "logdir outdir savedir",
     "precision": "amp bf16 fp16 mixedprecision",
     "rounds": "communicationrounds commrounds globalrounds maxrounds",
+    "secure_aggregation": "masking masks secagg",
     "updates": "attack clipping compression compressor errorfeedback quantization sparsification",
     "stop.max_hours": "maxtime timelimit walltime",
     "stop.patience": "earlystopping",
