@@ -274,7 +274,8 @@ class RoundBuffer:
             ]
             self._fill([report], [(_several(squared), _several(largest)) for squared, largest in added])
         self._hash(place, vectors, own_scalars)
-        self._keep(place, vectors, factor)
+        if self.kept is not None:
+            self._keep(self.kept, place, vectors, factor)
         self._status[place] = DONE
         self.is_torn = False
         self.seconds["pack"] += time.perf_counter() - started
@@ -299,18 +300,19 @@ class RoundBuffer:
                 own_scalars = [float(scalars[name]) for name in self._scalars]
                 self._waiting.append(_Report(place, weight, factor, loss_sum, steps, own_scalars))
                 self._hash(place, {DELTA: delta}, own_scalars)
-                self._keep(place, {DELTA: delta}, factor)
+                if self.kept is not None:
+                    self._keep(self.kept, place, {DELTA: delta}, factor)
             if len(self._waiting) == self._at_once:
                 self._add_waiting()
             self._status[[update.place for update in some]] = DONE
         self.is_torn = False
         self.seconds["pack"] += time.perf_counter() - started
 
-    def _keep(self, place: int, vectors: Mapping[str, Tensor], factor: float) -> None:
-        """Keep an update where it is wanted, Δ_i as its sum has it."""
-        if self.kept is not None:
-            for name, vector in vectors.items():
-                self.kept.keep(place, name, vector, factor if name == DELTA else 1.0)
+    @staticmethod
+    def _keep(kept: KeptVectors, place: int, vectors: Mapping[str, Tensor], factor: float) -> None:
+        """Keep an update, Δ_i as its sum has it."""
+        for name, vector in vectors.items():
+            kept.keep(place, name, vector, factor if name == DELTA else 1.0)
 
     def _hash(self, place: int, vectors: Mapping[str, Tensor], scalars: Sequence[float]) -> None:
         """Write the hash of an update where it is wanted."""
