@@ -24,6 +24,7 @@ from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
 from hpcfed.ranks.platform.malloc import return_freed_memory
 from hpcfed.ranks.world import PATIENCE
+from hpcfed.reduce.bounded import BoundedMagnitudes
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.checks import check_range, check_repeated, check_same, check_sums
 from hpcfed.reduce.slots import DONE, SKIPPED, Sums
@@ -118,7 +119,11 @@ class Simulation:
         self._begin()
 
     def _begin(self) -> None:
-        self.magnitudes = Magnitudes(self._parts.model.vector.numel(), self._dtype, self.buffers.entries)
+        entries, privacy = self._parts.model.vector.numel(), self._parts.chain.privacy
+        self.magnitudes = Magnitudes(entries, self._dtype, self.buffers.entries)
+        if privacy is not None:
+            self.magnitudes = BoundedMagnitudes(entries, self._dtype, privacy.bound, self._parts.federation.num_clients)
+        self.touched[:] = privacy is not None and self._parts.method.local.stateful  # or it would tell who took part
         self._hashed: _Hashed | None = None
 
     @property
@@ -144,7 +149,6 @@ class Simulation:
         """Go back to before the first round."""
         self._server.begin()
         self._begin()
-        self.touched[:] = False
         self._parts.clients.forget([*self._parts.clients])
         self.buffers.restore(self._initial_buffers)
 
@@ -165,7 +169,7 @@ class Simulation:
             return_freed_memory()
         plan = self.plan(round)
         if not len(plan.cohort.clients):
-            return self._empty_round(plan, requests, written)
+            return self._round_without_clients(plan, requests, written)
         cohort, ranks = plan.cohort, plan.ranks
         vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
         counts = counts_of(vectors, cohort.counts, plan.factors)
@@ -209,7 +213,7 @@ class Simulation:
             written=int(sums.written.min()),
             seconds={**spent, "server": time.perf_counter() - reduced},
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
-            units={name: own[-1] for name, own in units.items()} if self._is_exact else None,
+            units=self._finest(units),
             state_hash=self._state_hash(),
             attempts=1 if better is None else 2,
             update_hashes=sums.update_hashes,
@@ -218,27 +222,47 @@ class Simulation:
             never_drawn=self._never_drawn(),
         )
 
-    def _empty_round(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
+    def _round_without_clients(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
         """Return a round without training: one Allreduce of the ranks' requests and hashes.
+
+        The model stays as it is; that of a private run takes a step along noise, as in any other round.
 
         Raises:
             EnvironmentFailure: the ranks' states differ.
+            Diverged: the model is not finite afterwards.
         """
         started = time.perf_counter()
         ranks = self._buffer.exchange(self._state_hash().value, requests=requests, written=written)
         check_same(ranks["hash"], plan.round, self._world)
-        self._server.stay()
-        nothing = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None)
+        means, update = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None), None
+        if self._parts.chain.privacy is None:
+            self._server.stay()
+        else:
+            means = self._parts.chain.after(replace(means, vectors=self._zeros(plan)), self._parts.seed)
+            means = replace(means, delta_sq=self._norm(means.delta) if DELTA in means.vectors else math.nan)
+            update = self._step(means, plan)
         return RoundResult(
             cohort=plan.cohort,
-            means=nothing,
+            means=replace(means, vectors={}),
+            vectors=tuple(means.vectors),
+            server_lr=None if update is None else update.server_lr,
+            metrics={} if update is None else update.metrics,
             requests=Request(int(np.bitwise_or.reduce(ranks["requests"]))),
             written=int(ranks["written"].min()),
             seconds={"local": 0.0, "convert": 0.0, "wait": 0.0, "reduce": time.perf_counter() - started, "server": 0.0},
             state_hash=self._state_hash(),
-            units={} if self._is_exact else None,
+            units=self._finest(self.magnitudes.predict(dict.fromkeys(means.vectors, np.empty(0)))),
             never_drawn=self._never_drawn(),
         )
+
+    def _zeros(self, plan: RoundPlan) -> Mapping[str, Tensor]:
+        """Return 0 for each vector that clients would report, (d,), where the server is."""
+        size, home = self._parts.model.vector.numel(), self._parts.server_home
+        names = self._parts.method.reported(plan.alike)
+        return {name: torch.zeros(size, dtype=torch.float64, device=home) for name in names}
+
+    def _finest(self, units: Mapping[str, Units]) -> Mapping[str, float] | None:
+        return {name: own[-1] for name, own in units.items()} if self._is_exact else None
 
     def _never_drawn(self) -> int | None:
         """Return the number of clients whose private part is still the initial one; None without private parts."""
@@ -317,7 +341,7 @@ class Simulation:
         self, units: Mapping[str, Units], counts: Mapping[str, np.ndarray], sums: Sums, round: int
     ) -> Mapping[str, Units] | None:
         """Return units that suit what the clients reported, where those that were used do not; else None."""
-        if not self._is_exact:
+        if not self._is_exact or self._parts.chain.privacy is not None:
             check_range(sums, counts, round, self._parts.reduction)
             return None
         entries = self.magnitudes.entries_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from hpcfed.algorithms.fednova import PerStep
 from hpcfed.arithmetic.operations import arithmetic_of
 from hpcfed.assembly.loss import build_loss, build_measured_loss
 from hpcfed.assembly.model import build_model, zeros
+from hpcfed.assembly.private import privacy_of
 from hpcfed.client.engine import ClientWork, trained_by, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private
 from hpcfed.client.solver import Engine, Stepping
@@ -42,8 +44,9 @@ from hpcfed.ranks.world import World
 from hpcfed.reduce.device import device_sum
 from hpcfed.server import LARGEST_ON_HOST
 from hpcfed.types import Method
-from hpcfed.updates._chain import Chain, layout_of, sending
+from hpcfed.updates._chain import Chain, sending
 from hpcfed.updates._checked import checked_parts
+from hpcfed.updates._layout import layout_of
 
 ONE_SAMPLE = "Expected more than 1 value per channel"
 """torch's words where BatchNorm is trained on one sample."""
@@ -57,6 +60,7 @@ def parts_of(
     devices: WorldDevices,
     watchdog: Watchdog,
     step_work: int | None,
+    key: bytes | None = None,
 ) -> tuple[Parts, Evaluator]:
     """Build the parts of this rank, on the device of its `slot`.
 
@@ -78,7 +82,9 @@ def parts_of(
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
-    chain = checked_parts(updates.build(recipe), model, recipe.seed.batches)
+    chain = updates.build(recipe)
+    chain = replace(chain, privacy=privacy_of(recipe, chain, federation, layout_of(model), key))
+    chain = checked_parts(chain, model, recipe.seed.batches)
     method = _method(recipe, model, chain)
     initial_w = model.vector.clone()
     _check_statistics(recipe, federation, model)

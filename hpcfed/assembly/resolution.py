@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcfed import algorithms, models, updates
 from hpcfed.algorithms._compatibility import check_combination, check_parts
+from hpcfed.assembly.private import private
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import check_metrics, check_stop
@@ -16,6 +17,7 @@ from hpcfed.models.images import image_shape
 from hpcfed.ranks.platform import onednn
 from hpcfed.run_folder.observers import check_observers
 from hpcfed.types import Method
+from hpcfed.updates._privacy import private_defaults
 
 
 def resolve(recipe: Recipe) -> Recipe:
@@ -32,6 +34,7 @@ def _resolve(recipe: Recipe) -> Recipe:
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     check_parts(method)
     spec = models.spec(recipe.model)
+    recipe = private_defaults(recipe)
     asked, local = recipe, _local_work(recipe, method, couples=recipe.loss.name == "cox")
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
     check_combination(recipe, method)
@@ -41,6 +44,8 @@ def _resolve(recipe: Recipe) -> Recipe:
     with Federation.open(recipe.data) as federation:
         recipe = _with_numbers(recipe, federation)
         updates.check(recipe, chain, method, federation.num_clients)
+        recipe = private(recipe, chain, method, federation)
+        chain = updates.build(recipe)
         if recipe.bits == "portable":
             check_portable(asked, federation.task)
             recipe = recipe.model_copy(update={"device": "cpu"})  # auto would take a GPU where there is one

@@ -43,6 +43,7 @@ from hpcfed.config.limits import (
 from hpcfed.config.metrics import ALWAYS_MEASURED, CLIENT_COLUMNS, METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
 from hpcfed.config.observer import Observer, Reference, named
 from hpcfed.config.parameters import Parameters
+from hpcfed.config.secret import A_SECRET, a_secret, read_secret
 from hpcfed.config.updates import ChainPart, parts_named
 
 LETTERS = r"A-Za-z0-9\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u02FF\u0370-\u037D\u037F-\u1FFF\u2C00-\u2FEF\u3041-\uD7FF"
@@ -438,7 +439,10 @@ class Recipe(Section):
     """The recipe of a run; docs/recipe.md explains its fields, the docstrings of sections theirs."""
 
     later: ClassVar[frozenset[str]] = frozenset(
-        {"parameters", "update_hashes", "bits", "deterministic", "sentinel", "updates", "means"}
+        {
+            *("parameters", "update_hashes", "bits", "deterministic", "sentinel", "updates", "means"),
+            *("secret_seed", "secret_commitment"),
+        }
     )
 
     name: str = Field(min_length=1, pattern=rf"^[{LETTERS}][{LETTERS}._ -]*$")
@@ -446,6 +450,10 @@ class Recipe(Section):
     seed: Annotated[Seeds, BeforeValidator(seed_for_all)] = Seeds()
     """Seed of all random streams, or one for each; `seeds: [0, 1, 2]` in its place runs each, in `<output>/seed-0`
     and so on."""
+    secret_seed: Annotated[Path | dict[str, str] | None, PlainValidator(a_secret), WithJsonSchema(A_SECRET)] = None
+    """Of private runs: a file of 32 random hexadecimal digits or more, or `{env: NAME}`; noise, cohorts and minibatches
+    are drawn from it (docs/privacy.md)."""
+    secret_commitment: str | None = None
     data: Path
     """The federation file."""
     data_content: str | None = None
@@ -552,6 +560,23 @@ class Recipe(Section):
         factories = self.algorithm.factory, *(part.factory for part in (*self.updates, *self.means))
         return [factory for factory in factories if factory is not None]
 
+    @property
+    def is_private(self) -> bool:
+        """Whether noise is added, so that a run has an ε, and withholds what is not noised."""
+        return any(part.name == "noise" and part.args.get("multiplier") != 0 for part in self.means)
+
+    @property
+    def secret(self) -> int | None:
+        """The secret seed; None without.
+
+        Raises:
+            InputError: it cannot be read, or is not the run's.
+        """
+        if self.secret_seed is None:
+            return None
+        seeds = " ".join(f"{name} {number}" for name, number in self.seed)
+        return read_secret(self.secret_seed, self.secret_commitment, f"{self.name} {seeds}")
+
     def balances(self, stateful: bool) -> bool:
         """Return whether cohorts are spread over ranks by work; `auto` balances only clients without a state."""
         has_state = stateful or self.parameters.keeps_private
@@ -576,6 +601,8 @@ class Recipe(Section):
             raise ValueError("'sentinel: off' beside 'deterministic: false': a client trained again has other bits")
         if self.precision != "float32" and self.dtype != "float32":
             raise ValueError("'dtype: float32' beside 'precision'")
+        if self.secret_seed is not None and not self.is_private:
+            raise ValueError("'noise' in 'means' beside 'secret_seed', which private runs alone have")
         if self.evaluate.every == 0 and self.stop.by_scores:
             raise ValueError("'evaluate.every' of at least 1 beside 'stop'")
         return self

@@ -28,7 +28,8 @@ from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
 from hpcfed.simulation import RoundResult
 from hpcfed.types import DELTA, MOVED, State
-from hpcfed.updates._chain import layout_of
+from hpcfed.updates._accounting import accountant
+from hpcfed.updates._layout import layout_of
 
 CHECK_SECONDS = 1.0
 """Least time between two looks at the record on disk: one takes as long as a hundredth of a small round."""
@@ -42,7 +43,8 @@ class Rows:
     averaged buffers once in each direction. Behind ``updates`` a vector counts as it is packed; where a method's own
     rule compresses, as a whole one. What only
     ``evaluate.model: client-average`` adds up is not sent: it follows from Δ.
-    ``gradients`` counts minibatch steps: one with SAM's radius, or of the user's own, counts once.
+    Those of a private run are of the expected cohort, and its gradients are not counted. ``gradients`` counts minibatch
+    steps: one with SAM's radius, or of the user's own, counts once.
 
     Args:
         parts: the simulation's, for its method and model.
@@ -59,6 +61,8 @@ class Rows:
         coding = parts.chain.codings(layout_of(parts.model).sizes, 8 * parts.model.vector.element_size())[-1]
         self._sent_bytes = coding.num_bytes
         self._buffer_bytes = AveragedBuffers(parts.model).sent_bytes
+        self._privacy = parts.chain.privacy
+        self._epsilon = None if self._privacy is None else accountant(self._privacy.mechanism, parts.cohorts.clients)
         counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
         self.totals = {**dict.fromkeys(counted, 0), **totals}
 
@@ -71,17 +75,17 @@ class Rows:
         seconds: Mapping[str, float],
     ) -> dict[str, Any]:
         """Count a round, and return its row; `scores` are columns of it."""
-        size = len(result.cohort.clients)
+        size = len(result.cohort.clients) if self._privacy is None else int(self._privacy.expected + 0.5)
         self.totals["params_up"] += size * self._up
         self.totals["params_down"] += size * self._down
         num_sent = sum(name != MOVED for name in result.vectors)
         sent = num_sent * self._sent_bytes + self._scalar_bytes + self._buffer_bytes
         self.totals["bytes_up"] += size * sent
         self.totals["bytes_down"] += size * (self._received * self._vector_bytes + self._buffer_bytes)
-        self.totals["gradients"] += result.gradients
+        self.totals["gradients"] += result.gradients if self._privacy is None else 0
         has_delta = DELTA in result.vectors
         self._suspected |= bool(result.suspicions)
-        return {
+        row = {
             "round": round,
             "cohort": result.cohort.clients.tolist(),
             "local_loss": result.local_loss,
@@ -102,6 +106,14 @@ class Rows:
             "seconds": {name: _round_off(value) for name, value in {**result.seconds, **seconds}.items()},
             "imbalance": _round_off(result.imbalance),
         }
+        return row if self._epsilon is None else self._without_secrets(row, self._epsilon(round))
+
+    @staticmethod
+    def _without_secrets(row: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
+        """Return the row of a private run: with its ε, and without what was not noised (`WITHHELD`)."""
+        nothing = dict.fromkeys(("local_loss", "mean_delta_sq", "gradients", "imbalance"))
+        total = {"total": row["seconds"]["total"]} if "total" in row["seconds"] else {}
+        return {**row, **nothing, "cohort": [], "skipped": [], "epsilon": epsilon, "seconds": total}
 
 
 class Recorder:

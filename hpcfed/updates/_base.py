@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from hpcfed.updates._mechanism import Privacy
+
 Vectors = Mapping[str, "Tensor"]
 """Named vectors (n,)."""
 NORMS, SUM, DELTA_ITSELF = "mean_delta_sq", "sum", "delta"
@@ -43,6 +45,7 @@ class PartContext:
         client: the client; None after the sum.
         coding: how a vector is packed that reaches this part.
         places: entries of each vector that are sent, (k,) int64, where a part before has chosen some; by name.
+        privacy: what `noise` takes its size from; None after the sum of other runs, and before any.
     """
 
     round: int
@@ -52,6 +55,7 @@ class PartContext:
     client: ClientInfo | None = None
     coding: Coding | None = None
     places: Vectors = field(default_factory=dict)
+    privacy: Privacy | None = None
 
     def stream(self, *, each_round: bool = True) -> np.random.Generator:
         """Return the random stream of (seed, list, place in it, round, client): equal on any rank, and at each call.

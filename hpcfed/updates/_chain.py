@@ -10,59 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import nan, prod
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from math import nan
+from typing import TYPE_CHECKING, Any, cast
 
 from hpcfed.types import DELTA, MOVED, LocalMethod, LocalResult, Means, Method, RoundContext, State, Tilt, Update
 from hpcfed.updates._base import SUM, MeansPart, PartContext, UpdatePart, Vectors
 from hpcfed.updates._coding import Coding, plain
+from hpcfed.updates._layout import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfed.models.flat import FlatModel
+    from hpcfed.updates._mechanism import Privacy
 
 PREFIX = "updates."
 """Beginning of the names of parts' tensors in a client's state and in the shared one: ``updates.<place>.<name>``."""
 
 
-class Layout(NamedTuple):
-    """Where a model's parameters lie in a vector (d,).
-
-    Attributes:
-        sizes: parameters of each tensor.
-        places: of the parameters, (n,) int64; None where there are no gaps.
-    """
-
-    sizes: tuple[int, ...]
-    places: Tensor | None
-
-    def closed(self, vector: Tensor) -> Tensor:
-        """Return the parameters of a vector, (d,) → (n,)."""
-        return vector if self.places is None else vector[self.places.to(vector.device)]
-
-    def opened(self, parameters: Tensor, like: Tensor) -> Tensor:
-        """Return a vector like another, (n,) → (d,), with 0 in the gaps."""
-        if self.places is None:
-            return parameters
-        return parameters.new_zeros(like.shape).index_put((self.places.to(like.device),), parameters)
-
-
-def layout_of(model: FlatModel) -> Layout:
-    """Return where a model's shared parameters lie."""
-    sizes = tuple(prod(view.shape) for view in model.views(model.vector).values())
-    if not len(model.gaps):
-        return Layout(sizes, None)
-    is_parameter = model.gaps.new_ones(len(model.vector)).index_fill(0, model.gaps, 0)
-    return Layout(sizes, is_parameter.nonzero().squeeze(1))
-
-
 @dataclass(frozen=True)
 class Chain:
-    """The parts of both lists."""
+    """The parts of both lists; `privacy` is None where nothing is noised."""
 
     updates: tuple[UpdatePart, ...] = ()
     means: tuple[MeansPart, ...] = ()
+    privacy: Privacy | None = None
 
     @property
     def stateful(self) -> bool:
@@ -89,7 +60,8 @@ class Chain:
         """Return the means behind the parts of ``means``, which see what the server's step sees."""
         for place, part in enumerate(self.means):
             seen = replace(means, vectors={name: vector for name, vector in means.vectors.items() if name != MOVED})
-            after = part.after(seen, PartContext(means.round, means.lr, seed, place))
+            about = PartContext(means.round, means.lr, seed, place, privacy=self.privacy)
+            after = part.after(seen, about)
             means = replace(after, vectors={**means.vectors, **after.vectors})
         return means
 
@@ -139,7 +111,7 @@ class _Sending:
     def _zeros(self, w: Tensor) -> Vectors:
         """Return zeros (n,) for each vector that the method may report."""
         names = {**dict.fromkeys(self._names(alike=False)), **dict.fromkeys(self._names(alike=True))}
-        return {name: w.new_zeros(sum(self._layout.sizes)) for name in names}
+        return {name: w.new_zeros(self._layout.size) for name in names}
 
     def _names(self, *, alike: bool) -> Sequence[str]:
         return (*((DELTA,) if self._inner.reports_delta else ()), *self.vectors(alike))

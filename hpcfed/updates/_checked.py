@@ -23,7 +23,8 @@ def checked_parts(chain: Chain, model: FlatModel, seed: int) -> Chain:
     gaps = model.gaps.new_empty(0)
     sends = (_CheckedUpdates(part, gaps, seed) if _is_own(part) else part for part in chain.updates)
     after = (_CheckedMeans(part, model.gaps.cpu(), seed) if _is_own(part) else part for part in chain.means)
-    return Chain(cast("tuple[UpdatePart, ...]", tuple(sends)), cast("tuple[MeansPart, ...]", tuple(after)))
+    lists = cast("tuple[UpdatePart, ...]", tuple(sends)), cast("tuple[MeansPart, ...]", tuple(after))
+    return Chain(*lists, chain.privacy)
 
 
 def _is_own(part: Part) -> bool:

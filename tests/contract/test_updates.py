@@ -22,8 +22,9 @@ from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
 from hpcfed.types import ClientInfo, LocalResult, RoundContext
 from hpcfed.updates import Chain, PartContext, UpdatePart
-from hpcfed.updates._chain import Layout, sending
+from hpcfed.updates._chain import sending
 from hpcfed.updates._coding import Coding, plain
+from hpcfed.updates._layout import Layout
 from hpcfed.updates.attack import Attack
 from hpcfed.updates.cast import Cast
 from hpcfed.updates.centred_clip import CentredClip

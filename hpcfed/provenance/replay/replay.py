@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from hpcfed.assembly import build_loss, build_model
+from hpcfed.assembly.private import with_secret_seeds
 from hpcfed.client.augment import augmented
 from hpcfed.client.batched.operators.dropping import GivenMasks
 from hpcfed.client.solver import Task, start_of
+from hpcfed.cohort import Cohorts
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.generators import Generators
 from hpcfed.data.batches import minibatches
@@ -31,6 +33,7 @@ from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import ClientReport, reports_of
 from hpcfed.provenance.replay.enter import RewoundRun, entered
 from hpcfed.provenance.replay.neighbours import Dependence, dependences_of
+from hpcfed.ranks.world import World
 from hpcfed.rng import Purpose, stream
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 from hpcfed.types import State
@@ -172,9 +175,24 @@ def replay(
     """
     folder = Path(run).resolve()
     places = (None if place is None else Path(place) for place in (data, code))
-    found = recorded(folder, placed_recipe(folder, *places), Permission(run_code, ask, RUN_CODE))
+    found = _with_cohorts(recorded(folder, placed_recipe(folder, *places), Permission(run_code, ask, RUN_CODE)))
     _check_drawn(found, round, client)
     return replay_in(found, entered(found, round, say), round, client)
+
+
+def _with_cohorts(run: RecordedRun) -> RecordedRun:
+    """Return a run whose rows have their cohorts, which the record of a private one withholds.
+
+    Raises:
+        InputError: its secret seed is not at hand.
+    """
+    if not run.recipe.is_private:
+        return run
+    recipe, _ = with_secret_seeds(run.recipe, World())
+    with Federation.open(recipe.data) as federation:
+        draws = Cohorts(recipe, federation.sizes).clients
+    rows = [{**row, "cohort": draws(round).tolist()} for round, row in enumerate(run.rows, start=1)]
+    return replace(run, rows=rows)
 
 
 def _check_drawn(run: RecordedRun, round: int, client: int | str) -> None:
@@ -253,7 +271,7 @@ class _StepMeter:
         self._loss: Loss = build_loss(recipe, parts.federation, dtype, device).of_client(client)
         self._batches = _batches(recipe, parts, client, round, steps)
         self._keeps = steps * w.nbytes <= MOST_BYTES
-        self._draws = Generators(device, recipe.seed.batches, Purpose.DROPOUT, round, client)
+        self._draws = Generators(device, parts.seed, Purpose.DROPOUT, round, client)
         self._y: Tensor | None = None
         self._beside: tuple[State, State] = ({}, {})
 
@@ -302,7 +320,7 @@ class _StepMeter:
 
 def _batches(recipe: Recipe, parts: Parts, client: int, round: int, steps: int) -> Iterator[Samples]:
     """Yield the minibatches of a client in a round, as both engines visit them."""
-    seed, section = recipe.seed.batches, recipe.local
+    seed, section = parts.seed, recipe.local
     samples = parts.shards.clients([client])[0]
     batches = minibatches(samples, section.batch_size, steps, stream(seed, Purpose.BATCHES, round, client))
     if section.augment is None:

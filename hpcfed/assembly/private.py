@@ -1,0 +1,96 @@
+"""Set-up of private runs: the noise that a recipe asks for, its ε, and the seeds that are drawn from in secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hpcfed.cohort import Cohorts
+from hpcfed.config.recipe import Recipe
+from hpcfed.config.secret import is_open, key_of
+from hpcfed.config.updates import ChainPart
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
+from hpcfed.ranks.world import World
+from hpcfed.types import Method
+from hpcfed.updates._accounting import accountant, multiplier_for
+from hpcfed.updates._chain import Chain
+from hpcfed.updates._layout import Layout
+from hpcfed.updates._mechanism import Privacy
+from hpcfed.updates._privacy import FEW, check_privacy, mechanism_of
+
+if TYPE_CHECKING:
+    from hpcfed.parts import Parts
+
+ENOUGH = 1 + 1e-6
+"""Factor of a target ε within which it is reached."""
+
+
+def private(recipe: Recipe, chain: Chain, method: Method, federation: Federation) -> Recipe:
+    """Return a recipe with its noise multiplier and δ; others as they are.
+
+    Raises:
+        InputError: something of it is not private, or its noise does not keep the ε that it asks for.
+    """
+    mechanism = mechanism_of(recipe, chain, federation.num_clients)
+    if mechanism is None:
+        return recipe
+    own_tests = federation.num_test > 0 and federation.test_offsets is not None
+    stateful = method.local.stateful or chain.stateful
+    check_privacy(recipe, method, has_own_test_sets=own_tests, stateful=stateful)
+    args, cohort = dict(recipe.means[0].args), Cohorts(recipe, federation.sizes).clients
+    target = args.get("epsilon")
+    if target is not None and not mechanism.multiplier:
+        mechanism = mechanism.with_multiplier(multiplier_for(mechanism, target, cohort))
+    found = accountant(mechanism, cohort)(mechanism.rounds)
+    if target is not None and found > target * ENOUGH:
+        what = f"means: noise: after {recipe.rounds} rounds ε is {found:.4g} with multiplier {mechanism.multiplier:g}"
+        raise InputError(what, expected=f"at most epsilon, {target:g}", remedy="leave multiplier out, or train anew")
+    noise = ChainPart(name="noise", args={**args, "multiplier": mechanism.multiplier, "delta": mechanism.delta})
+    return recipe.model_copy(update={"means": [noise, *recipe.means[1:]]})
+
+
+def with_secret_seeds(recipe: Recipe, world: World) -> tuple[Recipe, bytes | None]:
+    """Return a recipe whose cohorts, minibatches and noise are drawn from its secret seed, and the key of states.
+
+    It is never written: its seeds are secret. Called on every rank; rank 0 alone reads the secret.
+
+    Raises:
+        InputError: it cannot be read, or is not the run's.
+    """
+    if recipe.secret_seed is None:
+        return recipe, None
+    secret = world.on_root(lambda: recipe.secret)
+    assert secret is not None
+    seed = recipe.seed.model_copy(update={"cohort": secret, "batches": secret})
+    return recipe.model_copy(update={"seed": seed}), key_of(secret)
+
+
+def privacy_of(
+    recipe: Recipe, chain: Chain, federation: Federation, layout: Layout, key: bytes | None
+) -> Privacy | None:
+    """Return what a simulation needs where its means are noised."""
+    mechanism = mechanism_of(recipe, chain, federation.num_clients)
+    return None if mechanism is None else Privacy(mechanism, layout, key)
+
+
+def private_remarks(recipe: Recipe, privacy: Privacy, cohorts: Cohorts) -> Iterator[str]:
+    """Yield what is said of a private run when it begins."""
+    mechanism = privacy.mechanism
+    epsilon = accountant(mechanism, cohorts.clients)(recipe.rounds)
+    yield (
+        f"client-level differential privacy: ε {epsilon:.4g} at δ {mechanism.delta:.3g} after {recipe.rounds} rounds "
+        f"({mechanism.neighbours}; {mechanism.drawn}); docs/privacy.md says what it covers"
+    )
+    if not mechanism.is_secret:
+        yield "without secret_seed the noise follows from the recipe: this ε holds for nobody who has the recipe"
+    if mechanism.num_clients < FEW:
+        yield f"noise that hides one of {mechanism.num_clients} clients costs the model: it is for {FEW} or more"
+    if recipe.secret_seed is not None and is_open(recipe.secret_seed):
+        yield f"secret_seed: {recipe.secret_seed} can be read by everybody: chmod 600"
+
+
+def privacy_facts(parts: Parts) -> dict[str, Any]:
+    """Return the entry ``privacy`` of ``environment.json``; nothing where nothing is noised."""
+    privacy = parts.chain.privacy
+    return {} if privacy is None else {"privacy": privacy.mechanism.facts()}

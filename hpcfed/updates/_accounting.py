@@ -1,0 +1,138 @@
+"""What a client-level mechanism costs, (ε, δ) after any number of rounds, by dp-accounting's RDP accountant.
+
+    cohort                  neighbours        mechanism of a round
+    bernoulli, secret       add or remove     Poisson sampling with q, Gaussian z
+    size, secret            replace one       |S| of N without replacement, Gaussian z/2, for two updates differ by 2C
+    all clients             add or remove     Gaussian z
+    others, public seed     as above          Gaussian z, or z/2, in the rounds of the client that takes part most
+
+All compose by their Rényi divergences, each a vector over orders, which add up. The library is loaded here alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from math import ceil, inf
+from typing import Any
+
+import numpy as np
+
+from hpcfed.errors import InputError
+from hpcfed.updates._mechanism import Mechanism
+
+DIGITS = 4
+"""Digits after the point of a noise multiplier that was solved for."""
+LARGEST = 2.0**20
+"""Noise multiplier beyond which none is looked for."""
+Epsilon = Callable[[int], float]
+"""From a round t to ε after it."""
+
+
+def accountant(mechanism: Mechanism, cohort: Callable[[int], np.ndarray]) -> Epsilon:
+    """Return ε after round t as a function; `cohort` returns the clients of a round, asked for where they are public.
+
+    Raises:
+        InputError: dp-accounting is not installed.
+    """
+    loss, joined = _loss(mechanism), _Joined(cohort)
+
+    @cache
+    def epsilon(round: int) -> float:
+        return loss(round if mechanism.is_secret or mechanism.is_all else joined(round))
+
+    return epsilon
+
+
+def multiplier_for(mechanism: Mechanism, epsilon: float, cohort: Callable[[int], np.ndarray]) -> float:
+    """Return the least noise multiplier, in steps of 10^-4, with which ε after the last round is at most `epsilon`.
+
+    Raises:
+        InputError: none is; or dp-accounting is not installed.
+    """
+    count = mechanism.rounds
+    if not (mechanism.is_secret or mechanism.is_all):
+        count = _Joined(cohort)(count)
+        if not count:
+            return 10.0**-DIGITS
+
+    def holds(multiplier: float) -> bool:
+        return _loss(mechanism.with_multiplier(multiplier))(count) <= epsilon
+
+    high = 1.0
+    while not holds(high):
+        high *= 2
+        if high > LARGEST:
+            raise InputError("means: noise.epsilon", expected="one that some noise reaches", got=f"{epsilon:g}")
+    low = high / 2
+    while low > 10.0**-DIGITS and holds(low):
+        low, high = low / 2, low
+    steps = 10**DIGITS
+    first, last = int(low * steps), ceil(high * steps)
+    while last - first > 1:
+        middle = (first + last) // 2
+        first, last = (first, middle) if holds(middle / steps) else (middle, last)
+    return last / steps
+
+
+class _Joined:
+    """The rounds in which the client that has taken part most has taken part, up to any round."""
+
+    def __init__(self, cohort: Callable[[int], np.ndarray]):
+        self._cohort, self._counts, self._most = cohort, Counter[int](), [0]
+
+    def __call__(self, round: int) -> int:
+        while len(self._most) <= round:
+            clients = self._cohort(len(self._most)).tolist()
+            self._counts.update(clients)
+            self._most.append(max([self._most[-1], *(self._counts[client] for client in clients)]))
+        return self._most[round]
+
+
+def _loss(mechanism: Mechanism) -> Callable[[int], float]:
+    """Return ε of so many rounds of a mechanism, or of one client's so many."""
+    dp, rdp = _library()
+    relation = dp.NeighboringRelation.REPLACE_ONE if mechanism.replaces else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    event = dp.GaussianDpEvent(mechanism.multiplier / 2 if mechanism.replaces else mechanism.multiplier)
+    if mechanism.is_secret and not mechanism.is_all:
+        event = (
+            dp.SampledWithoutReplacementDpEvent(mechanism.num_clients, round(mechanism.expected), event)
+            if mechanism.replaces
+            else dp.PoissonSampledDpEvent(mechanism.fraction, event)
+        )
+    one = rdp.RdpAccountant(neighboring_relation=relation)
+    with _quiet():
+        one.compose(event)
+    orders, divergences = one.orders, one.rdp
+
+    def loss(count: int) -> float:
+        if not count:
+            return 0.0
+        with _quiet():
+            return min(float(rdp.compute_epsilon(orders, divergences * count, mechanism.delta)[0]), inf)
+
+    return loss
+
+
+def _library() -> tuple[Any, Any]:
+    try:
+        import dp_accounting
+        from dp_accounting import rdp
+    except ImportError as error:
+        what = "means: noise is accounted for by dp-accounting, which is not installed"
+        raise InputError(what, remedy="install it: pip install hpcfed[privacy]") from error
+    return dp_accounting, rdp
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the library's lines on orders that it leaves out."""
+    log = logging.getLogger("absl")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -1,0 +1,126 @@
+"""The mechanism of a run whose means are noised, and what a simulation needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpcfed.updates._layout import Layout
+
+SLACK = 1 + 2.0**-20
+"""Factor of C for the rounding of clipped vectors, in float32, and of their sum."""
+WITHHELD = ("cohort", "local_loss", "mean_delta_sq", "skipped", "gradients", "imbalance", "seconds of the phases")
+"""Columns of the record that are empty."""
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """The noise of a round, and how its cohort is drawn.
+
+    Attributes:
+        clip, scales: C and s_v.
+        multiplier: z; 0 where it is to be solved for.
+        delta: δ.
+        rounds: T.
+        num_clients: N, those that can be drawn.
+        expected: q N, the expected size of a cohort.
+        sampling: ``bernoulli`` or ``size``.
+        is_secret: whether cohorts are drawn from a secret seed.
+    """
+
+    clip: float
+    scales: Mapping[str, float]
+    multiplier: float
+    delta: float
+    rounds: int
+    num_clients: int
+    expected: float
+    sampling: str
+    is_secret: bool
+
+    @property
+    def fraction(self) -> float:
+        """q."""
+        return self.expected / self.num_clients
+
+    @property
+    def is_all(self) -> bool:
+        """Whether each round has all clients."""
+        return self.expected == self.num_clients
+
+    @property
+    def replaces(self) -> bool:
+        """Whether neighbours differ in what one client has, not in whether there is one."""
+        return self.sampling == "size" and not self.is_all
+
+    @property
+    def neighbours(self) -> str:
+        """The neighbouring relation in words."""
+        return "replace one client" if self.replaces else "add or remove one client"
+
+    @property
+    def drawn(self) -> str:
+        """The sampling in words."""
+        if self.is_all:
+            return f"all {self.num_clients:,} clients in each round"
+        how = "without replacement" if self.replaces else "each with the same probability"
+        who = "secretly" if self.is_secret else "from a public seed, so without amplification"
+        return f"{self.expected:,.6g} of {self.num_clients:,} clients, {how}, {who}"
+
+    def with_multiplier(self, multiplier: float) -> Mechanism:
+        """Return the mechanism with another z."""
+        return replace(self, multiplier=multiplier)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what ``environment.json``, the certificate, the report and the card say of it."""
+        generator = (
+            "SHAKE-256 of a secret seed"
+            if self.is_secret
+            else "Philox of the recipe's seed: who has the recipe can take the noise away again"
+        )
+        return {
+            "level": "client",
+            "neighbours": self.neighbours,
+            "delta": self.delta,
+            "noise_multiplier": self.multiplier,
+            "clip": self.clip,
+            **({"scales": dict(self.scales)} if self.scales else {}),
+            "cohorts": self.drawn,
+            "accountant": "RDP, by dp-accounting",
+            "noise": generator,
+            "withheld": [*WITHHELD],
+        }
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a simulation needs of it.
+
+    Attributes:
+        mechanism: of the rounds.
+        layout: where the model's parameters lie.
+        key: with which clients' states are written to checkpoints; None without a secret seed.
+    """
+
+    mechanism: Mechanism
+    layout: Layout
+    key: bytes | None = None
+
+    @property
+    def expected(self) -> float:
+        """q N."""
+        return self.mechanism.expected
+
+    @property
+    def fraction(self) -> float:
+        """q."""
+        return self.mechanism.fraction
+
+    def bound(self, name: str) -> float:
+        """Return the largest norm of a client's vector."""
+        return self.mechanism.clip * self.mechanism.scales.get(name, 1.0) * SLACK
+
+    def deviation(self, name: str) -> float:
+        """Return the standard deviation of the noise in each entry of a vector's mean."""
+        return self.mechanism.multiplier * self.bound(name) / self.expected

@@ -1,0 +1,148 @@
+"""What a recipe with noise has to be, so that nothing leaves its clients that is not noised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcfed.config.recipe import Recipe
+from hpcfed.config.secret import commitment_of
+from hpcfed.errors import InputError
+from hpcfed.types import Method
+from hpcfed.updates._chain import Chain
+from hpcfed.updates._mechanism import Mechanism
+from hpcfed.updates.clip import Clip
+from hpcfed.updates.noise import Noise
+from hpcfed.updates.weight import Weight
+
+FEW = 100
+"""Clients below which client-level noise costs the model."""
+REFUSED: Mapping[str, tuple[str, str]] = {
+    "weights": ("a client with more samples would count for more than its bound", "use weights: uniform, or weight"),
+    "on_bad_client": ("who is left out would be seen in the mean", "use on_bad_client: stop"),
+    "update_hashes": ("hashes are not noised", "leave them out"),
+    "sentinel": ("it records hashes of updates", "use sentinel: off"),
+    "evaluate.train": ("it measures clients' samples", "leave it out"),
+    "evaluate.clients": ("it measures clients' samples", "leave it out"),
+    "evaluate.statistics": ("they are of clients' samples", "leave it out"),
+    "evaluate.model": ("it averages the clients' own models", "use last, last-two or step-average"),
+    "evaluate.every": ("the test sets are clients' own samples", "use evaluate.every: 0, or a common test set"),
+    "loss.weights": ("balanced counts the labels of all clients", "use numbers, or balanced-by-site"),
+    "parameters": ("averaged buffers are not noised, and private parts lie in the run folder", "leave them out"),
+    "cohort.schedule": ("the size of a cohort has to be a number of the recipe", "use cohort.size or fraction"),
+    "cohort.without": ("beside the run with all clients it would show what one of them changes", "leave it out"),
+    "cohort.stream": ("its seeds are of 32 bits", "leave it out"),
+    "algorithm": ("", "use another method, such as fedavg"),
+    "secret_seed": ("clients' states lie in checkpoints, which it encrypts", "set secret_seed (docs/privacy.md)"),
+}
+"""Keys of the recipe that noise does not go with → why, and what to do."""
+
+
+def mechanism_of(recipe: Recipe, chain: Chain, num_clients: int) -> Mechanism | None:
+    """Return the mechanism of a recipe whose cohorts are drawn among so many clients; None where nothing is noised.
+
+    Raises:
+        InputError: the lists do not bound what the noise has to hide.
+    """
+    if not recipe.is_private:
+        return None
+    noise, clip = _noise_of(chain), _clip_of(chain)
+    section = recipe.cohort
+    size = section.size_in(num_clients) or num_clients
+    by_chance = section.sampling == "bernoulli"
+    expected = section.fraction * num_clients if by_chance and section.fraction is not None else float(size)
+    return Mechanism(
+        clip=clip.norm,
+        scales=clip.scales,
+        multiplier=noise.multiplier or 0.0,
+        delta=noise.delta if noise.delta is not None else num_clients**-1.1,
+        rounds=recipe.rounds,
+        num_clients=num_clients,
+        expected=expected,
+        sampling="bernoulli" if by_chance else "size",
+        is_secret=recipe.secret_seed is not None,
+    )
+
+
+def _noise_of(chain: Chain) -> Noise:
+    """Return the noise, which comes first of ``means``: what comes before it would change what it has to hide."""
+    first, *others = chain.means
+    if not isinstance(first, Noise) or any(isinstance(part, Noise) for part in others):
+        raise InputError("means: noise comes first, and once", remedy="put it at the beginning of the list")
+    return first
+
+
+def _clip_of(chain: Chain) -> Clip:
+    """Return the clip, behind which a client's norm can only fall."""
+    parts = [part for part in chain.updates if not isinstance(part, Weight)]
+    if not parts or not isinstance(parts[-1], Clip):
+        raise InputError(
+            "means: noise hides a client's vectors of a known norm alone",
+            expected="clip as the last of updates, or before weight",
+            got=type(chain.updates[-1]).__name__.lower() if chain.updates else "no updates",
+            remedy="add {clip: {norm: 1.0}} at the end of updates",
+        )
+    return parts[-1]
+
+
+def private_defaults(recipe: Recipe) -> Recipe:
+    """Return a private recipe with what it takes in the place of other runs' defaults, and its commitment."""
+    if not recipe.is_private:
+        return recipe
+    changes: dict[str, Any] = {"weights": recipe.weights or "uniform"}
+    if recipe.sentinel == "on":
+        changes["sentinel"] = "off"
+    if (secret := recipe.secret) is not None:
+        changes["secret_commitment"] = commitment_of(secret)
+    return recipe.model_copy(update=changes)
+
+
+def check_privacy(recipe: Recipe, method: Method, *, has_own_test_sets: bool, stateful: bool) -> None:
+    """Refuse what would let anything out that is not noised.
+
+    Args:
+        recipe: private, with `private_defaults`.
+        method: of the recipe.
+        has_own_test_sets: whether the federation's test samples belong to clients.
+        stateful: whether clients keep a state.
+
+    Raises:
+        InputError: with the reason.
+    """
+    for key, got, why in _hindrances(recipe, method, has_own_test_sets=has_own_test_sets, stateful=stateful):
+        reason, remedy = REFUSED[key]
+        raise InputError(f"means: noise with {key}: {got}", got=why or reason, remedy=remedy)
+
+
+def _hindrances(
+    recipe: Recipe, method: Method, *, has_own_test_sets: bool, stateful: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys that noise does not go with, their values, and a reason where `REFUSED` has none."""
+    evaluate = recipe.evaluate
+    holds = {
+        "weights": (recipe.weights == "samples", "samples"),
+        "on_bad_client": (recipe.on_bad_client == "skip", "skip"),
+        "update_hashes": (recipe.update_hashes, "true"),
+        "sentinel": (recipe.sentinel == "strict", "strict"),
+        "evaluate.train": (evaluate.train.every > 0, f"every {evaluate.train.every}"),
+        "evaluate.clients": (evaluate.clients.every > 0, f"every {evaluate.clients.every}"),
+        "evaluate.statistics": (evaluate.statistics == "training", "training"),
+        "evaluate.model": (evaluate.model in ("client-average", "cohort-average"), evaluate.model),
+        "evaluate.every": (has_own_test_sets and evaluate.every > 0, str(evaluate.every)),
+        "loss.weights": (recipe.loss.weights == "balanced", "balanced"),
+        "parameters": (
+            recipe.parameters.keeps_private or recipe.parameters.buffers == "averaged",
+            recipe.parameters.given,
+        ),
+        "cohort.schedule": (recipe.cohort.schedule is not None, "a schedule"),
+        "cohort.without": (recipe.cohort.without is not None, "some left out"),
+        "cohort.stream": (recipe.cohort.stream == "authors", "authors"),
+        "secret_seed": (stateful and recipe.secret_seed is None, f"none, with {method.name} and its updates"),
+    }
+    for key, (is_so, value) in holds.items():
+        if is_so:
+            yield key, str(value), ""
+    if method.local.scalars:
+        yield "algorithm", method.name, f"its clients report numbers besides vectors: {', '.join(method.local.scalars)}"
+    if method.normalize is not None:
+        yield "algorithm", method.name, "its normalisation multiplies what was clipped"

@@ -1,0 +1,87 @@
+"""Gaussian noise on the mean of clipped updates: differential privacy of each client, by a server that is trusted.
+
+    v̄ ← (Σ_S v_i + N(0, (z C s_v)² I)) / (q N)              of each vector that the clients report
+
+    z     ``multiplier``, or the least that keeps ε ≤ ``epsilon`` at ``delta`` after all rounds
+    C     ``norm`` of the part ``clip``, the last of ``updates``;      s_v   its ``scales``
+    q N   the expected size of a cohort, a number of the recipe: the drawn |S| would tell who takes part
+
+δ is N^-1.1 by default. Of a server step's input nothing else is left: q(S) and |S| are the expected ones, and norms and
+scalars of clients are not known. With z = 0 nothing is changed. Packed: as before, for the noise is the server's.
+State: none.
+
+Reference: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models", ICLR 2018,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import nan
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from hpcfed.rng import Purpose, normals
+from hpcfed.types import Means
+from hpcfed.updates._base import DELTA_ITSELF, NORMS, SUM, MeansPart, PartContext
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfed.updates._mechanism import Privacy
+
+
+class Noise(MeansPart):
+    """Noise on the means."""
+
+    multiplier: float | None = Field(None, ge=0)
+    epsilon: float | None = Field(None, gt=0)
+    delta: float | None = Field(None, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _some_noise(self) -> Noise:
+        if self.multiplier is None and self.epsilon is None:
+            raise ValueError("'multiplier' or 'epsilon'")
+        if self.multiplier == 0 and self.epsilon is not None:
+            raise ValueError("'multiplier' above 0 beside 'epsilon'")
+        return self
+
+    @property
+    def keeps(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({NORMS, SUM, DELTA_ITSELF} if self.multiplier == 0 else ())
+
+    def after(self, means: Means, context: PartContext) -> Means:
+        if self.multiplier == 0:
+            return means
+        assert context.privacy is not None
+        privacy, vectors = context.privacy, {}
+        for number, (name, vector) in enumerate(means.vectors.items()):
+            about = context.seed, Purpose.MEANS, context.round, number, context.place
+            vectors[name] = _noised(vector, means.cohort_size / privacy.expected, name, about, privacy)
+        return replace(
+            means,
+            vectors=vectors,
+            mean_delta_sq=nan,
+            fraction=privacy.fraction,
+            cohort_size=round(privacy.expected),
+            effective_steps=None,
+            scalars={},
+            client_scalars={},
+        )
+
+
+def _noised(
+    mean: Tensor, share: float, name: str, about: tuple[int, Purpose, int, int, int], privacy: Privacy
+) -> Tensor:
+    """Return a mean (d,) over the expected size in the place of the drawn one, `share` times it, with its noise."""
+    import torch
+
+    draws = torch.from_numpy(normals(*about, privacy.layout.size)) * privacy.deviation(name)
+    mean = mean if share == 1 else mean * share
+    return mean + privacy.layout.opened(draws.to(mean.device), mean)
+
+
+MEANS = Noise
+TITLE, REFERENCES = "Gaussian noise for client-level privacy", ("mcmahan2018learning",)
+EXAMPLE = {"multiplier": 1.0}
