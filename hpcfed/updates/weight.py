@@ -17,13 +17,13 @@ from typing import ClassVar
 from pydantic import Field
 
 from hpcfed.types import State
-from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import CARRIED, NORMS, PartContext, Sent, UpdatePart, Vectors
 
 
 class Weight(UpdatePart):
     """A factor of at most 1."""
 
-    keeps: ClassVar[frozenset[str]] = frozenset({NORMS})
+    keeps: ClassVar[frozenset[str]] = frozenset({NORMS, CARRIED})
 
     samples: int = Field(ge=1)
 
