@@ -196,7 +196,9 @@ class Cohorts:
             )
         if section.sampling == "bernoulli":
             chance = section.fraction if section.fraction is not None else size / num_clients
-            if self._recipe.is_private:  # an empty one is a round of noise: whoever redrew it would tell of it
+            if (
+                self._recipe.noise_at == "server"
+            ):  # an empty one is a round of noise: whoever redrew it would tell of it
                 return lambda round: _joined(stream(seed, Purpose.COHORT, round), num_clients, chance), rounds * chance
             draws = rounds * chance / _prob_nonempty(num_clients, chance)
             if section.stream == "authors":

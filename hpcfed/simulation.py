@@ -94,6 +94,7 @@ class Simulation:
         self._world = parts.world
         self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
         self._is_exact = parts.reduction == "exact"
+        self._is_bounded = parts.chain.privacy is not None and parts.chain.privacy.is_central
         self.buffers = AveragedBuffers(parts.model)
         self._buffer = RoundBuffer(
             parts.model.vector.numel(),
@@ -121,7 +122,7 @@ class Simulation:
     def _begin(self) -> None:
         entries, privacy = self._parts.model.vector.numel(), self._parts.chain.privacy
         self.magnitudes = Magnitudes(entries, self._dtype, self.buffers.entries)
-        if privacy is not None:
+        if self._is_bounded and privacy is not None:
             self.magnitudes = BoundedMagnitudes(entries, self._dtype, privacy.bound, self._parts.federation.num_clients)
         self.touched[:] = privacy is not None and self._parts.method.local.stateful  # or it would tell who took part
         self._hashed: _Hashed | None = None
@@ -235,7 +236,7 @@ class Simulation:
         ranks = self._buffer.exchange(self._state_hash().value, requests=requests, written=written)
         check_same(ranks["hash"], plan.round, self._world)
         means, update = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None), None
-        if self._parts.chain.privacy is None:
+        if not self._is_bounded:
             self._server.stay()
         else:
             means = self._parts.chain.after(replace(means, vectors=self._zeros(plan)), self._parts.seed)
@@ -341,7 +342,7 @@ class Simulation:
         self, units: Mapping[str, Units], counts: Mapping[str, np.ndarray], sums: Sums, round: int
     ) -> Mapping[str, Units] | None:
         """Return units that suit what the clients reported, where those that were used do not; else None."""
-        if not self._is_exact or self._parts.chain.privacy is not None:
+        if not self._is_exact or self._is_bounded:
             check_range(sums, counts, round, self._parts.reduction)
             return None
         entries = self.magnitudes.entries_of

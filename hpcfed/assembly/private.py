@@ -38,16 +38,20 @@ def private(recipe: Recipe, chain: Chain, method: Method, federation: Federation
     own_tests = federation.num_test > 0 and federation.test_offsets is not None
     stateful = method.local.stateful or chain.stateful
     check_privacy(recipe, method, has_own_test_sets=own_tests, stateful=stateful)
-    args, cohort = dict(recipe.means[0].args), Cohorts(recipe, federation.sizes).clients
+    key = "updates" if mechanism.at_clients else "means"
+    parts: list[ChainPart] = list(getattr(recipe, key))
+    place = [part.name for part in parts].index("noise")
+    args, cohort = dict(parts[place].args), Cohorts(recipe, federation.sizes).clients
     target = args.get("epsilon")
     if target is not None and not mechanism.multiplier:
         mechanism = mechanism.with_multiplier(multiplier_for(mechanism, target, cohort))
     found = accountant(mechanism, cohort)(mechanism.rounds)
     if target is not None and found > target * ENOUGH:
-        what = f"means: noise: after {recipe.rounds} rounds ε is {found:.4g} with multiplier {mechanism.multiplier:g}"
+        what = f"noise: after {recipe.rounds} rounds ε is {found:.4g} with multiplier {mechanism.multiplier:g}"
         raise InputError(what, expected=f"at most epsilon, {target:g}", remedy="leave multiplier out, or train anew")
-    noise = ChainPart(name="noise", args={**args, "multiplier": mechanism.multiplier, "delta": mechanism.delta})
-    return recipe.model_copy(update={"means": [noise, *recipe.means[1:]]})
+    amount = {**args, "multiplier": mechanism.multiplier, "delta": mechanism.delta}
+    parts[place] = ChainPart(name="noise", args=amount)
+    return recipe.model_copy(update={key: parts})
 
 
 def with_secret_seeds(recipe: Recipe, world: World) -> tuple[Recipe, bytes | None]:

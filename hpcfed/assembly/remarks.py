@@ -27,17 +27,12 @@ def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield line
     if not recipe.deterministic and parts.repeats_bits:
         yield "deterministic: false has no effect on a CPU, whose kernels add in one order"
-<<<<<<< HEAD
     if parts.chain.privacy is None:
         yield from _on_clients(recipe, parts)
         yield from _on_defaults(recipe, parts)
     else:
         yield from private_remarks(recipe, parts.chain.privacy, parts.cohorts)
-=======
-    yield from _on_clients(recipe, parts)
-    yield from _on_defaults(recipe, parts)
     yield from updates.remarks(recipe, parts.chain, parts.method)
->>>>>>> main
     yield from _on_local_work(recipe, parts)
     yield from _on_evaluation(recipe, parts)
     yield from _on_the_end(recipe, parts)

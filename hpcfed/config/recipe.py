@@ -563,7 +563,16 @@ class Recipe(Section):
     @property
     def is_private(self) -> bool:
         """Whether noise is added, so that a run has an ε, and withholds what is not noised."""
-        return any(part.name == "noise" and part.args.get("multiplier") != 0 for part in self.means)
+        return self.noise_at is not None
+
+    @property
+    def noise_at(self) -> Literal["server", "clients"] | None:
+        """Who adds noise."""
+
+        def adds(parts: list[ChainPart]) -> bool:
+            return any(part.name == "noise" and part.args.get("multiplier") != 0 for part in parts)
+
+        return "server" if adds(self.means) else "clients" if adds(self.updates) else None
 
     @property
     def secret(self) -> int | None:
@@ -602,7 +611,7 @@ class Recipe(Section):
         if self.precision != "float32" and self.dtype != "float32":
             raise ValueError("'dtype: float32' beside 'precision'")
         if self.secret_seed is not None and not self.is_private:
-            raise ValueError("'noise' in 'means' beside 'secret_seed', which private runs alone have")
+            raise ValueError("'noise' in 'means' or 'updates' beside 'secret_seed', which private runs alone have")
         if self.evaluate.every == 0 and self.stop.by_scores:
             raise ValueError("'evaluate.every' of at least 1 beside 'stop'")
         return self

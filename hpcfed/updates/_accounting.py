@@ -5,6 +5,7 @@
     size, secret            replace one       |S| of N without replacement, Gaussian z/2, for two updates differ by 2C
     all clients             add or remove     Gaussian z
     others, public seed     as above          Gaussian z, or z/2, in the rounds of the client that takes part most
+    any, noise by clients   replace one       Gaussian z/2, in the same rounds, or in all where they are secret
 
 All compose by their Rényi divergences, each a vector over orders, which add up. The library is loaded here alone.
 """
@@ -42,7 +43,7 @@ def accountant(mechanism: Mechanism, cohort: Callable[[int], np.ndarray]) -> Eps
 
     @cache
     def epsilon(round: int) -> float:
-        return loss(round if mechanism.is_secret or mechanism.is_all else joined(round))
+        return loss(joined(round) if mechanism.counts_draws else round)
 
     return epsilon
 
@@ -54,7 +55,7 @@ def multiplier_for(mechanism: Mechanism, epsilon: float, cohort: Callable[[int],
         InputError: none is; or dp-accounting is not installed.
     """
     count = mechanism.rounds
-    if not (mechanism.is_secret or mechanism.is_all):
+    if mechanism.counts_draws:
         count = _Joined(cohort)(count)
         if not count:
             return 10.0**-DIGITS
@@ -66,7 +67,7 @@ def multiplier_for(mechanism: Mechanism, epsilon: float, cohort: Callable[[int],
     while not holds(high):
         high *= 2
         if high > LARGEST:
-            raise InputError("means: noise.epsilon", expected="one that some noise reaches", got=f"{epsilon:g}")
+            raise InputError("noise.epsilon", expected="one that some noise reaches", got=f"{epsilon:g}")
     low = high / 2
     while low > 10.0**-DIGITS and holds(low):
         low, high = low / 2, low
@@ -97,7 +98,7 @@ def _loss(mechanism: Mechanism) -> Callable[[int], float]:
     dp, rdp = _library()
     relation = dp.NeighboringRelation.REPLACE_ONE if mechanism.replaces else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     event = dp.GaussianDpEvent(mechanism.multiplier / 2 if mechanism.replaces else mechanism.multiplier)
-    if mechanism.is_secret and not mechanism.is_all:
+    if mechanism.is_amplified:
         event = (
             dp.SampledWithoutReplacementDpEvent(mechanism.num_clients, round(mechanism.expected), event)
             if mechanism.replaces
@@ -122,7 +123,7 @@ def _library() -> tuple[Any, Any]:
         import dp_accounting
         from dp_accounting import rdp
     except ImportError as error:
-        what = "means: noise is accounted for by dp-accounting, which is not installed"
+        what = "noise is accounted for by dp-accounting, which is not installed"
         raise InputError(what, remedy="install it: pip install hpcfed[privacy]") from error
     return dp_accounting, rdp
 

@@ -48,7 +48,7 @@ class PartContext:
         coding: how a vector is packed that reaches this part.
         places: entries of each vector that are sent, (k,) int64, where a part before has chosen some; by name.
         carried: vectors of which the client's own state carries on what is lost.
-        privacy: what `noise` takes its size from; None after the sum of other runs, and before any.
+        privacy: what `noise` takes its size from; None where nothing is noised.
     """
 
     round: int

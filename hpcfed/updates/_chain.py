@@ -144,7 +144,7 @@ class _Sending:
         states: dict[str, Tensor] = {}
         for place, part in enumerate(self._chain.updates):
             about = context.round, context.lr, context.seed, place, context.client, self._codings[place], places
-            in_this_call = PartContext(*about, carried=self.carried)
+            in_this_call = PartContext(*about, carried=self.carried, privacy=self._chain.privacy)
             sent = part.send(now, _of(client, place), _of(shared, place), in_this_call)
             now, places = sent.vectors, {**places, **sent.places}
             states |= _joined([(place, sent.state)])

@@ -27,6 +27,7 @@ class Mechanism:
         expected: q N, the expected size of a cohort.
         sampling: ``bernoulli`` or ``size``.
         is_secret: whether cohorts are drawn from a secret seed.
+        at_clients: whether each client adds the noise.
     """
 
     clip: float
@@ -38,6 +39,7 @@ class Mechanism:
     expected: float
     sampling: str
     is_secret: bool
+    at_clients: bool = False
 
     @property
     def fraction(self) -> float:
@@ -52,11 +54,23 @@ class Mechanism:
     @property
     def replaces(self) -> bool:
         """Whether neighbours differ in what one client has, not in whether there is one."""
-        return self.sampling == "size" and not self.is_all
+        return self.at_clients or (self.sampling == "size" and not self.is_all)
+
+    @property
+    def is_amplified(self) -> bool:
+        """Whether it helps that nobody knows who is drawn."""
+        return self.is_secret and not self.is_all and not self.at_clients
+
+    @property
+    def counts_draws(self) -> bool:
+        """Whether the rounds count in which a client was drawn, which are known."""
+        return not self.is_secret and not self.is_all
 
     @property
     def neighbours(self) -> str:
         """The neighbouring relation in words."""
+        if self.at_clients:
+            return "replace what one client has, seen by the server"
         return "replace one client" if self.replaces else "add or remove one client"
 
     @property
@@ -64,8 +78,11 @@ class Mechanism:
         """The sampling in words."""
         if self.is_all:
             return f"all {self.num_clients:,} clients in each round"
-        how = "without replacement" if self.replaces else "each with the same probability"
-        who = "secretly" if self.is_secret else "from a public seed, so without amplification"
+        how = "without replacement" if self.sampling == "size" else "each with the same probability"
+        if self.at_clients:
+            who = "as if one were drawn in each round" if self.is_secret else "by the one drawn most often"
+        else:
+            who = "secretly" if self.is_secret else "from a public seed, so without amplification"
         return f"{self.expected:,.6g} of {self.num_clients:,} clients, {how}, {who}"
 
     def with_multiplier(self, multiplier: float) -> Mechanism:
@@ -81,6 +98,7 @@ class Mechanism:
         )
         return {
             "level": "client",
+            "noise_by": "each client" if self.at_clients else "the server",
             "neighbours": self.neighbours,
             "delta": self.delta,
             "noise_multiplier": self.multiplier,
@@ -117,10 +135,19 @@ class Privacy:
         """q."""
         return self.mechanism.fraction
 
+    @property
+    def is_central(self) -> bool:
+        """Whether sums are of clipped vectors without noise, which comes behind them."""
+        return not self.mechanism.at_clients
+
     def bound(self, name: str) -> float:
         """Return the largest norm of a client's vector."""
         return self.mechanism.clip * self.mechanism.scales.get(name, 1.0) * SLACK
 
+    def size(self, name: str) -> float:
+        """Return the standard deviation of the noise in each entry of a sum, or of a client's vector."""
+        return self.mechanism.multiplier * self.bound(name)
+
     def deviation(self, name: str) -> float:
         """Return the standard deviation of the noise in each entry of a vector's mean."""
-        return self.mechanism.multiplier * self.bound(name) / self.expected
+        return self.size(name) / self.expected

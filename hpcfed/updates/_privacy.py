@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.secret import commitment_of
 from hpcfed.errors import InputError
 from hpcfed.types import Method
+from hpcfed.updates._base import UpdatePart
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._mechanism import Mechanism
 from hpcfed.updates.clip import Clip
-from hpcfed.updates.noise import Noise
+from hpcfed.updates.noise import Amount, Noise
 from hpcfed.updates.weight import Weight
 
 FEW = 100
@@ -46,7 +47,8 @@ def mechanism_of(recipe: Recipe, chain: Chain, num_clients: int) -> Mechanism | 
     """
     if not recipe.is_private:
         return None
-    noise, clip = _noise_of(chain), _clip_of(chain)
+    noise, bounded = _noise_of(recipe, chain)
+    clip = _clip_of(bounded)
     section = recipe.cohort
     size = section.size_in(num_clients) or num_clients
     by_chance = section.sampling == "bernoulli"
@@ -61,28 +63,41 @@ def mechanism_of(recipe: Recipe, chain: Chain, num_clients: int) -> Mechanism | 
         expected=expected,
         sampling="bernoulli" if by_chance else "size",
         is_secret=recipe.secret_seed is not None,
+        at_clients=recipe.noise_at == "clients",
     )
 
 
-def _noise_of(chain: Chain) -> Noise:
-    """Return the noise, which comes first of ``means``: what comes before it would change what it has to hide."""
-    first, *others = chain.means
-    if not isinstance(first, Noise) or any(isinstance(part, Noise) for part in others):
-        raise InputError("means: noise comes first, and once", remedy="put it at the beginning of the list")
-    return first
+def _noise_of(recipe: Recipe, chain: Chain) -> tuple[Amount, Sequence[UpdatePart]]:
+    """Return the noise, and the parts of ``updates`` before it.
+
+    Raises:
+        InputError: there is more than one; or it is not the first of ``means``, where others change what it hides.
+    """
+    found = [part for part in (*chain.updates, *chain.means) if isinstance(part, Amount)]
+    if len(found) > 1:
+        raise InputError("noise in updates and means", expected="once", got=f"{len(found)} times")
+    if recipe.noise_at == "clients":
+        return found[0], chain.updates[: [isinstance(part, Amount) for part in chain.updates].index(True)]
+    if not isinstance(chain.means[0], Noise):
+        raise InputError("means: noise comes first", remedy="put it at the beginning of the list")
+    return found[0], chain.updates
 
 
-def _clip_of(chain: Chain) -> Clip:
-    """Return the clip, behind which a client's norm can only fall."""
-    parts = [part for part in chain.updates if not isinstance(part, Weight)]
-    if not parts or not isinstance(parts[-1], Clip):
+def _clip_of(parts: Sequence[UpdatePart]) -> Clip:
+    """Return the clip, behind which a client's norm can only fall.
+
+    Raises:
+        InputError: there is none.
+    """
+    others = [part for part in parts if not isinstance(part, Weight)]
+    if not others or not isinstance(others[-1], Clip):
         raise InputError(
-            "means: noise hides a client's vectors of a known norm alone",
-            expected="clip as the last of updates, or before weight",
-            got=type(chain.updates[-1]).__name__.lower() if chain.updates else "no updates",
-            remedy="add {clip: {norm: 1.0}} at the end of updates",
+            "noise hides a client's vectors of a known norm alone",
+            expected="clip as the last of updates before it, or before weight",
+            got=type(parts[-1]).__name__.lower() if parts else "none",
+            remedy="add {clip: {norm: 1.0}} to updates",
         )
-    return parts[-1]
+    return others[-1]
 
 
 def private_defaults(recipe: Recipe) -> Recipe:
@@ -111,7 +126,7 @@ def check_privacy(recipe: Recipe, method: Method, *, has_own_test_sets: bool, st
     """
     for key, got, why in _hindrances(recipe, method, has_own_test_sets=has_own_test_sets, stateful=stateful):
         reason, remedy = REFUSED[key]
-        raise InputError(f"means: noise with {key}: {got}", got=why or reason, remedy=remedy)
+        raise InputError(f"noise with {key}: {got}", got=why or reason, remedy=remedy)
 
 
 def _hindrances(

@@ -1,14 +1,14 @@
-"""Gaussian noise on the mean of clipped updates: differential privacy of each client, by a server that is trusted.
+"""Gaussian noise on clipped updates: differential privacy of each client.
 
-    v̄ ← (Σ_S v_i + N(0, (z C s_v)² I)) / (q N)              of each vector that the clients report
+    means:     v̄ ← (Σ_S v_i + N(0, (z C s_v)² I)) / (q N)     by a server that is trusted, of each vector of the method
+    updates:   v ← v + N(0, (z C s_v)² I)                     by each client, of each vector that it reports
 
     z     ``multiplier``, or the least that keeps ε ≤ ``epsilon`` at ``delta`` after all rounds
-    C     ``norm`` of the part ``clip``, the last of ``updates``;      s_v   its ``scales``
+    C     ``norm`` of the part ``clip``, the last of ``updates`` or before the noise;      s_v   its ``scales``
     q N   the expected size of a cohort, a number of the recipe: the drawn |S| would tell who takes part
 
-δ is N^-1.1 by default. Of a server step's input nothing else is left: q(S) and |S| are the expected ones, and norms and
-scalars of clients are not known. With z = 0 nothing is changed. Packed: as before, for the noise is the server's.
-State: none.
+δ is N^-1.1 by default. Of the input of a server's step nothing but noised means is left: q(S) and |S| are the expected
+ones, and norms and scalars of clients are not known. With z = 0 nothing is changed. Packed: as before. State: none.
 
 Reference: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models", ICLR 2018,
 Algorithm 1.
@@ -23,8 +23,18 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from hpcfed.rng import Purpose, normals
-from hpcfed.types import Means
-from hpcfed.updates._base import DELTA_ITSELF, NORMS, SUM, MeansPart, PartContext
+from hpcfed.types import Means, Part, State
+from hpcfed.updates._base import (
+    DELTA_ITSELF,
+    LESSENS,
+    NORMS,
+    SUM,
+    MeansPart,
+    PartContext,
+    Sent,
+    UpdatePart,
+    Vectors,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,20 +42,44 @@ if TYPE_CHECKING:
     from hpcfed.updates._mechanism import Privacy
 
 
-class Noise(MeansPart):
-    """Noise on the means."""
+class Amount(Part):
+    """How much noise."""
 
     multiplier: float | None = Field(None, ge=0)
     epsilon: float | None = Field(None, gt=0)
     delta: float | None = Field(None, gt=0, lt=1)
 
     @model_validator(mode="after")
-    def _some_noise(self) -> Noise:
+    def _some_noise(self) -> Amount:
         if self.multiplier is None and self.epsilon is None:
             raise ValueError("'multiplier' or 'epsilon'")
         if self.multiplier == 0 and self.epsilon is not None:
             raise ValueError("'multiplier' above 0 beside 'epsilon'")
         return self
+
+
+class LocalNoise(Amount, UpdatePart):
+    """Noise on a client's vectors, which nobody else ever sees without it."""
+
+    @property
+    def keeps(self) -> frozenset[str]:  # type: ignore[override]
+        return LESSENS | {NORMS, DELTA_ITSELF} if self.multiplier == 0 else frozenset()
+
+    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+        if self.multiplier == 0:
+            return Sent(vectors)
+        assert context.privacy is not None
+        assert context.client is not None
+        noised = {}
+        for number, (name, vector) in enumerate(vectors.items()):
+            place = context.place + (number << 32)
+            about = context.seed, Purpose.UPDATES, context.round, context.client.client, place
+            noised[name] = vector + _drawn(about, len(vector), context.privacy.size(name)).to(vector)
+        return Sent(noised)
+
+
+class Noise(Amount, MeansPart):
+    """Noise on the means."""
 
     @property
     def keeps(self) -> frozenset[str]:  # type: ignore[override]
@@ -71,17 +105,23 @@ class Noise(MeansPart):
         )
 
 
-def _noised(
-    mean: Tensor, share: float, name: str, about: tuple[int, Purpose, int, int, int], privacy: Privacy
-) -> Tensor:
+Address = tuple[int, Purpose, int, int, int]
+
+
+def _noised(mean: Tensor, share: float, name: str, about: Address, privacy: Privacy) -> Tensor:
     """Return a mean (d,) over the expected size in the place of the drawn one, `share` times it, with its noise."""
+    noise = _drawn(about, privacy.layout.size, privacy.deviation(name)).to(mean.device)
+    mean = mean if share == 1 else mean * share
+    return mean + privacy.layout.opened(noise, mean)
+
+
+def _drawn(about: Address, size: int, deviation: float) -> Tensor:
+    """Return noise, (n,) float64 on the host."""
     import torch
 
-    draws = torch.from_numpy(normals(*about, privacy.layout.size)) * privacy.deviation(name)
-    mean = mean if share == 1 else mean * share
-    return mean + privacy.layout.opened(draws.to(mean.device), mean)
+    return torch.from_numpy(normals(*about, size)) * deviation
 
 
-MEANS = Noise
+UPDATE, MEANS = LocalNoise, Noise
 TITLE, REFERENCES = "Gaussian noise for client-level privacy", ("mcmahan2018learning",)
 EXAMPLE = {"multiplier": 1.0}

@@ -192,6 +192,35 @@ def _delta_of(parts: Any, client: int) -> torch.Tensor:
     return next(iter(parts.engine.solve(w, [task], 1))).delta.clone()
 
 
+LOCAL: Mapping[str, Any] = {"updates": [CLIP, {"noise": {"multiplier": 2.0}}], "means": None}
+
+
+@pytest.mark.serial
+@pytest.mark.one_mpi
+def test_noise_of_clients_by_hand(place):
+    """w¹ = w⁰ − mean (clip(Δ_i) + noise_i); ε is of a client's whole content, in each round, without amplification."""
+    asked = resolve(load_recipe(recipe(place, "run", dtype="float64", cohort={"size": 2}, **LOCAL, **secret(place))))
+    parts, _ = assemble(asked, World())
+    with parts.federation:
+        private = Simulation(parts)
+        w, moved, layout = private.w.clone(), torch.zeros_like(private.w), parts.chain.privacy.layout
+        clients = parts.cohorts.clients(1).tolist()
+        private.round(1)
+        for client in clients:
+            delta = _delta_of(parts, client)
+            noise = torch.from_numpy(normals(parts.seed, Purpose.UPDATES, 1, client, 1, layout.size))
+            moved += delta * min(1.0, 1.0 / float(delta.norm())) + 2.0 * layout.opened(noise, w)
+        assert torch.allclose(private.w, w - moved / 2, rtol=0, atol=1e-5)
+    found = run(place, "run", cohort={"size": 2}, **LOCAL, **secret(place))
+    library = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    library.compose(dp.GaussianDpEvent(1.0), 3)
+    assert found.metrics[-1]["epsilon"] == pytest.approx(library.get_epsilon(5**-1.1), rel=1e-6)
+    assert found.metrics[-1]["local_loss"] is None
+    packed = [CLIP, {"noise": {"multiplier": 2.0}}, {"quantize": {"bits": 4}}]
+    sent = [one.metrics[-1]["bytes_up"] for one in (run(place, "packed", updates=packed, means=None), found)]
+    assert sent[0] < 2.5 / 4 * sent[1]  # of five clients in the place of two
+
+
 @pytest.mark.serial
 @pytest.mark.one_mpi
 def test_rounds_without_clients_are_rounds_of_noise(place):
@@ -260,14 +289,17 @@ def test_states_of_clients_are_encrypted(tmp_path):
 
 
 @pytest.mark.one_mpi
-@pytest.mark.parametrize("engine", ["batched", "sequential"])
+@pytest.mark.parametrize("engine", ["batched", "sequential", "noise of clients"])
 def test_the_bits_are_those_of_any_number_of_ranks_and_of_a_run_that_was_resumed(engine, world, shared_tmp):
     """The whole run on one rank; all ranks together, stopped after round 2 and gone on with."""
     if world.rank == 0:
         filled(shared_tmp)
     world.barrier()
     about = {"algorithm": {"name": "scaffold"}, "cohort": CHANCE, "checkpoint": {"every": 1}, **secret(shared_tmp)}
-    about["local"] = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": engine}
+    if engine == "noise of clients":
+        about |= LOCAL | {"algorithm": {"name": "fedavg"}}
+    else:
+        about["local"] = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": engine}
     run(shared_tmp, "together", world, rounds=2, **about)
     found = run(shared_tmp, "together", world, rounds=4, **about).metrics
     whole = run(shared_tmp, f"alone-{world.rank}", rounds=4, **about).metrics
@@ -338,7 +370,12 @@ def test_a_target_is_kept(place):
 REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "unbounded": ({"updates": None}, "of a known norm alone: expected clip as the last of updates"),
     "behind the bound": ({"updates": [CLIP, {"quantize": {"bits": 4}}]}, "expected clip as the last of updates"),
-    "not first": ({"means": [{"clip": {"norm": 1.0}}, {"noise": {"multiplier": 1.0}}]}, "noise comes first, and once"),
+    "not first": ({"means": [{"clip": {"norm": 1.0}}, {"noise": {"multiplier": 1.0}}]}, "noise comes first"),
+    "twice": ({"updates": [CLIP, {"noise": {"multiplier": 1.0}}]}, "noise in updates and means: expected once"),
+    "no bound before": (
+        {"updates": [{"noise": {"multiplier": 1.0}}, CLIP], "means": None},
+        "of a known norm alone: expected clip as the last of updates before it",
+    ),
     "no amount": ({"means": ["noise"]}, "'multiplier' or 'epsilon'"),
     "samples": ({"weights": "samples"}, "noise with weights: samples"),
     "skip": ({"on_bad_client": "skip"}, "noise with on_bad_client: skip"),
@@ -353,7 +390,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "fedexp": ({"algorithm": {"name": "fedexp"}}, "noise with fedexp has no meaning: its step size"),
     "feddyn": ({"algorithm": {"name": "feddyn", "alpha": 0.1}}, "noise with feddyn has no meaning"),
     "fednova": ({"algorithm": {"name": "fednova"}}, "normalisation multiplies what was clipped"),
-    "no noise": ({"means": None, "secret_seed": "secret.txt"}, "'noise' in 'means' beside 'secret_seed'"),
+    "no noise": ({"means": None, "secret_seed": "secret.txt"}, "'noise' in 'means' or 'updates' beside"),
     "no such file": ({"secret_seed": "missing.txt"}, "secret_seed: no such file"),
     "no variable": ({"secret_seed": {"env": "HPCFED_NO_SUCH"}}, "the variable HPCFED_NO_SUCH is not set"),
 }
