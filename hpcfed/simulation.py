@@ -123,7 +123,8 @@ class Simulation:
         entries, privacy = self._parts.model.vector.numel(), self._parts.chain.privacy
         self.magnitudes = Magnitudes(entries, self._dtype, self.buffers.entries)
         if self._is_bounded and privacy is not None:
-            self.magnitudes = BoundedMagnitudes(entries, self._dtype, privacy.bound, self._parts.federation.num_clients)
+            bound = lambda name: privacy.bound(name, self._clip)  # noqa: E731
+            self.magnitudes = BoundedMagnitudes(entries, self._dtype, bound, self._parts.federation.num_clients)
         self.touched[:] = privacy is not None and self._parts.method.local.stateful  # or it would tell who took part
         self._hashed: _Hashed | None = None
 
@@ -193,7 +194,7 @@ class Simulation:
             spent = {name: seconds + spent.get(name, 0.0) for name, seconds in first_spent.items()}
             self.magnitudes.repeats += 1
         reduced = time.perf_counter()
-        means = self._means(plan, sums)
+        means, clip = self._means(plan, sums), self._clip_as_recorded()
         update = self._step(means, plan)
         self.buffers.step(sums, _kept(cohort, sums))
         self.magnitudes.learn(sums.bounds)
@@ -206,7 +207,7 @@ class Simulation:
             means=replace(means, vectors={}, delta_sq=self._server.delta_sq),
             vectors=tuple(means.vectors),
             server_lr=update.server_lr,
-            metrics=update.metrics,
+            metrics={**update.metrics, **clip},
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
             gradients=steps,
             requests=Request(int(np.bitwise_or.reduce(sums.requests))),
@@ -235,11 +236,14 @@ class Simulation:
         started = time.perf_counter()
         ranks = self._buffer.exchange(self._state_hash().value, requests=requests, written=written)
         check_same(ranks["hash"], plan.round, self._world)
+        clip = self._clip_as_recorded()
         means, update = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None), None
         if not self._is_bounded:
             self._server.stay()
         else:
-            means = self._parts.chain.after(replace(means, vectors=self._zeros(plan)), self._parts.seed)
+            scalars = dict.fromkeys(self._parts.method.local.scalars, 0.0)
+            means = replace(means, vectors=self._zeros(plan), scalars=scalars)
+            means = self._parts.chain.after(means, self._parts.seed, self._clip)
             means = replace(means, delta_sq=self._norm(means.delta) if DELTA in means.vectors else math.nan)
             update = self._step(means, plan)
         return RoundResult(
@@ -247,7 +251,7 @@ class Simulation:
             means=replace(means, vectors={}),
             vectors=tuple(means.vectors),
             server_lr=None if update is None else update.server_lr,
-            metrics={} if update is None else update.metrics,
+            metrics={} if update is None else {**update.metrics, **clip},
             requests=Request(int(np.bitwise_or.reduce(ranks["requests"]))),
             written=int(ranks["written"].min()),
             seconds={"local": 0.0, "convert": 0.0, "wait": 0.0, "reduce": time.perf_counter() - started, "server": 0.0},
@@ -255,6 +259,14 @@ class Simulation:
             units=self._finest(self.magnitudes.predict(dict.fromkeys(means.vectors, np.empty(0)))),
             never_drawn=self._never_drawn(),
         )
+
+    @property
+    def _clip(self) -> float | None:
+        """C of the round, where a quantile moves it."""
+        return self._parts.chain.clip_of(self.shared) if self._parts.chain.moves_clip else None
+
+    def _clip_as_recorded(self) -> Mapping[str, float]:
+        return {} if self._clip is None else {"clip": self._clip}
 
     def _zeros(self, plan: RoundPlan) -> Mapping[str, Tensor]:
         """Return 0 for each vector that clients would report, (d,), where the server is."""
@@ -435,7 +447,7 @@ class Simulation:
             scalars={name: float((cohort.shares * own).sum()) / kept for name, own in scalars.items()},
             client_scalars=each if self._parts.method.client_scalars else {},
         )
-        means = self._parts.chain.after(means, self._parts.seed)
+        means = self._parts.chain.after(means, self._parts.seed, self._clip)
         if DELTA not in means.vectors or not self._server.needs_delta_sq:
             return means
         return replace(means, delta_sq=self._norm(means.delta))

@@ -17,7 +17,7 @@ from hpcfed.updates._accounting import accountant, multiplier_for
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._layout import Layout
 from hpcfed.updates._mechanism import Privacy
-from hpcfed.updates._privacy import FEW, check_privacy, mechanism_of
+from hpcfed.updates._privacy import FEW, check_privacy, check_quantile, mechanism_of
 
 if TYPE_CHECKING:
     from hpcfed.parts import Parts
@@ -45,6 +45,7 @@ def private(recipe: Recipe, chain: Chain, method: Method, federation: Federation
     target = args.get("epsilon")
     if target is not None and not mechanism.multiplier:
         mechanism = mechanism.with_multiplier(multiplier_for(mechanism, target, cohort))
+    check_quantile(mechanism)
     found = accountant(mechanism, cohort)(mechanism.rounds)
     if target is not None and found > target * ENOUGH:
         what = f"noise: after {recipe.rounds} rounds ε is {found:.4g} with multiplier {mechanism.multiplier:g}"

@@ -27,6 +27,8 @@ NORMS, SUM, DELTA_ITSELF, CARRIED, TWICE = "mean_delta_sq", "sum", "delta", "car
 """What a method may read, and a part leave true: that mean ‖Δ_i‖² and ‖Δ̄‖² can be compared; that means are those of
 what the clients sent; that each Δ_i is w − y_i; that less is lost of a vector than there is in it (than half of it), so
 that a client's state which carries it on stays bounded."""
+MOVED_NORM = "norm"
+"""Name of C in the shared state of a clip that follows a quantile."""
 LESSENS = frozenset({CARRIED, TWICE})
 
 
@@ -49,6 +51,7 @@ class PartContext:
         places: entries of each vector that are sent, (k,) int64, where a part before has chosen some; by name.
         carried: vectors of which the client's own state carries on what is lost.
         privacy: what `noise` takes its size from; None where nothing is noised.
+        clip: C of the round, which a quantile moves; None where nothing is clipped.
     """
 
     round: int
@@ -60,6 +63,7 @@ class PartContext:
     places: Vectors = field(default_factory=dict)
     carried: frozenset[str] = frozenset()
     privacy: Privacy | None = None
+    clip: float | None = None
 
     def stream(self, *, each_round: bool = True) -> np.random.Generator:
         """Return the random stream of (seed, list, place in it, round, client): equal on any rank, and at each call.
@@ -78,11 +82,13 @@ class Sent:
         vectors: as the server will decode them, in the run's dtype.
         state: the client's next state of this part.
         places: entries of each vector that are sent, (k,) int64, if the part has chosen some.
+        scalars: numbers by the names in the part's ``scalars``.
     """
 
     vectors: Vectors
     state: State = field(default_factory=dict)
     places: Vectors = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
 
 
 class UpdatePart(Part):
@@ -105,6 +111,11 @@ class UpdatePart(Part):
         """Whether carried vectors are sent as all others: else none may be derived from another behind the part."""
         return not self.stateful
 
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Names of the numbers that a client sends for the part, 8 bytes each; `share` gets their means."""
+        return ()
+
     def begin(self, vectors: Vectors) -> State:
         """Return a client's state before its first participation.
 
@@ -124,7 +135,10 @@ class UpdatePart(Part):
         raise NotImplementedError
 
     def share(self, shared: State, means: Vectors) -> State:
-        """Return what the server keeps after a round, from the means, float64; the same on every rank."""
+        """Return what the server keeps after a round, from the means, float64; the same on every rank.
+
+        Among them are those of the part's ``scalars``, ().
+        """
         return shared
 
     def coded(self, coding: Coding) -> Coding:

@@ -14,7 +14,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any, cast
 
 from hpcfed.types import DELTA, MOVED, LocalMethod, LocalResult, Means, Method, RoundContext, State, Tilt, Update
-from hpcfed.updates._base import SUM, MeansPart, PartContext, UpdatePart, Vectors
+from hpcfed.updates._base import MOVED_NORM, SUM, MeansPart, PartContext, UpdatePart, Vectors
 from hpcfed.updates._coding import Coding, plain
 from hpcfed.updates._layout import Layout
 
@@ -61,11 +61,21 @@ class Chain:
             found.append(part.coded(found[-1]))
         return found
 
-    def after(self, means: Means, seed: int) -> Means:
-        """Return the means behind the parts of ``means``, which see what the server's step sees."""
+    @property
+    def moves_clip(self) -> bool:
+        """Whether the norm of a clip follows a quantile."""
+        return any(getattr(part, "quantile", None) is not None for part in self.updates)
+
+    def clip_of(self, shared: State) -> float | None:
+        """Return C of the next round, from the shared state; None where no quantile moves it."""
+        found = (shared.get(f"{PREFIX}{place}.{MOVED_NORM}") for place in range(len(self.updates)))
+        return next((float(norm) for norm in found if norm is not None), None)
+
+    def after(self, means: Means, seed: int, clip: float | None = None) -> Means:
+        """Return the means behind the parts of ``means``, which see what the server's step sees; `clip` is C."""
         for place, part in enumerate(self.means):
             seen = replace(means, vectors={name: vector for name, vector in means.vectors.items() if name != MOVED})
-            about = PartContext(means.round, means.lr, seed, place, privacy=self.privacy)
+            about = PartContext(means.round, means.lr, seed, place, privacy=self.privacy, clip=clip)
             after = part.after(seen, about)
             means = replace(after, vectors={**means.vectors, **after.vectors})
         return means
@@ -95,6 +105,11 @@ class _Sending:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        parts = enumerate(self._chain.updates)
+        return (*self._inner.scalars, *(f"{PREFIX}{place}.{name}" for place, part in parts for name in part.scalars))
 
     def vectors(self, alike: bool) -> tuple[str, ...]:
         return self._inner.vectors(alike and self._chain.tells_others)
@@ -128,33 +143,35 @@ class _Sending:
         update = self._inner.report(local, w, _without(shared), _without(client), self._seen(context))
         if any(vector.shape != w.shape for vector in update.named.values()):
             return update  # which is refused
-        vectors, state = self._sent(update.named, shared, client, context)
+        vectors, state, scalars = self._sent(update.named, shared, client, context)
         own = {name: vector for name, vector in vectors.items() if name != DELTA}
-        return SentUpdate(vectors.get(DELTA), own, update.scalars, state)
+        return SentUpdate(vectors.get(DELTA), own, {**update.scalars, **scalars}, state)
 
     def _sent(
         self, vectors: Vectors, shared: State, client: State, context: RoundContext
-    ) -> tuple[Vectors, dict[str, Tensor]]:
-        """Return a client's vectors (d,) behind the last part, and the parts' next states."""
+    ) -> tuple[Vectors, dict[str, Tensor], dict[str, float]]:
+        """Return a client's vectors (d,) behind the last part, and the parts' next states and scalars."""
         first = {name: self._layout.closed(vector) for name, vector in vectors.items()}
         number_bits = 8 * next(iter(first.values())).element_size()
         self._codings = self._codings or self._chain.codings(self._layout.sizes, number_bits)
         now: Vectors = first
         places: Vectors = {}
         states: dict[str, Tensor] = {}
+        scalars: dict[str, float] = {}
         for place, part in enumerate(self._chain.updates):
             about = context.round, context.lr, context.seed, place, context.client, self._codings[place], places
             in_this_call = PartContext(*about, carried=self.carried, privacy=self._chain.privacy)
             sent = part.send(now, _of(client, place), _of(shared, place), in_this_call)
             now, places = sent.vectors, {**places, **sent.places}
             states |= _joined([(place, sent.state)])
+            scalars |= {f"{PREFIX}{place}.{name}": number for name, number in sent.scalars.items()}
         opened = {
             name: vector
             if now[name] is first[name]
             else self._layout.opened(_finite_as(first[name], now[name]), vector)
             for name, vector in vectors.items()
         }
-        return opened, states
+        return opened, states, scalars
 
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
@@ -167,10 +184,14 @@ class _Sending:
         return {**(own if after is None else after), **sent.state}
 
     def share(self, shared: State, means: Means) -> State:
+        import torch
+
         after = dict(self._inner.share(_without(shared), means))
         vectors = {name: self._layout.closed(means.vectors[name]) for name in means.vectors if name in self._reported()}
         for place, part in enumerate(self._chain.updates):
-            after |= _joined([(place, part.share(_of(shared, place), vectors))])
+            prefix = f"{PREFIX}{place}."
+            own = {name: torch.tensor(means.scalars[prefix + name], dtype=torch.float64) for name in part.scalars}
+            after |= _joined([(place, part.share(_of(shared, place), {**vectors, **own}))])
         return after
 
     def _reported(self) -> set[str]:

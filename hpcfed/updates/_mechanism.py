@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any
 
 from hpcfed.updates._layout import Layout
@@ -28,6 +29,7 @@ class Mechanism:
         sampling: ``bernoulli`` or ``size``.
         is_secret: whether cohorts are drawn from a secret seed.
         at_clients: whether each client adds the noise.
+        quantile: γ, which C follows; None where it is fixed.
     """
 
     clip: float
@@ -40,6 +42,20 @@ class Mechanism:
     sampling: str
     is_secret: bool
     at_clients: bool = False
+    quantile: float | None = None
+
+    @property
+    def bit_deviation(self) -> float:
+        """σ_b, of the noise on the sum of b_i − ½; 0 without a quantile."""
+        return 0.0 if self.quantile is None else self.expected / 20
+
+    @property
+    def vector_multiplier(self) -> float:
+        """z_Δ = (z⁻² − (2σ_b)⁻²)^-½, with which vectors and bits together cost what z does; nan where nothing does."""
+        if self.quantile is None:
+            return self.multiplier
+        left = self.multiplier**-2 - (2 * self.bit_deviation) ** -2
+        return left**-0.5 if left > 0 else nan
 
     @property
     def fraction(self) -> float:
@@ -103,6 +119,7 @@ class Mechanism:
             "delta": self.delta,
             "noise_multiplier": self.multiplier,
             "clip": self.clip,
+            **({} if self.quantile is None else {"clip_follows_quantile": self.quantile}),
             **({"scales": dict(self.scales)} if self.scales else {}),
             "cohorts": self.drawn,
             "accountant": "RDP, by dp-accounting",
@@ -140,14 +157,14 @@ class Privacy:
         """Whether sums are of clipped vectors without noise, which comes behind them."""
         return not self.mechanism.at_clients
 
-    def bound(self, name: str) -> float:
-        """Return the largest norm of a client's vector."""
-        return self.mechanism.clip * self.mechanism.scales.get(name, 1.0) * SLACK
+    def bound(self, name: str, clip: float | None = None) -> float:
+        """Return the largest norm of a client's vector; `clip` is C where a quantile moves it."""
+        return (clip or self.mechanism.clip) * self.mechanism.scales.get(name, 1.0) * SLACK
 
-    def size(self, name: str) -> float:
+    def size(self, name: str, clip: float | None = None) -> float:
         """Return the standard deviation of the noise in each entry of a sum, or of a client's vector."""
-        return self.mechanism.multiplier * self.bound(name)
+        return self.mechanism.vector_multiplier * self.bound(name, clip)
 
-    def deviation(self, name: str) -> float:
+    def deviation(self, name: str, clip: float | None = None) -> float:
         """Return the standard deviation of the noise in each entry of a vector's mean."""
-        return self.size(name) / self.expected
+        return self.size(name, clip) / self.expected

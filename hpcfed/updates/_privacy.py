@@ -64,7 +64,25 @@ def mechanism_of(recipe: Recipe, chain: Chain, num_clients: int) -> Mechanism | 
         sampling="bernoulli" if by_chance else "size",
         is_secret=recipe.secret_seed is not None,
         at_clients=recipe.noise_at == "clients",
+        quantile=clip.quantile,
     )
+
+
+def check_quantile(mechanism: Mechanism) -> None:
+    """Refuse a quantile whose bits the noise does not hide.
+
+    Raises:
+        InputError: clients add the noise; or cohorts are too small for its amount.
+    """
+    if mechanism.quantile is not None and mechanism.at_clients:
+        raise InputError("clip.quantile with noise of clients: its bits would not be noised", remedy="fix the norm")
+    if not mechanism.vector_multiplier > 0:
+        raise InputError(
+            "clip.quantile with so much noise",
+            expected=f"cohorts of more than {10 * mechanism.multiplier:g} clients",
+            got=f"{mechanism.expected:g}",
+            remedy="fix the norm, or draw more",
+        )
 
 
 def _noise_of(recipe: Recipe, chain: Chain) -> tuple[Amount, Sequence[UpdatePart]]:

@@ -8,7 +8,9 @@
     q N   the expected size of a cohort, a number of the recipe: the drawn |S| would tell who takes part
 
 δ is N^-1.1 by default. Of the input of a server's step nothing but noised means is left: q(S) and |S| are the expected
-ones, and norms and scalars of clients are not known. With z = 0 nothing is changed. Packed: as before. State: none.
+ones, and norms and scalars of clients are not known. Where C follows a quantile, vectors have z_Δ in the place of z and
+the bits σ_b = q N / 20, z⁻² = z_Δ⁻² + (2σ_b)⁻², which together cost what z does. With z = 0 nothing is changed.
+Packed: as before. State: none.
 
 Reference: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models", ICLR 2018,
 Algorithm 1.
@@ -38,8 +40,6 @@ from hpcfed.updates._base import (
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from hpcfed.updates._mechanism import Privacy
 
 
 class Amount(Part):
@@ -90,9 +90,15 @@ class Noise(Amount, MeansPart):
             return means
         assert context.privacy is not None
         privacy, vectors = context.privacy, {}
+        share = means.cohort_size / privacy.expected
         for number, (name, vector) in enumerate(means.vectors.items()):
             about = context.seed, Purpose.MEANS, context.round, number, context.place
-            vectors[name] = _noised(vector, means.cohort_size / privacy.expected, name, about, privacy)
+            noise = _drawn(about, privacy.layout.size, privacy.deviation(name, context.clip)).to(vector.device)
+            vectors[name] = (vector if share == 1 else vector * share) + privacy.layout.opened(noise, vector)
+        bits = {}
+        for number, (name, mean) in enumerate(means.scalars.items(), start=len(vectors)):
+            about = context.seed, Purpose.MEANS, context.round, number, context.place
+            bits[name] = mean * share + float(_drawn(about, 1, privacy.mechanism.bit_deviation)) / privacy.expected
         return replace(
             means,
             vectors=vectors,
@@ -100,19 +106,12 @@ class Noise(Amount, MeansPart):
             fraction=privacy.fraction,
             cohort_size=round(privacy.expected),
             effective_steps=None,
-            scalars={},
+            scalars=bits,
             client_scalars={},
         )
 
 
 Address = tuple[int, Purpose, int, int, int]
-
-
-def _noised(mean: Tensor, share: float, name: str, about: Address, privacy: Privacy) -> Tensor:
-    """Return a mean (d,) over the expected size in the place of the drawn one, `share` times it, with its noise."""
-    noise = _drawn(about, privacy.layout.size, privacy.deviation(name)).to(mean.device)
-    mean = mean if share == 1 else mean * share
-    return mean + privacy.layout.opened(noise, mean)
 
 
 def _drawn(about: Address, size: int, deviation: float) -> Tensor:

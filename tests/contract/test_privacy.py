@@ -223,6 +223,29 @@ def test_noise_of_clients_by_hand(place):
 
 @pytest.mark.serial
 @pytest.mark.one_mpi
+@pytest.mark.parametrize("multiplier", [0.0, 0.02])
+def test_a_clip_follows_a_quantile(multiplier, place):
+    """C ← C exp(−η (b̄ − γ)), from bits that are noised; vectors have a little more noise, and ε is that of z."""
+    clip = {"clip": {"norm": 0.5, "quantile": 0.5, "rate": 0.3}}
+    noise = [{"noise": {"multiplier": multiplier, "delta": 1e-5}}]
+    about = {"updates": [clip], "means": noise, "rounds": 2, "weights": "uniform"}
+    found = run(place, "run", **about, **(secret(place) if multiplier else {})).metrics
+    asked = resolve(load_recipe(recipe(place, "again", **about, **(secret(place) if multiplier else {}))))
+    parts, _ = assemble(asked, World())
+    with parts.federation:
+        below = sum(0.5 if float(_delta_of(parts, client).norm()) <= 0.5 else -0.5 for client in range(5))
+        drawn = 5 / 20 * float(normals(parts.seed, Purpose.MEANS, 1, 1, 0, 1)[0]) if multiplier else 0.0
+        clips = [row["method"]["clip"] for row in found]
+        assert clips == pytest.approx([0.5, 0.5 * np.exp(-0.3 * (below + drawn) / 5)], rel=1e-12)
+        if multiplier:
+            both = parts.chain.privacy.mechanism
+            assert both.vector_multiplier**-2 + (2 * 0.25) ** -2 == pytest.approx(multiplier**-2)
+            assert found[0]["epsilon"] == accountant(both, twenty)(1)
+            assert found[1]["unit"]["delta"] <= found[0]["unit"]["delta"] * 2
+
+
+@pytest.mark.serial
+@pytest.mark.one_mpi
 def test_rounds_without_clients_are_rounds_of_noise(place):
     """At q = 0.02 most cohorts of five clients are empty, and no row says which."""
     cohort, noise = {"fraction": 0.02, "sampling": "bernoulli"}, [{"noise": {"multiplier": 1.0, "delta": 1e-5}}]
@@ -376,6 +399,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
         {"updates": [{"noise": {"multiplier": 1.0}}, CLIP], "means": None},
         "of a known norm alone: expected clip as the last of updates before it",
     ),
+    "quantile": ({"updates": [{"clip": {"norm": 1.0, "quantile": 0.5}}]}, "expected cohorts of more than 10 clients"),
     "no amount": ({"means": ["noise"]}, "'multiplier' or 'epsilon'"),
     "samples": ({"weights": "samples"}, "noise with weights: samples"),
     "skip": ({"on_bad_client": "skip"}, "noise with on_bad_client: skip"),
