@@ -150,6 +150,11 @@ class Cohorts:
         drawn = self._drawn(round)
         return drawn if self._num_present == len(self._sizes) else drawn[self.present[drawn]]
 
+    def work(self, round: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the members of a round's cohort and their steps τ_i, (S,) each."""
+        clients = self.clients(round)
+        return clients, self._steps(round, clients)
+
     def _shares_of_all(self, sizes: np.ndarray, *, everyone: bool) -> np.ndarray:
         """Return q_i, (S,), of members with these samples: over all clients of the federation, or those present.
 

@@ -24,6 +24,7 @@ from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.types import Method, State
 from hpcfed.updates._chain import Chain
+from hpcfed.updates._samples import SampleMechanism
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Parts:
     arithmetic: Arithmetic
     """Of the recipe's ``bits``."""
     world: World
+    sample_noise: SampleMechanism | None = None
+    """What hides clients' samples, where ``local.noise`` does."""
 
     @property
     def mpi_is_free(self) -> bool:

@@ -14,7 +14,7 @@ from hpcfed.algorithms.fednova import PerStep
 from hpcfed.arithmetic.operations import arithmetic_of
 from hpcfed.assembly.loss import build_loss, build_measured_loss
 from hpcfed.assembly.model import build_model, zeros
-from hpcfed.assembly.private import privacy_of
+from hpcfed.assembly.private import privacy_of, sample_mechanism_of
 from hpcfed.client.engine import ClientWork, trained_by, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private
 from hpcfed.client.solver import Engine, Stepping
@@ -151,6 +151,7 @@ def parts_of(
         seed=seed,
         loss_of=evaluator.loss_of,
         arithmetic=arithmetic,
+        sample_noise=sample_mechanism_of(recipe, federation),
     )
     return parts, evaluator
 

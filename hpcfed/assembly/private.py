@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hpcfed.cohort import Cohorts
 from hpcfed.config.recipe import Recipe
@@ -12,12 +15,14 @@ from hpcfed.config.updates import ChainPart
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.private import promised
 from hpcfed.types import Method
 from hpcfed.updates._accounting import accountant, multiplier_for
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._layout import Layout
 from hpcfed.updates._mechanism import Privacy
-from hpcfed.updates._privacy import FEW, check_privacy, check_quantile, mechanism_of
+from hpcfed.updates._privacy import FEW, check_privacy, check_quantile, check_sample_privacy, mechanism_of
+from hpcfed.updates._samples import SampleMechanism, sample_accountant, sample_multiplier_for
 
 if TYPE_CHECKING:
     from hpcfed.parts import Parts
@@ -46,13 +51,53 @@ def private(recipe: Recipe, chain: Chain, method: Method, federation: Federation
     if target is not None and not mechanism.multiplier:
         mechanism = mechanism.with_multiplier(multiplier_for(mechanism, target, cohort))
     check_quantile(mechanism)
-    found = accountant(mechanism, cohort)(mechanism.rounds)
-    if target is not None and found > target * ENOUGH:
-        what = f"noise: after {recipe.rounds} rounds ε is {found:.4g} with multiplier {mechanism.multiplier:g}"
-        raise InputError(what, expected=f"at most epsilon, {target:g}", remedy="leave multiplier out, or train anew")
+    _check_target(accountant(mechanism, cohort)(mechanism.rounds), target, recipe, mechanism.multiplier)
     amount = {**args, "multiplier": mechanism.multiplier, "delta": mechanism.delta}
     parts[place] = ChainPart(name="noise", args=amount)
     return recipe.model_copy(update={key: parts})
+
+
+def private_samples(recipe: Recipe, method: Method, federation: Federation, cohorts: Cohorts) -> Recipe:
+    """Return a recipe with the multiplier and δ of its ``local.noise``; others as they are.
+
+    Raises:
+        InputError: something of it is not private, or its noise does not keep the ε that it asks for.
+    """
+    amount = recipe.local.noise
+    if amount is None:
+        return recipe
+    own_tests = federation.num_test > 0 and federation.test_offsets is not None
+    check_sample_privacy(recipe, method, has_own_test_sets=own_tests)
+    mechanism, work = sample_mechanism_of(recipe, federation), cohorts.work
+    assert mechanism is not None
+    if amount.multiplier is None and amount.epsilon is not None:
+        mechanism = replace(mechanism, multiplier=sample_multiplier_for(mechanism, amount.epsilon, work))
+    _check_target(sample_accountant(mechanism, work)(recipe.rounds), amount.epsilon, recipe, mechanism.multiplier)
+    found = amount.model_copy(update={"multiplier": mechanism.multiplier, "delta": mechanism.delta})
+    return recipe.model_copy(update={"local": recipe.local.model_copy(update={"noise": found})})
+
+
+def _check_target(found: float, target: float | None, recipe: Recipe, multiplier: float) -> None:
+    if target is not None and found > target * ENOUGH:
+        what = f"noise: after {recipe.rounds} rounds ε is {found:.4g} with multiplier {multiplier:g}"
+        raise InputError(what, expected=f"at most epsilon, {target:g}", remedy="leave multiplier out, or train anew")
+
+
+def sample_mechanism_of(recipe: Recipe, federation: Federation) -> SampleMechanism | None:
+    """Return the mechanism of ``local.noise``; None without."""
+    amount, sizes = recipe.local.noise, federation.sizes
+    if amount is None:
+        return None
+    batch = sizes.max() if recipe.local.batch_size == "full" else int(recipe.local.batch_size)
+    rates = np.minimum(1.0, batch / np.maximum(sizes, 1)) * (sizes > 0)
+    return SampleMechanism(
+        clip=amount.clip,
+        multiplier=amount.multiplier or 0.0,
+        delta=amount.delta if amount.delta is not None else float(sizes.max()) ** -1.1,
+        rounds=recipe.rounds,
+        rates=tuple(rates.tolist()),
+        is_secret=recipe.secret_seed is not None,
+    )
 
 
 def with_secret_seeds(recipe: Recipe, world: World) -> tuple[Recipe, bytes | None]:
@@ -79,23 +124,25 @@ def privacy_of(
     return None if mechanism is None else Privacy(mechanism, layout, key)
 
 
-def private_remarks(recipe: Recipe, privacy: Privacy, cohorts: Cohorts) -> Iterator[str]:
+def private_remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     """Yield what is said of a private run when it begins."""
-    mechanism = privacy.mechanism
-    epsilon = accountant(mechanism, cohorts.clients)(recipe.rounds)
+    mechanism, epsilon = promised(parts)
+    if mechanism is None or epsilon is None:
+        return
+    level = "sample" if recipe.local.noise is not None else "client"
     yield (
-        f"client-level differential privacy: ε {epsilon:.4g} at δ {mechanism.delta:.3g} after {recipe.rounds} rounds "
-        f"({mechanism.neighbours}; {mechanism.drawn}); docs/privacy.md says what it covers"
+        f"{level}-level differential privacy: ε {epsilon(recipe.rounds):.4g} at δ {mechanism.delta:.3g} after "
+        f"{recipe.rounds} rounds ({mechanism.neighbours}; {mechanism.drawn}); docs/privacy.md says what it covers"
     )
     if not mechanism.is_secret:
         yield "without secret_seed the noise follows from the recipe: this ε holds for nobody who has the recipe"
-    if mechanism.num_clients < FEW:
-        yield f"noise that hides one of {mechanism.num_clients} clients costs the model: it is for {FEW} or more"
+    if level == "client" and (count := parts.federation.num_clients) < FEW:
+        yield f"noise that hides one of {count} clients costs the model: it is for {FEW} or more"
     if recipe.secret_seed is not None and is_open(recipe.secret_seed):
         yield f"secret_seed: {recipe.secret_seed} can be read by everybody: chmod 600"
 
 
 def privacy_facts(parts: Parts) -> dict[str, Any]:
     """Return the entry ``privacy`` of ``environment.json``; nothing where nothing is noised."""
-    privacy = parts.chain.privacy
-    return {} if privacy is None else {"privacy": privacy.mechanism.facts()}
+    mechanism, _ = promised(parts)
+    return {} if mechanism is None else {"privacy": mechanism.facts()}

@@ -30,8 +30,7 @@ def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if parts.chain.privacy is None:
         yield from _on_clients(recipe, parts)
         yield from _on_defaults(recipe, parts)
-    else:
-        yield from private_remarks(recipe, parts.chain.privacy, parts.cohorts)
+    yield from private_remarks(recipe, parts)
     yield from updates.remarks(recipe, parts.chain, parts.method)
     yield from _on_local_work(recipe, parts)
     yield from _on_evaluation(recipe, parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcfed import algorithms, models, updates
 from hpcfed.algorithms._compatibility import check_combination, check_parts
-from hpcfed.assembly.private import private
+from hpcfed.assembly.private import private, private_samples
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import check_metrics, check_stop
@@ -60,7 +60,8 @@ def _resolve(recipe: Recipe) -> Recipe:
                 "data_content", where=str(recipe.data), expected=recipe.data_content, got=federation.content or "none"
             )
         recipe = recipe.model_copy(update={"weights": recipe.weights or method.local.weights})
-        Cohorts(recipe, federation.sizes)  # which refuses those that cannot be drawn
+        cohorts = Cohorts(recipe, federation.sizes)  # which refuses those that cannot be drawn
+        recipe = private_samples(recipe, method, federation, cohorts)
         content = federation.content or None
     declared = {} if recipe.algorithm.factory else method.parameters()  # a factory's keys are its own
     written = {} if recipe.algorithm.factory is None else recipe.algorithm.parameters
@@ -120,6 +121,7 @@ def _local_work(recipe: Recipe, method: Method, *, couples: bool) -> Local:
         "loss.name: cox": couples,
         "loss.weights: balanced-by-site": recipe.loss.weights == "balanced-by-site",
         f"local.step: {recipe.local.step}": recipe.local.step is not None,
+        "local.noise": recipe.local.noise is not None,
     }
     why = next((why for why, is_so in hindrances.items() if is_so), "")
     if engine == "batched" and why:

@@ -245,6 +245,25 @@ class Augment(Section):
         return self
 
 
+class SampleNoise(Section):
+    """Noise on the steps of clients, which hides each sample (`hpcfed.client.sample_noise`)."""
+
+    clip: float = Field(gt=0)
+    """Largest norm of a sample's gradient."""
+    multiplier: float | None = Field(None, gt=0)
+    """Standard deviation of the noise, in units of `clip`."""
+    epsilon: float | None = Field(None, gt=0)
+    """Or the ε that has to hold after all rounds."""
+    delta: float | None = Field(None, gt=0, lt=1)
+    """Default: n^-1.1 of the largest client."""
+
+    @model_validator(mode="after")
+    def _some_noise(self) -> SampleNoise:
+        if self.multiplier is None and self.epsilon is None:
+            raise ValueError("'multiplier' or 'epsilon'")
+        return self
+
+
 class Local(Section):
     """The work of one client in one round.
 
@@ -253,7 +272,7 @@ class Local(Section):
     """
 
     later: ClassVar[frozenset[str]] = frozenset(
-        {"lr_schedule", "guess_moments", "step", "step_args", "tile", "memory_format", "graphs"}
+        {"lr_schedule", "guess_moments", "step", "step_args", "tile", "memory_format", "graphs", "noise"}
     )
 
     steps: Count | None = None
@@ -303,6 +322,8 @@ class Local(Section):
     """Have torch compile the model."""
     graphs: Literal["auto", "off"] = "auto"
     """`auto`: a GPU takes recorded steps; `off`: step by step, to the same bits (docs/gpu.md)."""
+    noise: SampleNoise | None = None
+    """DP-SGD: `{clip: 1.0, multiplier: 1.0}` hides each sample (docs/privacy.md)."""
     step: Reference | None = None
     """Your own step in place of all that, `"module:function"` (docs/methods.md)."""
     step_args: dict[str, Any] = Field(default_factory=dict)
@@ -334,7 +355,7 @@ class Local(Section):
             if self.step_args:
                 raise ValueError("'step_args' only beside 'step'")
             return self
-        for key in ("optimizer", "momentum", "weight_decay", "clip_norm", "clip", "compile"):
+        for key in ("optimizer", "momentum", "weight_decay", "clip_norm", "clip", "compile", "noise"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"no {key!r} beside 'step', which takes the place of the built-in steps")
         return self
@@ -562,7 +583,7 @@ class Recipe(Section):
 
     @property
     def is_private(self) -> bool:
-        """Whether noise is added, so that a run has an ε, and withholds what is not noised."""
+        """Whether noise hides clients, so that a run has an ε, and withholds what is not noised."""
         return self.noise_at is not None
 
     @property
@@ -610,8 +631,10 @@ class Recipe(Section):
             raise ValueError("'sentinel: off' beside 'deterministic: false': a client trained again has other bits")
         if self.precision != "float32" and self.dtype != "float32":
             raise ValueError("'dtype: float32' beside 'precision'")
-        if self.secret_seed is not None and not self.is_private:
-            raise ValueError("'noise' in 'means' or 'updates' beside 'secret_seed', which private runs alone have")
+        if self.local.noise is not None and self.is_private:
+            raise ValueError("'noise' in one of 'local', 'updates' and 'means'")
+        if self.secret_seed is not None and not (self.is_private or self.local.noise is not None):
+            raise ValueError("'noise' in 'means', 'updates' or 'local' beside 'secret_seed', for private runs alone")
         if self.evaluate.every == 0 and self.stop.by_scores:
             raise ValueError("'evaluate.every' of at least 1 beside 'stop'")
         return self

@@ -24,11 +24,11 @@ from hpcfed.run_folder.appended import AppendedFile
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CLIENTS, INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.private import promised
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
 from hpcfed.simulation import RoundResult
 from hpcfed.types import DELTA, MOVED, State
-from hpcfed.updates._accounting import accountant
 from hpcfed.updates._layout import layout_of
 
 CHECK_SECONDS = 1.0
@@ -62,7 +62,7 @@ class Rows:
         self._sent_bytes = coding.num_bytes
         self._buffer_bytes = AveragedBuffers(parts.model).sent_bytes
         self._privacy = parts.chain.privacy
-        self._epsilon = None if self._privacy is None else accountant(self._privacy.mechanism, parts.cohorts.clients)
+        self._epsilon = promised(parts)[1]
         counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
         self.totals = {**dict.fromkeys(counted, 0), **totals}
 
@@ -108,9 +108,10 @@ class Rows:
         }
         return row if self._epsilon is None else self._without_secrets(row, self._epsilon(round))
 
-    @staticmethod
-    def _without_secrets(row: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
+    def _without_secrets(self, row: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
         """Return the row of a private run: with its ε, and without what was not noised (`WITHHELD`)."""
+        if self._privacy is None:
+            return {**row, "local_loss": None, "epsilon": epsilon}
         nothing = dict.fromkeys(("local_loss", "mean_delta_sq", "gradients", "imbalance"))
         total = {"total": row["seconds"]["total"]} if "total" in row["seconds"] else {}
         return {**row, **nothing, "cohort": [], "skipped": [], "epsilon": epsilon, "seconds": total}

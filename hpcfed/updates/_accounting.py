@@ -16,8 +16,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from math import ceil, inf
+from functools import cache, partial
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ LARGEST = 2.0**20
 """Noise multiplier beyond which none is looked for."""
 Epsilon = Callable[[int], float]
 """From a round t to ε after it."""
+Costs = tuple[np.ndarray, np.ndarray]
+"""Orders, and a mechanism's Rényi divergence of each."""
 
 
 def accountant(mechanism: Mechanism, cohort: Callable[[int], np.ndarray]) -> Epsilon:
@@ -63,11 +65,20 @@ def multiplier_for(mechanism: Mechanism, epsilon: float, cohort: Callable[[int],
     def holds(multiplier: float) -> bool:
         return _loss(mechanism.with_multiplier(multiplier))(count) <= epsilon
 
+    return least_multiplier(holds, epsilon)
+
+
+def least_multiplier(holds: Callable[[float], bool], epsilon: float) -> float:
+    """Return the least noise multiplier, in steps of 10^-4, for which a target ε holds.
+
+    Raises:
+        InputError: none is.
+    """
     high = 1.0
     while not holds(high):
         high *= 2
         if high > LARGEST:
-            raise InputError("noise.epsilon", expected="one that some noise reaches", got=f"{epsilon:g}")
+            raise InputError("noise: epsilon", expected="one that some noise reaches", got=f"{epsilon:g}")
     low = high / 2
     while low > 10.0**-DIGITS and holds(low):
         low, high = low / 2, low
@@ -95,27 +106,43 @@ class _Joined:
 
 def _loss(mechanism: Mechanism) -> Callable[[int], float]:
     """Return ε of so many rounds of a mechanism, or of one client's so many."""
+    multiplier = mechanism.multiplier / 2 if mechanism.replaces else mechanism.multiplier
+    if not mechanism.is_amplified:
+        costs = _costs(multiplier, replaces=mechanism.replaces)
+    elif mechanism.replaces:
+        costs = _costs(multiplier, replaces=True, of=(mechanism.num_clients, round(mechanism.expected)))
+    else:
+        costs = _costs(multiplier, rate=mechanism.fraction)
+    return partial(_epsilon_of, costs, mechanism.delta)
+
+
+def loss_of_poisson(rate: float, multiplier: float, delta: float) -> Callable[[int], float]:
+    """Return ε of so many Gaussian mechanisms, each of a sample of this rate; add or remove one."""
+    return partial(_epsilon_of, _costs(multiplier, rate=rate), delta)
+
+
+def _epsilon_of(costs: Costs, delta: float, count: int) -> float:
+    """Return ε of so many mechanisms of these costs."""
+    _, rdp = _library()
+    orders, divergences = costs
+    with _quiet():
+        return float(rdp.compute_epsilon(orders, divergences * count, delta)[0]) if count else 0.0
+
+
+@cache
+def _costs(multiplier: float, *, rate: float = 1.0, of: tuple[int, int] | None = None, replaces: bool = False) -> Costs:
+    """Return a Gaussian mechanism's Rényi divergences and their orders, on a sample of a rate, or of m of N."""
     dp, rdp = _library()
-    relation = dp.NeighboringRelation.REPLACE_ONE if mechanism.replaces else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    event = dp.GaussianDpEvent(mechanism.multiplier / 2 if mechanism.replaces else mechanism.multiplier)
-    if mechanism.is_amplified:
-        event = (
-            dp.SampledWithoutReplacementDpEvent(mechanism.num_clients, round(mechanism.expected), event)
-            if mechanism.replaces
-            else dp.PoissonSampledDpEvent(mechanism.fraction, event)
-        )
+    event = dp.GaussianDpEvent(multiplier)
+    if of is not None:
+        event = dp.SampledWithoutReplacementDpEvent(*of, event)
+    elif rate < 1:
+        event = dp.PoissonSampledDpEvent(rate, event)
+    relation = dp.NeighboringRelation.REPLACE_ONE if replaces else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     one = rdp.RdpAccountant(neighboring_relation=relation)
     with _quiet():
         one.compose(event)
-    orders, divergences = one.orders, one.rdp
-
-    def loss(count: int) -> float:
-        if not count:
-            return 0.0
-        with _quiet():
-            return min(float(rdp.compute_epsilon(orders, divergences * count, mechanism.delta)[0]), inf)
-
-    return loss
+    return one.orders, one.rdp
 
 
 def _library() -> tuple[Any, Any]:

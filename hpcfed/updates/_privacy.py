@@ -9,7 +9,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.config.secret import commitment_of
 from hpcfed.errors import InputError
 from hpcfed.types import Method
-from hpcfed.updates._base import UpdatePart
+from hpcfed.updates._base import NORMS, UpdatePart
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._mechanism import Mechanism
 from hpcfed.updates.clip import Clip
@@ -37,6 +37,13 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "secret_seed": ("clients' states lie in checkpoints, which it encrypts", "set secret_seed (docs/privacy.md)"),
 }
 """Keys of the recipe that noise does not go with → why, and what to do."""
+
+OF_SAMPLES = {
+    "loss.weights": ("they count the labels of samples", "give numbers"),
+    "parameters": ("averaged buffers are not noised, and private parts are not clipped", "leave them out"),
+    "on_bad_client": ("who is left out depends on its samples", "use on_bad_client: stop"),
+    "local.compile": ("gradients of samples are mapped", "use compile: false"),
+}
 
 
 def mechanism_of(recipe: Recipe, chain: Chain, num_clients: int) -> Mechanism | None:
@@ -120,14 +127,49 @@ def _clip_of(parts: Sequence[UpdatePart]) -> Clip:
 
 def private_defaults(recipe: Recipe) -> Recipe:
     """Return a private recipe with what it takes in the place of other runs' defaults, and its commitment."""
-    if not recipe.is_private:
-        return recipe
-    changes: dict[str, Any] = {"weights": recipe.weights or "uniform"}
-    if recipe.sentinel == "on":
-        changes["sentinel"] = "off"
+    changes: dict[str, Any] = {}
+    if recipe.is_private:
+        changes["weights"] = recipe.weights or "uniform"
+        changes["sentinel"] = "off" if recipe.sentinel == "on" else recipe.sentinel
     if (secret := recipe.secret) is not None:
         changes["secret_commitment"] = commitment_of(secret)
     return recipe.model_copy(update=changes)
+
+
+def check_sample_privacy(recipe: Recipe, method: Method, *, has_own_test_sets: bool) -> None:
+    """Refuse what would let anything of a client's samples out beside its noised steps.
+
+    Raises:
+        InputError: with the reason.
+    """
+    local, evaluate = recipe.local, recipe.evaluate
+    holds = {
+        "evaluate.train": (evaluate.train.every > 0, f"every {evaluate.train.every}"),
+        "evaluate.clients": (evaluate.clients.every > 0, f"every {evaluate.clients.every}"),
+        "evaluate.statistics": (evaluate.statistics == "training", "training"),
+        "evaluate.every": (has_own_test_sets and evaluate.every > 0, str(evaluate.every)),
+        "loss.weights": (recipe.loss.weights in ("balanced", "balanced-by-site"), str(recipe.loss.weights)),
+        "parameters": (
+            recipe.parameters.keeps_private or recipe.parameters.buffers == "averaged",
+            recipe.parameters.given,
+        ),
+        "on_bad_client": (recipe.on_bad_client == "skip", "skip"),
+        "local.compile": (local.compile, "true"),
+    }
+    for key, (is_so, value) in holds.items():
+        if is_so:
+            reason, remedy = {**REFUSED, **OF_SAMPLES}[key]
+            raise InputError(f"local.noise with {key}: {value}", got=reason, remedy=remedy)
+    for why, is_so in {
+        f"its clients report numbers: {', '.join(method.local.scalars)}": bool(method.local.scalars),
+        "it reads the loss on all samples": method.local.loss_at_w,
+        "it takes gradients twice a step": method.local.evaluates_elsewhere,
+        "its step size compares mean ‖Δ_i‖² with ‖Δ̄‖², which noise of clients makes up to |S|/2 times too large": (
+            NORMS in method.reads
+        ),
+    }.items():
+        if is_so:
+            raise InputError(f"local.noise with {method.name}: {why}", remedy="use another method, such as fedavg")
 
 
 def check_privacy(recipe: Recipe, method: Method, *, has_own_test_sets: bool, stateful: bool) -> None:

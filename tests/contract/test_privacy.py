@@ -414,7 +414,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "fedexp": ({"algorithm": {"name": "fedexp"}}, "noise with fedexp has no meaning: its step size"),
     "feddyn": ({"algorithm": {"name": "feddyn", "alpha": 0.1}}, "noise with feddyn has no meaning"),
     "fednova": ({"algorithm": {"name": "fednova"}}, "normalisation multiplies what was clipped"),
-    "no noise": ({"means": None, "secret_seed": "secret.txt"}, "'noise' in 'means' or 'updates' beside"),
+    "no noise": ({"means": None, "secret_seed": "secret.txt"}, "'noise' in 'means', 'updates' or 'local' beside"),
     "no such file": ({"secret_seed": "missing.txt"}, "secret_seed: no such file"),
     "no variable": ({"secret_seed": {"env": "HPCFED_NO_SUCH"}}, "the variable HPCFED_NO_SUCH is not set"),
 }

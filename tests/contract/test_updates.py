@@ -152,7 +152,8 @@ def test_what_is_not_finite_stays_so(name, bad):
     part = updates.named("updates")[name](**{**updates.examples("updates")[name], **ATTACKING.get(name, {})})
     vector = draw()
     vector[5] = bad
-    method = sending(build_method(Algorithm(name="fedavg")), Chain((part,)), Layout(SIZES, None))
+    layout = Layout(SIZES, None)
+    method = sending(build_method(Algorithm(name="fedavg")), Chain((part,), (), Privacy(MECHANISM, layout)), layout)
     w, local = torch.zeros(N), LocalResult(vector, steps=4, loss_sum=1.0, lr=0.1)
     state, shared = method.local.begin(w), method.local.begin_shared(w)
     about = RoundContext(1, 0.1, ClientInfo(3, 20, 16.0), seed=7)
