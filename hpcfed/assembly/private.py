@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcfed.cohort import Cohorts
 from hpcfed.config.recipe import Recipe
-from hpcfed.config.secret import is_open, key_of
+from hpcfed.config.secret import commitment_of, is_open, key_of
 from hpcfed.config.updates import ChainPart
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
@@ -98,6 +98,16 @@ def sample_mechanism_of(recipe: Recipe, federation: Federation) -> SampleMechani
         rates=tuple(rates.tolist()),
         is_secret=recipe.secret_seed is not None,
     )
+
+
+def committed(recipe: Recipe) -> Recipe:
+    """Return a resolved recipe with the commitment to its secret seed, if it has one.
+
+    Raises:
+        InputError: the seed cannot be read, or is not the one that was committed to.
+    """
+    secret = recipe.secret
+    return recipe if secret is None else recipe.model_copy(update={"secret_commitment": commitment_of(secret)})
 
 
 def with_secret_seeds(recipe: Recipe, world: World) -> tuple[Recipe, bytes | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcfed import algorithms, models, updates
 from hpcfed.algorithms._compatibility import check_combination, check_parts
-from hpcfed.assembly.private import private, private_samples
+from hpcfed.assembly.private import committed, private, private_samples
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import check_metrics, check_stop
@@ -68,7 +68,7 @@ def _resolve(recipe: Recipe) -> Recipe:
     named = {key: getattr(recipe.algorithm, key) for key in type(recipe.algorithm).model_fields}
     algorithm = {**named, **written, **_parts(recipe.algorithm), **declared}
     model = {**recipe.model.model_dump(), **(spec.recorded() if spec else {})}
-    return recipe.model_copy(
+    recipe = recipe.model_copy(
         update={
             **updates.resolved(recipe, chain),
             "algorithm": type(recipe.algorithm).model_validate(algorithm),
@@ -77,6 +77,7 @@ def _resolve(recipe: Recipe) -> Recipe:
             "data_content": content,
         }
     )
+    return committed(recipe)
 
 
 def _with_numbers(recipe: Recipe, federation: Federation) -> Recipe:

@@ -7,6 +7,7 @@ A section is a frozen pydantic model that refuses unknown keys and silent conver
 from __future__ import annotations
 
 import itertools
+import json
 from math import log10
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -597,15 +598,23 @@ class Recipe(Section):
 
     @property
     def secret(self) -> int | None:
-        """The secret seed; None without.
+        """The secret seed of a resolved recipe, another one for other values of what decides its rounds; None without.
 
         Raises:
             InputError: it cannot be read, or is not the run's.
         """
         if self.secret_seed is None:
             return None
-        seeds = " ".join(f"{name} {number}" for name, number in self.seed)
-        return read_secret(self.secret_seed, self.secret_commitment, f"{self.name} {seeds}")
+        decides = self.model_dump(
+            mode="json",
+            include={
+                **dict.fromkeys(("name", "seed", "data_content", "weights", "algorithm", "updates", "means"), True),
+                "cohort": {"size", "fraction", "sampling"},
+                "local": True,
+            },
+            exclude={"local": {"engine", "matmul", "tile", "memory_format", "graphs"}},  # chosen where it runs
+        )
+        return read_secret(self.secret_seed, self.secret_commitment, json.dumps(decides, sort_keys=True))
 
     def balances(self, stateful: bool) -> bool:
         """Return whether cohorts are spread over ranks by work; `auto` balances only clients without a state."""

@@ -5,11 +5,11 @@
 It is text of at least 32 hexadecimal digits, 128 random bits, such as ``openssl rand -hex 32`` writes. The recipe of a
 run folder has its place and
 
-    secret = SHAKE-256(text, name and seeds of the run), 256 bits
+    secret = SHAKE-256(text, what decides the rounds), 256 bits
     secret_commitment = salt : SHA-256(salt, secret),      salt = SHAKE-256(secret), 128 bits
 
-by which its holder can show that a run was made with it, and nobody else can find it. A text is for one run: two runs
-of one name and seeds have the same noise, which is gone in their difference.
+by which its holder can show that a run was made with it, and nobody else can find it. Runs of one text that differ in
+name, seeds, data, method, lists, cohorts or local work, such as those of a sweep, have noise of their own.
 """
 
 from __future__ import annotations

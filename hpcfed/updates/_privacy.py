@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from hpcfed.config.recipe import Recipe
-from hpcfed.config.secret import commitment_of
 from hpcfed.errors import InputError
 from hpcfed.types import Method
 from hpcfed.updates._base import NORMS, UpdatePart
@@ -126,14 +124,11 @@ def _clip_of(parts: Sequence[UpdatePart]) -> Clip:
 
 
 def private_defaults(recipe: Recipe) -> Recipe:
-    """Return a private recipe with what it takes in the place of other runs' defaults, and its commitment."""
-    changes: dict[str, Any] = {}
-    if recipe.is_private:
-        changes["weights"] = recipe.weights or "uniform"
-        changes["sentinel"] = "off" if recipe.sentinel == "on" else recipe.sentinel
-    if (secret := recipe.secret) is not None:
-        changes["secret_commitment"] = commitment_of(secret)
-    return recipe.model_copy(update=changes)
+    """Return a recipe whose clients are hidden with what it takes in the place of other runs' defaults."""
+    if not recipe.is_private:
+        return recipe
+    sentinel = "off" if recipe.sentinel == "on" else recipe.sentinel
+    return recipe.model_copy(update={"weights": recipe.weights or "uniform", "sentinel": sentinel})
 
 
 def check_sample_privacy(recipe: Recipe, method: Method, *, has_own_test_sets: bool) -> None:

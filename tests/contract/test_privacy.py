@@ -354,6 +354,19 @@ def test_the_holder_of_the_seed_alone_can_verify_and_replay(place):
 
 
 @pytest.mark.serial
+@pytest.mark.parametrize(
+    "change", ["name=b", "seed=1", "local.lr=0.2", "means.0.noise.multiplier=2.0", "cohort.size=4"]
+)
+def test_runs_of_one_secret_have_noise_of_their_own(change, place):
+    """Else it would be gone in the difference of two; what is free to change, and what is chosen here, changes none."""
+    base = recipe(place, "run", cohort={"size": 3}, name="a", **secret(place))
+    keys = [[], [change], ["rounds=9"], ["evaluate.every=3"], ["local.engine=sequential"]]
+    seeds = [resolve(load_recipe(base, changes)).secret for changes in keys]
+    assert seeds[0] != seeds[1]
+    assert {*seeds[2:]} == {seeds[0]}
+
+
+@pytest.mark.serial
 @pytest.mark.one_mpi
 def test_who_has_no_seed_can_read_the_run(place, monkeypatch, capsys):
     """Reports, cards and predictions say ε and need no secret; the card has no counts of samples."""
