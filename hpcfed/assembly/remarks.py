@@ -130,7 +130,7 @@ def _out_of_tiles(recipe: Recipe, parts: Parts) -> str:
     local, loss = recipe.local, recipe.loss
     reasons = {
         "local.compile takes the module as it is": local.compile,
-        f"precision: {recipe.precision} is of the module's own calls": recipe.precision != "float32",
+        f"precision: {recipe.precision} is of the module's own calls": recipe.precision == "bf16-mixed",
         "loss.weights: balanced-by-site is a loss for each client": loss.weights == "balanced-by-site",
         "Cox's loss is of a whole minibatch": parts.federation.task == "survival" and loss.factory is None,
     }
