@@ -355,7 +355,7 @@ def test_the_holder_of_the_seed_alone_can_verify_and_replay(place):
 
 @pytest.mark.serial
 @pytest.mark.parametrize(
-    "change", ["name=b", "seed=1", "local.lr=0.2", "means.0.noise.multiplier=2.0", "cohort.size=4"]
+    "change", ["name=b", "seed=1", "local.lr=0.2", "means=[{noise: {multiplier: 2.0}}]", "cohort.size=4"]
 )
 def test_runs_of_one_secret_have_noise_of_their_own(change, place):
     """Else it would be gone in the difference of two; what is free to change, and what is chosen here, changes none."""
