@@ -18,6 +18,7 @@ import hpcfed
 from hpcfed.assembly import assemble, resolve
 from hpcfed.cli.main import main
 from hpcfed.config.load import load_recipe
+from hpcfed.provenance.compare import compare
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
 from hpcfed.rng import LEAST_SECRET, Purpose, normals, stream
@@ -330,6 +331,9 @@ def test_the_bits_are_those_of_any_number_of_ranks_and_of_a_run_that_was_resumed
     assert [[row[key] for key in same] for row in found] == [[row[key] for key in same] for row in whole]
 
 
+LOUDER = [{"noise": {"multiplier": 2.0}}]
+
+
 @pytest.mark.serial
 @pytest.mark.one_mpi
 def test_the_holder_of_the_seed_alone_can_verify_and_replay(place):
@@ -337,8 +341,10 @@ def test_the_holder_of_the_seed_alone_can_verify_and_replay(place):
     said: list[str] = []
     assert verify(Verification(found.folder, None, 0), World(), said.append) == 0
     assert "bit for bit" in said[-1]
-    steps = hpcfed.replay(found.folder, 2, 1).steps
-    assert len(steps) == 4
+    assert len(hpcfed.replay(found.folder, 2, 1).steps) == 4
+    louder = run(place, "louder", algorithm={"name": "scaffold"}, rounds=2, means=LOUDER, **secret(place))
+    assert compare([found.folder, louder.folder], None, None, said.append) == 1
+    assert "part in round 1" in said
     (place / "secret.txt").rename(place / "elsewhere")
     for call in (
         lambda: verify(Verification(found.folder, None, 0), World(), said.append),

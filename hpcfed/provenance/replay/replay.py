@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from hpcfed.assembly import build_loss, build_model
-from hpcfed.assembly.private import with_secret_seeds
 from hpcfed.client.augment import augmented
 from hpcfed.client.batched.operators.dropping import GivenMasks
 from hpcfed.client.solver import Task, start_of
-from hpcfed.cohort import Cohorts
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.generators import Generators
 from hpcfed.data.batches import minibatches
@@ -29,11 +27,11 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.parts import Parts
 from hpcfed.provenance.code_of_rounds import RUN_CODE, Permission
+from hpcfed.provenance.cohorts import with_cohorts
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import ClientReport, reports_of
 from hpcfed.provenance.replay.enter import RewoundRun, entered
 from hpcfed.provenance.replay.neighbours import Dependence, dependences_of
-from hpcfed.ranks.world import World
 from hpcfed.rng import Purpose, stream
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 from hpcfed.types import State
@@ -175,24 +173,9 @@ def replay(
     """
     folder = Path(run).resolve()
     places = (None if place is None else Path(place) for place in (data, code))
-    found = _with_cohorts(recorded(folder, placed_recipe(folder, *places), Permission(run_code, ask, RUN_CODE)))
+    found = with_cohorts(recorded(folder, placed_recipe(folder, *places), Permission(run_code, ask, RUN_CODE)))
     _check_drawn(found, round, client)
     return replay_in(found, entered(found, round, say), round, client)
-
-
-def _with_cohorts(run: RecordedRun) -> RecordedRun:
-    """Return a run whose rows have their cohorts, which the record of a private one withholds.
-
-    Raises:
-        InputError: its secret seed is not at hand.
-    """
-    if not run.recipe.is_private:
-        return run
-    recipe, _ = with_secret_seeds(run.recipe, World())
-    with Federation.open(recipe.data) as federation:
-        draws = Cohorts(recipe, federation.sizes).clients
-    rows = [{**row, "cohort": draws(round).tolist()} for round, row in enumerate(run.rows, start=1)]
-    return replace(run, rows=rows)
 
 
 def _check_drawn(run: RecordedRun, round: int, client: int | str) -> None:
