@@ -62,32 +62,35 @@ def multiplier_for(mechanism: Mechanism, epsilon: float, cohort: Callable[[int],
         if not count:
             return 10.0**-DIGITS
 
-    def holds(multiplier: float) -> bool:
-        return _loss(mechanism.with_multiplier(multiplier))(count) <= epsilon
+    def spent(multiplier: float) -> float:
+        return _loss(mechanism.with_multiplier(multiplier))(count)
 
-    return least_multiplier(holds, epsilon)
+    return least_multiplier(spent, epsilon)
 
 
-def least_multiplier(holds: Callable[[float], bool], epsilon: float) -> float:
-    """Return the least noise multiplier, in steps of 10^-4, for which a target ε holds.
+def least_multiplier(spent: Callable[[float], float], epsilon: float) -> float:
+    """Return the least noise multiplier, in steps of 10^-4, whose ε, `spent`, is at most a target.
 
     Raises:
         InputError: none is.
     """
-    high = 1.0
-    while not holds(high):
-        high *= 2
+    from scipy.optimize import brentq
+
+    step, low, high = 10.0**-DIGITS, 0.5, 1.0
+    while spent(high) > epsilon:
+        low, high = high, 2 * high
         if high > LARGEST:
             raise InputError("noise: epsilon", expected="one that some noise reaches", got=f"{epsilon:g}")
-    low = high / 2
-    while low > 10.0**-DIGITS and holds(low):
+    while low > step and spent(low) <= epsilon:
         low, high = low / 2, low
-    steps = 10**DIGITS
-    first, last = int(low * steps), ceil(high * steps)
-    while last - first > 1:
-        middle = (first + last) // 2
-        first, last = (first, middle) if holds(middle / steps) else (middle, last)
-    return last / steps
+    if low <= step:
+        return step
+    near = ceil(brentq(lambda one: min(spent(one), 2 * LARGEST) - epsilon, low, high, xtol=step / 10) / step)
+    while spent(near * step) > epsilon:
+        near += 1
+    while spent((near - 1) * step) <= epsilon:
+        near -= 1
+    return near / 10**DIGITS
 
 
 class _Joined:

@@ -88,10 +88,10 @@ def sample_multiplier_for(mechanism: SampleMechanism, epsilon: float, work: Work
     """
     steps = _Steps(work, len(mechanism.rates))
 
-    def holds(multiplier: float) -> bool:
-        return _epsilon(replace(mechanism, multiplier=multiplier), steps)(mechanism.rounds) <= epsilon
+    def spent(multiplier: float) -> float:
+        return _epsilon(replace(mechanism, multiplier=multiplier), steps)(mechanism.rounds)
 
-    return least_multiplier(holds, epsilon)
+    return least_multiplier(spent, epsilon)
 
 
 def _epsilon(mechanism: SampleMechanism, steps: _Steps) -> Epsilon:

@@ -18,6 +18,9 @@ import hpcfed
 from hpcfed.assembly import assemble, resolve
 from hpcfed.cli.main import main
 from hpcfed.config.load import load_recipe
+from hpcfed.lab.report.group import group_runs
+from hpcfed.lab.report.page import warnings
+from hpcfed.lab.report.read import read_run
 from hpcfed.provenance.compare import compare
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
@@ -374,22 +377,23 @@ def test_runs_of_one_secret_have_noise_of_their_own(change, place):
 
 @pytest.mark.serial
 @pytest.mark.one_mpi
-def test_who_has_no_seed_can_read_the_run(place, monkeypatch, capsys):
+def test_who_has_no_seed_can_read_the_run(place, monkeypatch):
     """Reports, cards and predictions say ε and need no secret; the card has no counts of samples."""
     monkeypatch.setenv("HPCFED_TEST_SECRET", SECRET)
-    run(place, "run", rounds=2, secret_seed={"env": "HPCFED_TEST_SECRET"})
+    about = {"rounds": 2, "secret_seed": {"env": "HPCFED_TEST_SECRET"}}
+    found = [run(place, f"run-{seed}", seed=seed, **about) for seed in (0, 1)]
     monkeypatch.delenv("HPCFED_TEST_SECRET")
-    for arguments in (["report", "-o", "page"], ["export", "-o", "model.safetensors"]):
-        command, *rest = arguments
-        monkeypatch.chdir(place)
-        with pytest.raises(SystemExit) as ended:
-            main([command, "run", *rest])
-        assert ended.value.code == 0
-    for text in ((place / "page" / "report.html").read_text(), (place / "model.md").read_text()):
+    groups = group_runs([read_run(one.folder) for one in found])
+    assert [len(group.runs) for group in groups] == [2]
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(found[0].folder), "-o", str(place / "model.safetensors")])
+    assert ended.value.code == 0
+    card = (place / "model.md").read_text()
+    for text in (*warnings(groups), card):
         assert "ifferential privacy of each client (add or remove one client): ε" in text
         assert "Choosing among runs" in text
-    assert "sizes are withheld" in text
-    assert "to train on" not in text
+    assert "sizes are withheld" in card
+    assert "to train on" not in card
 
 
 TARGET = [{"noise": {"epsilon": 4.0, "delta": 1e-3}}]
