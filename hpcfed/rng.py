@@ -17,7 +17,6 @@ from __future__ import annotations
 from enum import IntEnum
 from functools import lru_cache
 from hashlib import shake_256
-from itertools import count
 from typing import Any, cast
 
 import numpy as np
@@ -109,9 +108,10 @@ def normals(seed: int, purpose: Purpose, round: int, client: int, place: int, si
     if seed < LEAST_SECRET:
         words = stream(seed, purpose, round, client, place).bit_generator.random_raw(size)
     else:
-        blocks = (_bytes_of(seed, purpose, round, client, place, block).digest(8 * BLOCK) for block in count())
-        pieces = [np.frombuffer(next(blocks), dtype="<u8") for _ in range(0, size, BLOCK)]
-        words = np.concatenate(pieces)[:size].astype(np.uint64) if pieces else np.empty(0, np.uint64)
+        firsts = range(0, size, BLOCK)
+        address = seed, purpose, round, client, place
+        pieces = [_bytes_of(*address, first // BLOCK).digest(8 * min(BLOCK, size - first)) for first in firsts]
+        words = np.frombuffer(b"".join(pieces), dtype="<u8").astype(np.uint64)
     return np.asarray(ndtri(((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52))
 
 

@@ -434,6 +434,10 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "labels": ({"loss": {"weights": "balanced"}}, "noise with loss.weights"),
     "private parts": ({"parameters": {"private": ["0.*"]}}, "noise with parameters"),
     "states": ({"algorithm": {"name": "scaffold"}}, "noise with secret_seed: none"),
+    "carried on": (
+        {"algorithm": {"name": "scaffold"}, "updates": [CLIP, {"noise": {"multiplier": 1.0}}], "means": None},
+        "updates: noise with scaffold has no meaning",
+    ),
     "fedexp": ({"algorithm": {"name": "fedexp"}}, "noise with fedexp has no meaning: its step size"),
     "feddyn": ({"algorithm": {"name": "feddyn", "alpha": 0.1}}, "noise with feddyn has no meaning"),
     "fednova": ({"algorithm": {"name": "fednova"}}, "normalisation multiplies what was clipped"),
