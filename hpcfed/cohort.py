@@ -86,7 +86,7 @@ class Cohorts:
 
     def round(self, round: int) -> Cohort:
         """Return the cohort of a round, counted from 1."""
-        clients = self._draw(round)
+        clients = self.clients(round)
         sizes = self._sizes[clients]
         q = self._shares_of_all(sizes, everyone=not self._redraws)
         fraction = float(q.sum())
@@ -143,12 +143,17 @@ class Cohorts:
 
     def after(self, round: int) -> np.ndarray:
         """Return the clients of the round that follows, in order; none after the last one."""
-        return self._draw(round + 1) if round < self._recipe.rounds else np.empty(0, np.int64)
+        return self.clients(round + 1) if round < self._recipe.rounds else np.empty(0, np.int64)
 
-    def _draw(self, round: int) -> np.ndarray:
+    def clients(self, round: int) -> np.ndarray:
         """Return the members of a round's cohort: those drawn that are present."""
         drawn = self._drawn(round)
         return drawn if self._num_present == len(self._sizes) else drawn[self.present[drawn]]
+
+    def work(self, round: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the members of a round's cohort and their steps τ_i, (S,) each."""
+        clients = self.clients(round)
+        return clients, self._steps(round, clients)
 
     def _shares_of_all(self, sizes: np.ndarray, *, everyone: bool) -> np.ndarray:
         """Return q_i, (S,), of members with these samples: over all clients of the federation, or those present.
@@ -196,6 +201,10 @@ class Cohorts:
             )
         if section.sampling == "bernoulli":
             chance = section.fraction if section.fraction is not None else size / num_clients
+            if (
+                self._recipe.noise_at == "server"
+            ):  # an empty one is a round of noise: whoever redrew it would tell of it
+                return lambda round: _joined(stream(seed, Purpose.COHORT, round), num_clients, chance), rounds * chance
             draws = rounds * chance / _prob_nonempty(num_clients, chance)
             if section.stream == "authors":
                 _check_chance(num_clients, chance)
@@ -306,12 +315,17 @@ def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.
     for any chance.
     """
     for _ in range(MAX_EMPTY_DRAWS):
-        joined = np.flatnonzero(rng.random(num_clients) < chance)
+        joined = _joined(rng, num_clients, chance)
         if len(joined):
             return joined
     first_at = math.log1p(-rng.random() * _prob_nonempty(num_clients, chance)) / math.log1p(-chance)
     first = min(int(first_at), num_clients - 1)
     return np.append(first, first + 1 + np.flatnonzero(rng.random(num_clients - first - 1) < chance))
+
+
+def _joined(rng: np.random.Generator, num_clients: int, chance: float) -> np.ndarray:
+    """Return the clients, each of which joins with probability `chance`; perhaps none."""
+    return np.flatnonzero(rng.random(num_clients) < chance)
 
 
 def _prob_nonempty(num_clients: int, chance: float) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor
 from hpcfed.assembly import assemble
 from hpcfed.assembly.auto_device import refuse_another_device
 from hpcfed.assembly.left_out import without_facts
+from hpcfed.assembly.private import privacy_facts
 from hpcfed.assembly.remarks import remarks
 from hpcfed.config.limits import watchdog_limit
 from hpcfed.config.recipe import Recipe
@@ -233,6 +234,7 @@ def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]
         "graphs": None if parts.engine.graphs is None else str(parts.engine.graphs),
         **({} if parts.step_work is None else {"device_by_step_work": parts.step_work}),
         "evaluated_samples": evaluator.num_samples,
+        **privacy_facts(parts),
         **without_facts(recipe, parts.federation),
     }
 

@@ -25,6 +25,7 @@ from hpcfed.ranks.world import World
 from hpcfed.reduce.masks import Masks
 from hpcfed.types import Method, State
 from hpcfed.updates._chain import Chain
+from hpcfed.updates._samples import SampleMechanism
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class Parts:
     arithmetic: Arithmetic
     """Of the recipe's ``bits``."""
     world: World
+    sample_noise: SampleMechanism | None = None
+    """What hides clients' samples, where ``local.noise`` does."""
 
     @property
     def mpi_is_free(self) -> bool:

@@ -24,6 +24,7 @@ from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
 from hpcfed.ranks.platform.malloc import return_freed_memory
 from hpcfed.ranks.world import PATIENCE
+from hpcfed.reduce.bounded import BoundedMagnitudes
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.checks import check_range, check_repeated, check_same, check_sums
 from hpcfed.reduce.slots import DONE, SKIPPED, Sums
@@ -97,6 +98,7 @@ class Simulation:
         self._world = parts.world
         self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
         self._is_exact = parts.reduction == "exact"
+        self._is_bounded = parts.chain.privacy is not None and parts.chain.privacy.is_central
         self.buffers = AveragedBuffers(parts.model)
         self._buffer = RoundBuffer(
             parts.model.vector.numel(),
@@ -124,7 +126,12 @@ class Simulation:
         self._begin()
 
     def _begin(self) -> None:
-        self.magnitudes = Magnitudes(self._parts.model.vector.numel(), self._dtype, self.buffers.entries)
+        entries, privacy = self._parts.model.vector.numel(), self._parts.chain.privacy
+        self.magnitudes = Magnitudes(entries, self._dtype, self.buffers.entries)
+        if self._is_bounded and privacy is not None:
+            bound = lambda name: privacy.bound(name, self._clip)  # noqa: E731
+            self.magnitudes = BoundedMagnitudes(entries, self._dtype, bound, self._parts.federation.num_clients)
+        self.touched[:] = privacy is not None and self._parts.method.local.stateful  # or it would tell who took part
         self._hashed: _Hashed | None = None
 
     @property
@@ -150,7 +157,6 @@ class Simulation:
         """Go back to before the first round."""
         self._server.begin()
         self._begin()
-        self.touched[:] = False
         self._parts.clients.forget([*self._parts.clients])
         self.buffers.restore(self._initial_buffers)
 
@@ -171,7 +177,7 @@ class Simulation:
             return_freed_memory()
         plan = self.plan(round)
         if not len(plan.cohort.clients) or self._are_too_few(plan):
-            return self._empty_round(plan, requests, written)
+            return self._round_without_clients(plan, requests, written)
         cohort, ranks = plan.cohort, plan.ranks
         vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
         counts = counts_of(vectors, cohort.counts, plan.factors)
@@ -195,7 +201,7 @@ class Simulation:
             spent = {name: seconds + spent.get(name, 0.0) for name, seconds in first_spent.items()}
             self.magnitudes.repeats += 1
         reduced = time.perf_counter()
-        means, noted = self._means(plan, sums)
+        (means, noted), clip = self._means(plan, sums), self._clip_as_recorded()
         update = self._step(means, plan)
         self.buffers.step(sums, _kept(cohort, sums))
         self.magnitudes.learn(sums.bounds)
@@ -208,7 +214,7 @@ class Simulation:
             means=replace(means, vectors={}, delta_sq=self._server.delta_sq),
             vectors=tuple(means.vectors),
             server_lr=update.server_lr,
-            metrics={**update.metrics, **noted},
+            metrics={**update.metrics, **noted, **clip},
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
             gradients=steps,
             requests=Request(int(np.bitwise_or.reduce(sums.requests))),
@@ -216,7 +222,7 @@ class Simulation:
             written=int(sums.written.min()),
             seconds={**spent, "server": time.perf_counter() - reduced},
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
-            units={name: own[-1] for name, own in units.items()} if self._is_exact else None,
+            units=self._finest(units),
             state_hash=self._state_hash(),
             attempts=1 if better is None else 2,
             update_hashes=sums.update_hashes,
@@ -225,26 +231,40 @@ class Simulation:
             never_drawn=self._never_drawn(),
         )
 
-    def _empty_round(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
+    def _round_without_clients(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
         """Return a round without training: one Allreduce of the ranks' requests and hashes.
+
+        The model stays as it is; that of a private run takes a step along noise, as in any other round.
 
         Raises:
             EnvironmentFailure: the ranks' states differ.
+            Diverged: the model is not finite afterwards.
         """
         started = time.perf_counter()
         ranks = self._buffer.exchange(self._state_hash().value, requests=requests, written=written)
         check_same(ranks["hash"], plan.round, self._world)
-        self._server.stay()
-        nothing = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None)
+        clip = self._clip_as_recorded()
+        means, update = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None), None
+        if not self._is_bounded:
+            self._server.stay()
+        else:
+            scalars = dict.fromkeys(self._parts.method.local.scalars, 0.0)
+            means = replace(means, vectors=self._zeros(plan), scalars=scalars)
+            means = self._parts.chain.after(means, self._parts.seed, self._clip)
+            means = replace(means, delta_sq=self._norm(means.delta) if DELTA in means.vectors else math.nan)
+            update = self._step(means, plan)
         return RoundResult(
             cohort=plan.cohort,
-            means=nothing,
+            means=replace(means, vectors={}),
+            vectors=tuple(means.vectors),
+            server_lr=None if update is None else update.server_lr,
+            metrics={} if update is None else {**update.metrics, **clip},
             requests=Request(int(np.bitwise_or.reduce(ranks["requests"]))),
             written=int(ranks["written"].min()),
             skipped=plan.cohort.clients.tolist(),
             seconds={"local": 0.0, "convert": 0.0, "wait": 0.0, "reduce": time.perf_counter() - started, "server": 0.0},
             state_hash=self._state_hash(),
-            units={} if self._is_exact else None,
+            units=self._finest(self.magnitudes.predict(dict.fromkeys(means.vectors, np.empty(0)))),
             never_drawn=self._never_drawn(),
         )
 
@@ -252,6 +272,23 @@ class Simulation:
         """Whether fewer clients are left than a secure aggregation opens a sum of."""
         masks = self._parts.masks
         return masks is not None and plan.dropped is not None and int((~plan.dropped).sum()) < masks.survivors
+
+    @property
+    def _clip(self) -> float | None:
+        """C of the round, where a quantile moves it."""
+        return self._parts.chain.clip_of(self.shared) if self._parts.chain.moves_clip else None
+
+    def _clip_as_recorded(self) -> Mapping[str, float]:
+        return {} if self._clip is None else {"clip": self._clip}
+
+    def _zeros(self, plan: RoundPlan) -> Mapping[str, Tensor]:
+        """Return 0 for each vector that clients would report, (d,), where the server is."""
+        size, home = self._parts.model.vector.numel(), self._parts.server_home
+        names = self._parts.method.reported(plan.alike)
+        return {name: torch.zeros(size, dtype=torch.float64, device=home) for name in names}
+
+    def _finest(self, units: Mapping[str, Units]) -> Mapping[str, float] | None:
+        return {name: own[-1] for name, own in units.items()} if self._is_exact else None
 
     def _never_drawn(self) -> int | None:
         """Return the number of clients whose private part is still the initial one; None without private parts."""
@@ -336,7 +373,7 @@ class Simulation:
         """Return units that suit what the clients reported, where those that were used do not; else None."""
         if self._parts.masks is not None:
             return None
-        if not self._is_exact:
+        if not self._is_exact or self._is_bounded:
             check_range(sums, counts, round, self._parts.reduction)
             return None
         entries = self.magnitudes.entries_of
@@ -437,7 +474,7 @@ class Simulation:
             scalars={name: float((cohort.shares * own).sum()) / kept for name, own in scalars.items()},
             client_scalars=each if self._parts.method.client_scalars else {},
         )
-        means = self._parts.chain.after(means, self._parts.seed)
+        means = self._parts.chain.after(means, self._parts.seed, self._clip)
         if DELTA not in means.vectors or not self._server.needs_delta_sq:
             return means, noted
         return replace(means, delta_sq=self._norm(means.delta)), noted

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hpcfed.assembly.auto_device import chosen
+from hpcfed.assembly.private import with_secret_seeds
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.data.federation import Federation
@@ -42,6 +43,7 @@ def assemble(
             method reports other vectors or scalars, or has other factors, on another rank.
         EnvironmentFailure: a GPU cannot be used, or memory is short.
     """
+    recipe, key = with_secret_seeds(recipe, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
     try:
         device, work = chosen(recipe, federation, world, began_on)
@@ -50,7 +52,7 @@ def assemble(
             own = replace(own, index=None, sharing=own.neighbours)
         checked = own_code_named()(device_faults(world)(_assemble))
         devices = WorldDevices.of(world, own)
-        build = partial(checked, recipe, federation, world, own, devices, watchdog or Watchdog(world), work)
+        build = partial(checked, recipe, federation, world, own, devices, watchdog or Watchdog(world), work, key)
         assembled = world.together(build)
         check_hosts(recipe, world)
         _check_reports(assembled[0].method, world)
@@ -71,10 +73,11 @@ def _assemble(
     devices: WorldDevices,
     watchdog: Watchdog,
     step_work: int | None,
+    key: bytes | None,
 ) -> tuple[Parts, Evaluator]:
     from hpcfed.assembly.parts import parts_of
 
-    return parts_of(recipe, federation, world, device_slot, devices, watchdog, step_work)
+    return parts_of(recipe, federation, world, device_slot, devices, watchdog, step_work, key)
 
 
 def _check_reports(method: Method, world: World) -> None:

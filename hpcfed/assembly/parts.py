@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from hpcfed.algorithms.fednova import PerStep
 from hpcfed.arithmetic.operations import arithmetic_of
 from hpcfed.assembly.loss import build_loss, build_measured_loss
 from hpcfed.assembly.model import build_model, zeros
+from hpcfed.assembly.private import privacy_of, sample_mechanism_of
 from hpcfed.assembly.secure import masks_of
 from hpcfed.client.engine import ClientWork, trained_by, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private
@@ -44,8 +46,9 @@ from hpcfed.reduce.device import device_sum
 from hpcfed.reduce.kept import bytes_needed
 from hpcfed.server import LARGEST_ON_HOST
 from hpcfed.types import Method
-from hpcfed.updates._chain import Chain, layout_of, sending
+from hpcfed.updates._chain import Chain, sending
 from hpcfed.updates._checked import checked_parts
+from hpcfed.updates._layout import layout_of
 
 ONE_SAMPLE = "Expected more than 1 value per channel"
 """torch's words where BatchNorm is trained on one sample."""
@@ -59,6 +62,7 @@ def parts_of(
     devices: WorldDevices,
     watchdog: Watchdog,
     step_work: int | None,
+    key: bytes | None = None,
 ) -> tuple[Parts, Evaluator]:
     """Build the parts of this rank, on the device of its `slot`.
 
@@ -80,7 +84,9 @@ def parts_of(
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
-    chain = checked_parts(updates.build(recipe), model, recipe.seed.batches)
+    chain = updates.build(recipe)
+    chain = replace(chain, privacy=privacy_of(recipe, chain, federation, layout_of(model), key))
+    chain = checked_parts(chain, model, recipe.seed.batches)
     method = _method(recipe, model, chain)
     initial_w = model.vector.clone()
     _check_statistics(recipe, federation, model)
@@ -151,6 +157,7 @@ def parts_of(
         seed=seed,
         loss_of=evaluator.loss_of,
         arithmetic=arithmetic,
+        sample_noise=sample_mechanism_of(recipe, federation),
     )
     return parts, evaluator
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hpcfed import updates
 from hpcfed.assembly import auto_device
 from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
+from hpcfed.assembly.private import private_remarks
 from hpcfed.client.batched.tiles import step_cost
 from hpcfed.config.limits import Checkpoint
 from hpcfed.config.recipe import Recipe
@@ -26,8 +27,10 @@ def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield line
     if not recipe.deterministic and parts.repeats_bits:
         yield "deterministic: false has no effect on a CPU, whose kernels add in one order"
-    yield from _on_clients(recipe, parts)
-    yield from _on_defaults(recipe, parts)
+    if parts.chain.privacy is None:
+        yield from _on_clients(recipe, parts)
+        yield from _on_defaults(recipe, parts)
+    yield from private_remarks(recipe, parts)
     yield from updates.remarks(recipe, parts.chain, parts.method)
     yield from _on_local_work(recipe, parts)
     yield from _on_evaluation(recipe, parts)

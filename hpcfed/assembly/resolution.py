@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcfed import algorithms, models, updates
 from hpcfed.algorithms._compatibility import check_combination, check_parts
+from hpcfed.assembly.private import committed, private, private_samples
 from hpcfed.assembly.secure import check_secure
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
@@ -17,6 +18,7 @@ from hpcfed.models.images import image_shape
 from hpcfed.ranks.platform import onednn
 from hpcfed.run_folder.observers import check_observers
 from hpcfed.types import Method
+from hpcfed.updates._privacy import private_defaults
 
 
 def resolve(recipe: Recipe) -> Recipe:
@@ -33,6 +35,7 @@ def _resolve(recipe: Recipe) -> Recipe:
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     check_parts(method)
     spec = models.spec(recipe.model)
+    recipe = private_defaults(recipe)
     asked, local = recipe, _local_work(recipe, method, couples=recipe.loss.name == "cox")
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
     check_combination(recipe, method)
@@ -44,6 +47,8 @@ def _resolve(recipe: Recipe) -> Recipe:
         num_classes = None if federation.target_shape else federation.num_classes
         updates.check(recipe, chain, method, federation.num_clients, num_classes)
         check_secure(recipe, chain, method, federation.num_clients)
+        recipe = private(recipe, chain, method, federation)
+        chain = updates.build(recipe)
         if recipe.bits == "portable":
             check_portable(asked, federation.task)
             recipe = recipe.model_copy(update={"device": "cpu"})  # auto would take a GPU where there is one
@@ -58,14 +63,15 @@ def _resolve(recipe: Recipe) -> Recipe:
                 "data_content", where=str(recipe.data), expected=recipe.data_content, got=federation.content or "none"
             )
         recipe = recipe.model_copy(update={"weights": recipe.weights or method.local.weights})
-        Cohorts(recipe, federation.sizes)  # which refuses those that cannot be drawn
+        cohorts = Cohorts(recipe, federation.sizes)  # which refuses those that cannot be drawn
+        recipe = private_samples(recipe, method, federation, cohorts)
         content = federation.content or None
     declared = {} if recipe.algorithm.factory else method.parameters()  # a factory's keys are its own
     written = {} if recipe.algorithm.factory is None else recipe.algorithm.parameters
     named = {key: getattr(recipe.algorithm, key) for key in type(recipe.algorithm).model_fields}
     algorithm = {**named, **written, **_parts(recipe.algorithm), **declared}
     model = {**recipe.model.model_dump(), **(spec.recorded() if spec else {})}
-    return recipe.model_copy(
+    recipe = recipe.model_copy(
         update={
             **updates.resolved(recipe, chain),
             "algorithm": type(recipe.algorithm).model_validate(algorithm),
@@ -74,6 +80,7 @@ def _resolve(recipe: Recipe) -> Recipe:
             "data_content": content,
         }
     )
+    return committed(recipe)
 
 
 def _with_numbers(recipe: Recipe, federation: Federation) -> Recipe:
@@ -118,6 +125,7 @@ def _local_work(recipe: Recipe, method: Method, *, couples: bool) -> Local:
         "loss.name: cox": couples,
         "loss.weights: balanced-by-site": recipe.loss.weights == "balanced-by-site",
         f"local.step: {recipe.local.step}": recipe.local.step is not None,
+        "local.noise": recipe.local.noise is not None,
     }
     why = next((why for why, is_so in hindrances.items() if is_so), "")
     if engine == "batched" and why:

@@ -22,6 +22,7 @@ from hpcfed.client.batched.tiles import tile_for
 from hpcfed.client.device_client import DeviceClient
 from hpcfed.client.graph_trial import hindrance
 from hpcfed.client.own_step import OwnStepSolver
+from hpcfed.client.sample_noise import PrivateSolver
 from hpcfed.client.solver import Engine, SequentialSolver
 from hpcfed.client.training import Training
 from hpcfed.config.clients import FineTune
@@ -99,6 +100,10 @@ def trained_by(
         InputError: the batched engine or its products cannot take the model, it cannot be compiled, the device knows no
             such precision, or clients cannot be trained in tiles of the size that the recipe asks for.
     """
+    if section.noise is not None:
+        _check_tile(section.tile, 1, "local.noise")
+        training = Training("sequential", "blas", "auto", section.memory_format)
+        return PrivateSolver(model, loss, section, seed, like), training
     network, read, why = None, "", ""
     crops_there = section.augment is not None and on_device(model.vector.device)
     if section.engine == "batched" and crops_there:

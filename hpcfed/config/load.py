@@ -42,7 +42,7 @@ VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 WORD = re.compile("'([a-z][a-z-]*)'")
 """One of a key's words in what pydantic expected."""
 BREAK = re.compile("[\x85\u2028\u2029]")
-IN_RECIPE_FOLDER = (("data",), ("model", "init"), ("cohort", "schedule"), ("budget", "schedule"))
+IN_RECIPE_FOLDER = (("data",), ("secret_seed",), ("model", "init"), ("cohort", "schedule"), ("budget", "schedule"))
 
 
 def load_recipe(

@@ -7,6 +7,7 @@ A section is a frozen pydantic model that refuses unknown keys and silent conver
 from __future__ import annotations
 
 import itertools
+import json
 from math import log10
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -44,6 +45,7 @@ from hpcfed.config.limits import (
 from hpcfed.config.metrics import ALWAYS_MEASURED, CLIENT_COLUMNS, METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
 from hpcfed.config.observer import Observer, Reference, named
 from hpcfed.config.parameters import Parameters
+from hpcfed.config.secret import A_SECRET, a_secret, read_secret
 from hpcfed.config.updates import ChainPart, parts_named
 
 LETTERS = r"A-Za-z0-9\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u02FF\u0370-\u037D\u037F-\u1FFF\u2C00-\u2FEF\u3041-\uD7FF"
@@ -245,6 +247,25 @@ class Augment(Section):
         return self
 
 
+class SampleNoise(Section):
+    """Noise on the steps of clients, which hides each sample (`hpcfed.client.sample_noise`)."""
+
+    clip: float = Field(gt=0)
+    """Largest norm of a sample's gradient."""
+    multiplier: float | None = Field(None, gt=0)
+    """Standard deviation of the noise, in units of `clip`."""
+    epsilon: float | None = Field(None, gt=0)
+    """Or the ε that has to hold after all rounds."""
+    delta: float | None = Field(None, gt=0, lt=1)
+    """Default: n^-1.1 of the largest client."""
+
+    @model_validator(mode="after")
+    def _some_noise(self) -> SampleNoise:
+        if self.multiplier is None and self.epsilon is None:
+            raise ValueError("'multiplier' or 'epsilon'")
+        return self
+
+
 class Local(Section):
     """The work of one client in one round.
 
@@ -253,7 +274,7 @@ class Local(Section):
     """
 
     later: ClassVar[frozenset[str]] = frozenset(
-        {"lr_schedule", "guess_moments", "step", "step_args", "tile", "memory_format", "graphs"}
+        {"lr_schedule", "guess_moments", "step", "step_args", "tile", "memory_format", "graphs", "noise"}
     )
 
     steps: Count | None = None
@@ -303,6 +324,8 @@ class Local(Section):
     """Have torch compile the model."""
     graphs: Literal["auto", "off"] = "auto"
     """`auto`: a GPU takes recorded steps; `off`: step by step, to the same bits (docs/gpu.md)."""
+    noise: SampleNoise | None = None
+    """DP-SGD: `{clip: 1.0, multiplier: 1.0}` hides each sample (docs/privacy.md)."""
     step: Reference | None = None
     """Your own step in place of all that, `"module:function"` (docs/methods.md)."""
     step_args: dict[str, Any] = Field(default_factory=dict)
@@ -334,7 +357,7 @@ class Local(Section):
             if self.step_args:
                 raise ValueError("'step_args' only beside 'step'")
             return self
-        for key in ("optimizer", "momentum", "weight_decay", "clip_norm", "clip", "compile"):
+        for key in ("optimizer", "momentum", "weight_decay", "clip_norm", "clip", "compile", "noise"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"no {key!r} beside 'step', which takes the place of the built-in steps")
         return self
@@ -440,14 +463,8 @@ class Recipe(Section):
 
     later: ClassVar[frozenset[str]] = frozenset(
         {
-            "parameters",
-            "update_hashes",
-            "bits",
-            "deterministic",
-            "sentinel",
-            "updates",
-            "means",
-            "secure_aggregation",
+            *("parameters", "update_hashes", "bits", "deterministic", "sentinel", "updates", "means"),
+            *("secure_aggregation", "secret_seed", "secret_commitment"),
         }
     )
 
@@ -456,6 +473,10 @@ class Recipe(Section):
     seed: Annotated[Seeds, BeforeValidator(seed_for_all)] = Seeds()
     """Seed of all random streams, or one for each; `seeds: [0, 1, 2]` in its place runs each, in `<output>/seed-0`
     and so on."""
+    secret_seed: Annotated[Path | dict[str, str] | None, PlainValidator(a_secret), WithJsonSchema(A_SECRET)] = None
+    """Of private runs: a file of 32 random hexadecimal digits or more, or `{env: NAME}`; noise, cohorts and minibatches
+    are drawn from it (docs/privacy.md)."""
+    secret_commitment: str | None = None
     data: Path
     """The federation file."""
     data_content: str | None = None
@@ -564,6 +585,40 @@ class Recipe(Section):
         factories = self.algorithm.factory, *(part.factory for part in (*self.updates, *self.means))
         return [factory for factory in factories if factory is not None]
 
+    @property
+    def is_private(self) -> bool:
+        """Whether noise hides clients, so that a run has an ε, and withholds what is not noised."""
+        return self.noise_at is not None
+
+    @property
+    def noise_at(self) -> Literal["server", "clients"] | None:
+        """Who adds noise."""
+
+        def adds(parts: list[ChainPart]) -> bool:
+            return any(part.name == "noise" and part.args.get("multiplier") != 0 for part in parts)
+
+        return "server" if adds(self.means) else "clients" if adds(self.updates) else None
+
+    @property
+    def secret(self) -> int | None:
+        """The secret seed of a resolved recipe, another one for other values of what decides its rounds; None without.
+
+        Raises:
+            InputError: it cannot be read, or is not the run's.
+        """
+        if self.secret_seed is None:
+            return None
+        decides = self.model_dump(
+            mode="json",
+            include={
+                **dict.fromkeys(("name", "seed", "data_content", "weights", "algorithm", "updates", "means"), True),
+                "cohort": {"size", "fraction", "sampling"},
+                "local": True,
+            },
+            exclude={"local": {"engine", "matmul", "tile", "memory_format", "graphs"}},  # chosen where it runs
+        )
+        return read_secret(self.secret_seed, self.secret_commitment, json.dumps(decides, sort_keys=True))
+
     def balances(self, stateful: bool) -> bool:
         """Return whether cohorts are spread over ranks by work; `auto` balances only clients without a state."""
         has_state = stateful or self.parameters.keeps_private
@@ -588,6 +643,10 @@ class Recipe(Section):
             raise ValueError("'sentinel: off' beside 'deterministic: false': a client trained again has other bits")
         if self.precision != "float32" and self.dtype != "float32":
             raise ValueError("'dtype: float32' beside 'precision'")
+        if self.local.noise is not None and self.is_private:
+            raise ValueError("'noise' in one of 'local', 'updates' and 'means'")
+        if self.secret_seed is not None and not (self.is_private or self.local.noise is not None):
+            raise ValueError("'noise' in 'means', 'updates' or 'local' beside 'secret_seed', for private runs alone")
         if self.evaluate.every == 0 and self.stop.by_scores:
             raise ValueError("'evaluate.every' of at least 1 beside 'stop'")
         return self

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hpcfed.errors import Diverged, InputError, first_of
 from hpcfed.provenance.code_of_rounds import NO_PERMISSION, Permission
+from hpcfed.provenance.cohorts import with_cohorts
 from hpcfed.provenance.differences import in_bits, of_environments, own_doubts
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import reports_of
@@ -69,7 +70,7 @@ def compare(
     if round is None:
         return SAME
     try:
-        places = [recorded(folder, placed_recipe(folder, data, code), permission) for folder in folders]
+        places = [with_cohorts(recorded(folder, placed_recipe(folder, data, code), permission)) for folder in folders]
         _look_into(places, round, say)
     except (InputError, Diverged) as error:
         say(f"clients and steps cannot be compared here: {error}")

@@ -9,6 +9,7 @@ chain                 SHA-256 over (recipe, named_files, data, code), then over 
 code_before           where a change of code was accepted: ``code`` and the first round, `since`, of each version
 files                 path in the folder → SHA-256, of every file that a command reads
 repeatable, why_not   whether the same recipe gives the same bits elsewhere, as far as the run can tell
+privacy               where means are noised: what ``environment.json`` says of it, and ε after the last round
 bits                  ``portable``: elsewhere is any machine; ``native``: one of the same processor and libraries
 arithmetic            how this version makes bits (`hpcfed.version.ARITHMETIC`)
 
@@ -47,7 +48,18 @@ IRRELEVANT_KEYS = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
 """Keys of the recipe that decide no result."""
 KINDS = {"recipe": dict, "named_files": dict, "code": dict, "rounds": list, "chain": str, "files": dict}
 """Entries that are read, by their types."""
-CHECKED = ("environment", "stopped", "name", "bits", "arithmetic", "code", "code_before", "why_not", "repeatable")
+CHECKED = (
+    "environment",
+    "privacy",
+    "stopped",
+    "name",
+    "bits",
+    "arithmetic",
+    "code",
+    "code_before",
+    "why_not",
+    "repeatable",
+)
 """Entries that other files of the folder give."""
 
 
@@ -92,6 +104,7 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
         "bits": recipe.bits,
         "arithmetic": environment.get("arithmetic", 1),
         "stopped": stopped,
+        **privacy_of(environment, rounds.epsilon),
         **basis,
         "environment": environment,
         "rounds": rounds.entries,
@@ -103,6 +116,11 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
 def _environment(folder: Path) -> dict[str, Any]:
     """Return ``environment.json`` without the inode and times of the data's file."""
     return {key: value for key, value in read_mapping(folder / "environment.json").items() if key != "data"}
+
+
+def privacy_of(environment: Mapping[str, Any], epsilon: float | None) -> dict[str, Any]:
+    """Return the entry ``privacy``, with the last round's ε; nothing where nothing is noised."""
+    return {"privacy": {**environment["privacy"], "epsilon": epsilon}} if "privacy" in environment else {}
 
 
 def doubts(environment: Mapping[str, Any], first_skipped: int | None, code: Mapping[str, Any]) -> Iterator[str]:
@@ -136,6 +154,7 @@ class CertifiedRounds:
         chain: the last link of the chain: SHA-256 of the basis, then of each row after the other; equal for equal
             results, on any machine.
         first_skipped: the first round that skipped a client; None if none did.
+        epsilon: of the last round; None where nothing is noised.
     """
 
     def __init__(self, basis: Mapping[str, Any], state: str | None = None):
@@ -143,10 +162,12 @@ class CertifiedRounds:
         self.entries = list[str]()
         self.chain = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         self.first_skipped: int | None = None
+        self.epsilon: float | None = None
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add the next round, by its row of the record."""
         digest = row_digest(row)
+        self.epsilon = row.get("epsilon")
         self.entries.append(f"{row.get('hash')} {digest[:DIGITS]}")
         self.chain = hashlib.sha256(f"{self.chain} {digest}".encode()).hexdigest()
         if self.first_skipped is None and row.get("skipped"):
@@ -154,13 +175,15 @@ class CertifiedRounds:
 
 
 def named_files(recipe: Recipe) -> dict[str, Path]:
-    """Return the schedules and weights that a recipe names, by their dotted keys; the data have a hash of their own."""
+    """Return the schedules and weights that a recipe names, by their dotted keys; the data have a hash of their own,
+    and a secret seed must have none.
+    """
     found = {}
     for keys in IN_RECIPE_FOLDER:
         value: Any = recipe
         for key in keys:
             value = getattr(value, key, None)
-        if isinstance(value, Path) and keys != ("data",):
+        if isinstance(value, Path) and keys not in (("data",), ("secret_seed",)):
             found[".".join(keys)] = value
     return found
 
@@ -241,12 +264,16 @@ def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
 def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield which entries of a certificate are not what the files say that it names."""
     environment, recipe = _environment(folder), deciding(read_recipe(folder), ())
+    epsilon = None
+    for row in iterate_rounds(folder / RECORD):
+        epsilon = row.get("epsilon")
     certified = deciding(certificate["recipe"], ())
     first_skipped = next((row["round"] for row in iterate_rounds(folder / RECORD) if row.get("skipped")), None)
     code = _code_of(read_mapping(folder / CODE_FILE))
     why_not = "; ".join(doubts(environment, first_skipped, code))
     expected = {
         "environment": (environment, "environment.json"),
+        "privacy": (privacy_of(environment, epsilon).get("privacy"), "the environment and the record"),
         "stopped": (read_mapping(folder / RESULT).get("stopped"), RESULT),
         "name": (recipe.get("name"), RECIPE),
         "bits": (recipe.get("bits", "native"), RECIPE),

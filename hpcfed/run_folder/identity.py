@@ -13,7 +13,7 @@ from hpcfed.config.recipe import Recipe
 
 WITHOUT_EFFECT = (
     *("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "observers"),
-    "sentinel",
+    *("sentinel", "secret_seed"),
 )
 """Keys without an effect on results: they never invalidate a finished run."""
 NESTED_WITHOUT_EFFECT = ("local.graphs",)

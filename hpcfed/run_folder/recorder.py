@@ -24,11 +24,12 @@ from hpcfed.run_folder.appended import AppendedFile
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CLIENTS, INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.private import promised
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
 from hpcfed.simulation import RoundResult
 from hpcfed.types import DELTA, MOVED, State
-from hpcfed.updates._chain import layout_of
+from hpcfed.updates._layout import layout_of
 
 CHECK_SECONDS = 1.0
 """Least time between two looks at the record on disk: one takes as long as a hundredth of a small round."""
@@ -42,7 +43,8 @@ class Rows:
     averaged buffers once in each direction. Behind ``updates`` a vector counts as it is packed, with
     ``secure_aggregation`` as masked words of 8 bytes; where a method's own rule compresses, as a whole one. What only
     ``evaluate.model: client-average`` adds up is not sent: it follows from Δ.
-    ``gradients`` counts minibatch steps: one with SAM's radius, or of the user's own, counts once.
+    Those of a private run are of the expected cohort, and its gradients are not counted. ``gradients`` counts minibatch
+    steps: one with SAM's radius, or of the user's own, counts once.
 
     Args:
         parts: the simulation's, for its method and model.
@@ -60,6 +62,8 @@ class Rows:
         self._sent_bytes = coding.num_bytes
         self._masks, self._words = parts.masks, parts.model.num_parameters
         self._buffer_bytes = AveragedBuffers(parts.model).sent_bytes
+        self._privacy = parts.chain.privacy
+        self._epsilon = promised(parts)[1]
         counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
         self.totals = {**dict.fromkeys(counted, 0), **totals}
 
@@ -72,7 +76,7 @@ class Rows:
         seconds: Mapping[str, float],
     ) -> dict[str, Any]:
         """Count a round, and return its row; `scores` are columns of it."""
-        size = len(result.cohort.clients)
+        size = len(result.cohort.clients) if self._privacy is None else int(self._privacy.expected + 0.5)
         self.totals["params_up"] += size * self._up
         self.totals["params_down"] += size * self._down
         num_sent = sum(name != MOVED for name in result.vectors)
@@ -85,10 +89,10 @@ class Rows:
             self.totals["bytes_up"] += self._masks.bytes_up(size, left, num_sent * self._words)
             received += self._masks.bytes_down(size)
         self.totals["bytes_down"] += received
-        self.totals["gradients"] += result.gradients
+        self.totals["gradients"] += result.gradients if self._privacy is None else 0
         has_delta = DELTA in result.vectors
         self._suspected |= bool(result.suspicions)
-        return {
+        row = {
             "round": round,
             "cohort": result.cohort.clients.tolist(),
             "local_loss": result.local_loss,
@@ -109,6 +113,15 @@ class Rows:
             "seconds": {name: _round_off(value) for name, value in {**result.seconds, **seconds}.items()},
             "imbalance": _round_off(result.imbalance),
         }
+        return row if self._epsilon is None else self._without_secrets(row, self._epsilon(round))
+
+    def _without_secrets(self, row: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
+        """Return the row of a private run: with its ε, and without what was not noised (`WITHHELD`)."""
+        if self._privacy is None:
+            return {**row, "local_loss": None, "epsilon": epsilon}
+        nothing = dict.fromkeys(("local_loss", "mean_delta_sq", "gradients", "imbalance"))
+        total = {"total": row["seconds"]["total"]} if "total" in row["seconds"] else {}
+        return {**row, **nothing, "cohort": [], "skipped": [], "epsilon": epsilon, "seconds": total}
 
 
 class Recorder:

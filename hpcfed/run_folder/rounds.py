@@ -34,8 +34,8 @@ PHASES = ("local", "wait", "reduce", "server", "evaluate")
 TIMERS = (*PHASES, "total")
 NUMBERS = (*METRICS, *(f"seconds.{timer}" for timer in TIMERS))
 """Columns that every record has, nan if a round's object lacks them."""
-COLUMNS = (*NUMBERS, "round", "params", "attempts", "never_drawn", "delta_sq", "mean_delta_sq", "seconds.convert",
-           "seconds.cpu")  # fmt: skip
+COLUMNS = (*NUMBERS, "round", "params", "attempts", "never_drawn", "delta_sq", "mean_delta_sq", "epsilon",
+           "seconds.convert", "seconds.cpu")  # fmt: skip
 """Columns that a record may have with any method and any data; docs/record.md explains them."""
 RESTORE = "restore the file, or run again in another folder"
 OWN_RECORD = "restore the run's own record"

@@ -119,7 +119,10 @@ def resolved(recipe: Recipe, chain: Chain) -> dict[str, list[ChainPart]]:
     """Return a recipe's lists with all parameters of built-in parts."""
 
     def whole(section: ChainPart, part: Part) -> ChainPart:
-        return section if section.factory else section.model_copy(update={"args": part.model_dump(mode="json")})
+        fields = type(part).model_fields
+        unset = {key for key in part.later if getattr(part, key) == fields[key].default}
+        args = {} if section.factory else part.model_dump(mode="json", exclude=unset)
+        return section if section.factory else section.model_copy(update={"args": args})
 
     lists = ((key, getattr(recipe, key), getattr(chain, key)) for key in LISTS)
     return {key: [whole(*pair) for pair in zip(sections, parts, strict=True)] for key, sections, parts in lists}

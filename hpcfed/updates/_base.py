@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from hpcfed.updates._mechanism import Privacy
+
 Vectors = Mapping[str, "Tensor"]
 """Named vectors (n,)."""
 NORMS, SUM, DELTA_ITSELF, CARRIED, TWICE = "mean_delta_sq", "sum", "delta", "carried", "carried_twice"
 """What a method may read, and a part leave true: that mean ‖Δ_i‖² and ‖Δ̄‖² can be compared; that means are those of
 what the clients sent; that each Δ_i is w − y_i; that less is lost of a vector than there is in it (than half of it), so
 that a client's state which carries it on stays bounded."""
+MOVED_NORM = "norm"
+"""Name of C in the shared state of a clip that follows a quantile."""
 LESSENS = frozenset({CARRIED, TWICE})
 
 
@@ -47,6 +51,8 @@ class PartContext:
         places: entries of each vector that are sent, (k,) int64, where a part before has chosen some; by name.
         carried: vectors of which the client's own state carries on what is lost.
         num_classes: of labels; None in `send` and after the sum.
+        privacy: what `noise` takes its size from; None where nothing is noised.
+        clip: C of the round, which a quantile moves; None where nothing is clipped.
     """
 
     round: int
@@ -58,6 +64,8 @@ class PartContext:
     places: Vectors = field(default_factory=dict)
     carried: frozenset[str] = frozenset()
     num_classes: int | None = None
+    privacy: Privacy | None = None
+    clip: float | None = None
 
     def stream(self, *, each_round: bool = True) -> np.random.Generator:
         """Return the random stream of (seed, list, place in it, round, client): equal on any rank, and at each call.
@@ -76,11 +84,13 @@ class Sent:
         vectors: as the server will decode them, in the run's dtype.
         state: the client's next state of this part.
         places: entries of each vector that are sent, (k,) int64, if the part has chosen some.
+        scalars: numbers by the names in the part's ``scalars``.
     """
 
     vectors: Vectors
     state: State = field(default_factory=dict)
     places: Vectors = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
 
 
 class UpdatePart(Part):
@@ -103,6 +113,11 @@ class UpdatePart(Part):
         """Whether carried vectors are sent as all others: else none may be derived from another behind the part."""
         return not self.stateful
 
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Names of the numbers that a client sends for the part, 8 bytes each; `share` gets their means."""
+        return ()
+
     def begin(self, vectors: Vectors) -> State:
         """Return a client's state before its first participation.
 
@@ -114,7 +129,7 @@ class UpdatePart(Part):
         """Return what the server keeps for the part before round 1; float64, as are the zeros `vectors`."""
         return {}
 
-    def samples(self, x: Tensor, y: Tensor, context: PartContext) -> tuple[Tensor, Tensor]:
+    def trains_on(self, x: Tensor, y: Tensor, context: PartContext) -> tuple[Tensor, Tensor]:
         """Return the samples that a client trains on in this round, from its own, (n, …) each, which stay as they are.
 
         It is measured on its own ones.
@@ -129,7 +144,10 @@ class UpdatePart(Part):
         raise NotImplementedError
 
     def share(self, shared: State, means: Vectors) -> State:
-        """Return what the server keeps after a round, from the means, float64; the same on every rank."""
+        """Return what the server keeps after a round, from the means, float64; the same on every rank.
+
+        Among them are those of the part's ``scalars``, ().
+        """
         return shared
 
     def coded(self, coding: Coding) -> Coding:

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import nan, prod
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from math import nan
+from typing import TYPE_CHECKING, Any, cast
 
 from hpcfed.types import DELTA, MOVED, LocalMethod, LocalResult, Means, Method, RoundContext, State, Tilt, Update
-from hpcfed.updates._base import SUM, MeansPart, PartContext, UpdatePart, Vectors
+from hpcfed.updates._base import MOVED_NORM, SUM, MeansPart, PartContext, UpdatePart, Vectors
 from hpcfed.updates._coding import Coding, plain
+from hpcfed.updates._layout import Layout
 from hpcfed.updates._robust import RobustMean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfed.models.flat import FlatModel
+    from hpcfed.updates._mechanism import Privacy
 
 Samples = tuple["Tensor", "Tensor"]
 """x and y, (n, …) each."""
@@ -29,43 +30,13 @@ PREFIX = "updates."
 """Beginning of the names of parts' tensors in a client's state and in the shared one: ``updates.<place>.<name>``."""
 
 
-class Layout(NamedTuple):
-    """Where a model's parameters lie in a vector (d,).
-
-    Attributes:
-        sizes: parameters of each tensor.
-        places: of the parameters, (n,) int64; None where there are no gaps.
-    """
-
-    sizes: tuple[int, ...]
-    places: Tensor | None
-
-    def closed(self, vector: Tensor) -> Tensor:
-        """Return the parameters of a vector, (d,) → (n,)."""
-        return vector if self.places is None else vector[self.places.to(vector.device)]
-
-    def opened(self, parameters: Tensor, like: Tensor) -> Tensor:
-        """Return a vector like another, (n,) → (d,), with 0 in the gaps."""
-        if self.places is None:
-            return parameters
-        return parameters.new_zeros(like.shape).index_put((self.places.to(like.device),), parameters)
-
-
-def layout_of(model: FlatModel) -> Layout:
-    """Return where a model's shared parameters lie."""
-    sizes = tuple(prod(view.shape) for view in model.views(model.vector).values())
-    if not len(model.gaps):
-        return Layout(sizes, None)
-    is_parameter = model.gaps.new_ones(len(model.vector)).index_fill(0, model.gaps, 0)
-    return Layout(sizes, is_parameter.nonzero().squeeze(1))
-
-
 @dataclass(frozen=True)
 class Chain:
-    """The parts of both lists."""
+    """The parts of both lists; `privacy` is None where nothing is noised."""
 
     updates: tuple[UpdatePart, ...] = ()
     means: tuple[MeansPart, ...] = ()
+    privacy: Privacy | None = None
 
     @property
     def stateful(self) -> bool:
@@ -103,14 +74,25 @@ class Chain:
         """Return what a client trains on in a round, from its own samples."""
         for place, part in enumerate(self.updates):
             about = PartContext(context.round, context.lr, context.seed, place, context.client, num_classes=num_classes)
-            own = part.samples(*own, about)
+            own = part.trains_on(*own, about)
         return own
 
-    def after(self, means: Means, seed: int) -> Means:
-        """Return the means behind the parts of ``means``, which see what the server's step sees."""
+    @property
+    def moves_clip(self) -> bool:
+        """Whether the norm of a clip follows a quantile."""
+        return any(getattr(part, "quantile", None) is not None for part in self.updates)
+
+    def clip_of(self, shared: State) -> float | None:
+        """Return C of the next round, from the shared state; None where no quantile moves it."""
+        found = (shared.get(f"{PREFIX}{place}.{MOVED_NORM}") for place in range(len(self.updates)))
+        return next((float(norm) for norm in found if norm is not None), None)
+
+    def after(self, means: Means, seed: int, clip: float | None = None) -> Means:
+        """Return the means behind the parts of ``means``, which see what the server's step sees; `clip` is C."""
         for place, part in enumerate(self.means):
             seen = replace(means, vectors={name: vector for name, vector in means.vectors.items() if name != MOVED})
-            after = part.after(seen, PartContext(means.round, means.lr, seed, place))
+            about = PartContext(means.round, means.lr, seed, place, privacy=self.privacy, clip=clip)
+            after = part.after(seen, about)
             means = replace(after, vectors={**means.vectors, **after.vectors})
         return means
 
@@ -140,6 +122,11 @@ class _Sending:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        parts = enumerate(self._chain.updates)
+        return (*self._inner.scalars, *(f"{PREFIX}{place}.{name}" for place, part in parts for name in part.scalars))
+
     def vectors(self, alike: bool) -> tuple[str, ...]:
         return self._inner.vectors(alike and self._chain.tells_others)
 
@@ -160,7 +147,7 @@ class _Sending:
     def _zeros(self, w: Tensor) -> Vectors:
         """Return zeros (n,) for each vector that the method may report."""
         names = {**dict.fromkeys(self._names(alike=False)), **dict.fromkeys(self._names(alike=True))}
-        return {name: w.new_zeros(sum(self._layout.sizes)) for name in names}
+        return {name: w.new_zeros(self._layout.size) for name in names}
 
     def _names(self, *, alike: bool) -> Sequence[str]:
         return (*((DELTA,) if self._inner.reports_delta else ()), *self.vectors(alike))
@@ -172,33 +159,35 @@ class _Sending:
         update = self._inner.report(local, w, _without(shared), _without(client), self._seen(context))
         if any(vector.shape != w.shape for vector in update.named.values()):
             return update  # which is refused
-        vectors, state = self._sent(update.named, shared, client, context)
+        vectors, state, scalars = self._sent(update.named, shared, client, context)
         own = {name: vector for name, vector in vectors.items() if name != DELTA}
-        return SentUpdate(vectors.get(DELTA), own, update.scalars, state)
+        return SentUpdate(vectors.get(DELTA), own, {**update.scalars, **scalars}, state)
 
     def _sent(
         self, vectors: Vectors, shared: State, client: State, context: RoundContext
-    ) -> tuple[Vectors, dict[str, Tensor]]:
-        """Return a client's vectors (d,) behind the last part, and the parts' next states."""
+    ) -> tuple[Vectors, dict[str, Tensor], dict[str, float]]:
+        """Return a client's vectors (d,) behind the last part, and the parts' next states and scalars."""
         first = {name: self._layout.closed(vector) for name, vector in vectors.items()}
         number_bits = 8 * next(iter(first.values())).element_size()
         self._codings = self._codings or self._chain.codings(self._layout.sizes, number_bits)
         now: Vectors = first
         places: Vectors = {}
         states: dict[str, Tensor] = {}
+        scalars: dict[str, float] = {}
         for place, part in enumerate(self._chain.updates):
             about = context.round, context.lr, context.seed, place, context.client, self._codings[place], places
-            in_this_call = PartContext(*about, carried=self.carried)
+            in_this_call = PartContext(*about, carried=self.carried, privacy=self._chain.privacy)
             sent = part.send(now, _of(client, place), _of(shared, place), in_this_call)
             now, places = sent.vectors, {**places, **sent.places}
             states |= _joined([(place, sent.state)])
+            scalars |= {f"{PREFIX}{place}.{name}": number for name, number in sent.scalars.items()}
         opened = {
             name: vector
             if now[name] is first[name]
             else self._layout.opened(_finite_as(first[name], now[name]), vector)
             for name, vector in vectors.items()
         }
-        return opened, states
+        return opened, states, scalars
 
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
@@ -211,10 +200,14 @@ class _Sending:
         return {**(own if after is None else after), **sent.state}
 
     def share(self, shared: State, means: Means) -> State:
+        import torch
+
         after = dict(self._inner.share(_without(shared), means))
         vectors = {name: self._layout.closed(means.vectors[name]) for name in means.vectors if name in self._reported()}
         for place, part in enumerate(self._chain.updates):
-            after |= _joined([(place, part.share(_of(shared, place), vectors))])
+            prefix = f"{PREFIX}{place}."
+            own = {name: torch.tensor(means.scalars[prefix + name], dtype=torch.float64) for name in part.scalars}
+            after |= _joined([(place, part.share(_of(shared, place), {**vectors, **own}))])
         return after
 
     def _reported(self) -> set[str]:

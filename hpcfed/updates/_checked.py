@@ -24,7 +24,8 @@ def checked_parts(chain: Chain, model: FlatModel, seed: int) -> Chain:
     gaps = model.gaps.new_empty(0)
     sends = (_CheckedUpdates(part, gaps, seed) if _is_own(part) else part for part in chain.updates)
     after = (_checked_means(part, model.gaps.cpu(), seed) if _is_own(part) else part for part in chain.means)
-    return Chain(cast("tuple[UpdatePart, ...]", tuple(sends)), cast("tuple[MeansPart, ...]", tuple(after)))
+    lists = cast("tuple[UpdatePart, ...]", tuple(sends)), cast("tuple[MeansPart, ...]", tuple(after))
+    return Chain(*lists, chain.privacy)
 
 
 def _checked_means(part: MeansPart, gaps: Tensor, seed: int) -> Checked:
@@ -53,13 +54,13 @@ class _CheckedUpdates(Checked):
         self._shared = self._signature("begin_shared", state)
         return cast("State", state)
 
-    def samples(self, x: Tensor, y: Tensor, context: PartContext) -> tuple[Tensor, Tensor]:
-        if type(self._part).samples is UpdatePart.samples:
+    def trains_on(self, x: Tensor, y: Tensor, context: PartContext) -> tuple[Tensor, Tensor]:
+        if type(self._part).trains_on is UpdatePart.trains_on:
             return x, y
-        found = self._answer("samples", self._drawn_by(context), x, y, context, x=x, y=y)
-        self._check_kind("samples", found, tuple)
+        found = self._answer("trains_on", self._drawn_by(context), x, y, context, x=x, y=y)
+        self._check_kind("trains_on", found, tuple)
         for what, own, like in zip("xy", found, (x, y), strict=False):
-            self._check_vector("samples", f"its {what}", own, like, like.dtype)
+            self._check_vector("trains_on", f"its {what}", own, like, like.dtype)
         return cast("tuple[Tensor, Tensor]", found)
 
     def _drawn_by(self, context: PartContext) -> Callable[[], None]:

@@ -40,7 +40,7 @@ class Attack(UpdatePart):
     def begin_shared(self, vectors: Vectors) -> State:
         return zeros(vectors) if self.what == "mean" else {}
 
-    def samples(self, x: Tensor, y: Tensor, context: PartContext) -> tuple[Tensor, Tensor]:
+    def trains_on(self, x: Tensor, y: Tensor, context: PartContext) -> tuple[Tensor, Tensor]:
         if self.what != "labels" or not self._attacks(context):
             return x, y
         assert context.num_classes is not None

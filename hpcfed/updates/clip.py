@@ -5,10 +5,15 @@
 
     C     ``norm``                 s_v   ``scales``, by a vector's name, 1 by default
 
-SCAFFOLD's Ψ is of a gradient's size and Δ is not, so each vector may have a scale: ``scales: {psi: 10}``. After the sum
-Δ̄ alone is bounded. Packed: as before, for the bound is the server's. State: none.
+    with γ     C ← C exp(−η (b̄ − γ)),      b_i = 1 where √Σ_v ‖v/s_v‖² ≤ C;  γ  ``quantile``, η  ``rate``, C_1  ``norm``
 
-Reference: Sun, Kairouz, Suresh, McMahan, "Can you really backdoor federated learning?", 2019, Section 4 (norm bound).
+SCAFFOLD's Ψ is of a gradient's size and Δ is not, so each vector may have a scale: ``scales: {psi: 10}``. After the sum
+Δ̄ alone is bounded. With a quantile the norm goes to where a share γ of the clients is below it: each sends b_i − ½,
+which `noise` hides, too, with σ_b = q N / 20. Packed: as before, for the bound is the server's, and 8 bytes for b_i.
+State: C at the server, with a quantile.
+
+Reference: Andrew, Thakkar, McMahan, Ramaswamy, "Differentially private learning with adaptive clipping", NeurIPS 2021,
+Algorithm 1; Sun, Kairouz, Suresh, McMahan, "Can you really backdoor federated learning?", 2019, Section 4 (norm bound).
 """
 
 from __future__ import annotations
@@ -19,10 +24,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from hpcfed.arithmetic.elementary import exp
 from hpcfed.errors import InputError
 from hpcfed.types import DELTA, Means, State
-from hpcfed.updates._base import LESSENS, NORMS, MeansPart, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import LESSENS, MOVED_NORM, NORMS, MeansPart, PartContext, Sent, UpdatePart, Vectors
 from hpcfed.updates._clipping import clip_factor
+
+BELOW = "below"
+"""Name of b_i − ½."""
 
 
 class Clip(UpdatePart):
@@ -32,10 +41,29 @@ class Clip(UpdatePart):
 
     norm: float = Field(gt=0)
     scales: Mapping[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    quantile: float | None = Field(None, gt=0, lt=1)
+    rate: float = Field(0.2, gt=0)
+    later: ClassVar[frozenset[str]] = frozenset({"quantile", "rate"})
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        return () if self.quantile is None else (BELOW,)
+
+    def begin_shared(self, vectors: Vectors) -> State:
+        if self.quantile is None:
+            return {}
+        return {MOVED_NORM: next(iter(vectors.values())).new_tensor(self.norm)}
 
     def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
-        factor = clip_factor(vectors, self.norm, self.scales)
-        return Sent({name: vector * factor for name, vector in vectors.items()} if factor != 1.0 else vectors)
+        norm = self.norm if self.quantile is None else float(shared[MOVED_NORM])
+        factor = clip_factor(vectors, norm, self.scales)
+        clipped = {name: vector * factor for name, vector in vectors.items()} if factor != 1.0 else vectors
+        return Sent(clipped, scalars={} if self.quantile is None else {BELOW: 0.5 if factor == 1.0 else -0.5})
+
+    def share(self, shared: State, means: Vectors) -> State:
+        if self.quantile is None:
+            return shared
+        return {MOVED_NORM: shared[MOVED_NORM] * exp((self.quantile - 0.5 - means[BELOW]) * self.rate)}
 
 
 class ClipMean(MeansPart):
@@ -51,5 +79,5 @@ class ClipMean(MeansPart):
 
 
 UPDATE, MEANS = Clip, ClipMean
-TITLE, REFERENCES = "norm-bounded mean", ("sun2019can",)
+TITLE, REFERENCES = "norm-bounded mean", ("sun2019can", "andrew2021differentially")
 EXAMPLE = {"norm": 0.5}

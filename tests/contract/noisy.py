@@ -13,7 +13,7 @@ class Noise(UpdatePart):
     scale: float = 1.0
     of_samples: bool = False
 
-    def samples(self, x, y, context):
+    def trains_on(self, x, y, context):
         if self.of_samples and context.client.client in self.clients:
             return x + self.drawn(x, context), y
         return x, y

@@ -22,8 +22,10 @@ from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
 from hpcfed.types import ClientInfo, LocalResult, RoundContext
 from hpcfed.updates import Chain, PartContext, UpdatePart
-from hpcfed.updates._chain import Layout, sending
+from hpcfed.updates._chain import sending
 from hpcfed.updates._coding import Coding, plain
+from hpcfed.updates._layout import Layout
+from hpcfed.updates._mechanism import Mechanism, Privacy
 from hpcfed.updates.attack import Attack
 from hpcfed.updates.cast import Cast
 from hpcfed.updates.centred_clip import CentredClip
@@ -39,6 +41,7 @@ from tests.mpi.recipes import METHODS, small, write_small
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
 SIZES = (200, 17, 1000)
 N = sum(SIZES)
+MECHANISM = Mechanism(1.0, {}, 1.0, 1e-5, 10, 1000, 100.0, "size", is_secret=True, at_clients=True)
 IDENTITY: Sequence[Mapping[str, Any]] = (
     {"attack": {}},
     {"clip": {"norm": 1e15}},
@@ -69,7 +72,8 @@ def draw(seed: int = 0, dtype: torch.dtype = torch.float32, entries: int = N) ->
 
 
 def context(coding: Coding | None = None, round: int = 1, client: int = 3, **places: torch.Tensor) -> PartContext:
-    return PartContext(round, 0.1, 7, 0, ClientInfo(client, 20, 16.0), coding or plain(SIZES, 32), places)
+    about = round, 0.1, 7, 0, ClientInfo(client, 20, 16.0), coding or plain(SIZES, 32), places
+    return PartContext(*about, privacy=Privacy(MECHANISM, Layout(SIZES, None)))
 
 
 def through(parts: Sequence[UpdatePart], vector: torch.Tensor, **about: Any) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -148,7 +152,8 @@ def test_what_is_not_finite_stays_so(name, bad):
     part = updates.named("updates")[name](**{**updates.examples("updates")[name], **ATTACKING.get(name, {})})
     vector = draw()
     vector[5] = bad
-    method = sending(build_method(Algorithm(name="fedavg")), Chain((part,)), Layout(SIZES, None))
+    layout = Layout(SIZES, None)
+    method = sending(build_method(Algorithm(name="fedavg")), Chain((part,), (), Privacy(MECHANISM, layout)), layout)
     w, local = torch.zeros(N), LocalResult(vector, steps=4, loss_sum=1.0, lr=0.1)
     state, shared = method.local.begin(w), method.local.begin_shared(w)
     about = RoundContext(1, 0.1, ClientInfo(3, 20, 16.0), seed=7)

@@ -26,6 +26,7 @@ from hpcfed.lab.loaded import LoadedRun
 from hpcfed.lab.report.clients import GLOBAL, read_clients
 from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE, read_mapping
 from hpcfed.run_folder.identity import WITHOUT_EFFECT
+from hpcfed.run_folder.private import NOT_COVERED, in_words
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.version import __version__
 
@@ -69,6 +70,7 @@ def files_of(loaded: LoadedRun, text: str, client: int | None, prepared: Exporte
 def card(loaded: LoadedRun, files: Sequence[ExportedModel], prepared: ExportedModel) -> str:
     """Return the model card of one model's files in several formats, and of the preparation of their input."""
     rows = read_rounds(loaded.folder / RECORD)
+    is_private = loaded.recipe.is_private
     with Federation.open(loaded.recipe.data) as federation:
         parts = [
             f"# {_plain(loaded.recipe.name)}",
@@ -77,9 +79,11 @@ def card(loaded: LoadedRun, files: Sequence[ExportedModel], prepared: ExportedMo
             _table(("", ""), _file(loaded, federation, files, prepared)),
             *(f"```python\n{LOADING[one.kind].format(file=one.file)}\n```" for one in files),
             "## Data",
-            _table(("", ""), _data(federation)),
+            _table(("", ""), _data(federation, withheld=is_private)),
             "## Sites",
-            _sites(loaded, federation),
+            f"{federation.num_clients:,} sites; their sizes are withheld."
+            if is_private
+            else _sites(loaded, federation),
         ]
     metrics = list(_metrics(rows))
     parts += [
@@ -88,6 +92,11 @@ def card(loaded: LoadedRun, files: Sequence[ExportedModel], prepared: ExportedMo
         "## Method and recipe",
         f"{_method(loaded)}; the complete recipe:",
         f"```yaml\n{_recipe(loaded)}```",
+        *(
+            ["## Privacy", f"{promised[0].upper()}{promised[1:]}. {NOT_COVERED}"]
+            if (promised := _promised(loaded, rows))
+            else []
+        ),
         "## Certificate",
         _certificate(loaded, rows),
         "## Cite",
@@ -105,7 +114,7 @@ def _summary(loaded: LoadedRun, federation: Federation, client: int | None, roun
     present, version = present_in(loaded.recipe, federation.num_clients), loaded.environment.get("hpcfed", __version__)
     absent = [_plain(site_names(federation)[k]) for k in np.flatnonzero(~present)]
     without = f", without {first_of(absent, MAX_LISTED)}" if absent else ""
-    empty = int((present & (federation.sizes == 0)).sum())
+    empty = 0 if loaded.recipe.is_private else int((present & (federation.sizes == 0)).sum())
     sites = counted(int(present.sum()) - empty, "site") + (f" with samples ({empty} without)" if empty else "")
     return (
         f"Trained by simulated federated learning on {sites} for {counted(rounds, 'round')}{without}, "
@@ -156,11 +165,16 @@ def _scaling(federation: Federation) -> str:
     return f"{formula}; mean {mean}; std {std}"
 
 
-def _data(federation: Federation) -> Iterator[tuple[str, str]]:
+def _data(federation: Federation, *, withheld: bool) -> Iterator[tuple[str, str]]:
+    """Yield what is said of the data; their counts and hash are not noised, and `withheld` of a private run's."""
     yield "name", _plain(federation.name)
     yield "task", federation.task
-    yield "samples", f"{federation.num_samples:,} to train on, {federation.num_test:,} to test on"
-    yield "content", f"`{federation.content or 'not recorded'}`"
+    yield (
+        "samples",
+        f"{'' if withheld else f'{federation.num_samples:,} to train on, '}{federation.num_test:,} to test on",
+    )
+    if not withheld:
+        yield "content", f"`{federation.content or 'not recorded'}`"
     yield "partition", _plain(str(federation.partition.get("scheme", "")))
     if federation.features is not None:
         yield "features", _plain(first_of(federation.features, MAX_LISTED))
@@ -205,9 +219,15 @@ def _method(loaded: LoadedRun) -> str:
     return str(loaded.environment.get("method") or loaded.recipe.algorithm.name or loaded.recipe.algorithm.factory)
 
 
+def _promised(loaded: LoadedRun, rows: Sequence[Mapping[str, Any]]) -> str:
+    facts = loaded.environment.get("privacy")
+    return in_words(facts, rows[-1]["epsilon"]) if facts and rows else ""
+
+
 def _recipe(loaded: LoadedRun) -> str:
     """Return the recipe without this machine's folders."""
-    plain = {key: value for key, value in to_plain(loaded.recipe).items() if key not in WITHOUT_EFFECT}
+    hidden = (*WITHOUT_EFFECT, *(("data_content",) if loaded.recipe.is_private else ()))
+    plain = {key: value for key, value in to_plain(loaded.recipe).items() if key not in hidden}
     return dump_yaml(_portable(plain))
 
 

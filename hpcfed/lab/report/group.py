@@ -13,7 +13,7 @@ from hpcfed import algorithms
 from hpcfed.lab.report.read import Run
 from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT
 
-NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "checkpoint", "watchdog", *WITHOUT_EFFECT)
+NOT_THE_EXPERIMENT = ("seed", "seeds", "secret_commitment", "name", "checkpoint", "watchdog", *WITHOUT_EFFECT)
 CODE = "code "
 """Begins the key of a file of the user's code."""
 ABSENT = "–"

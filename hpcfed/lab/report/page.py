@@ -17,6 +17,7 @@ from hpcfed.lab.report.group import Group, flatten
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.report.unlike import unlike
 from hpcfed.lab.report.write import MARKER
+from hpcfed.run_folder.private import NOT_COVERED, in_words
 from hpcfed.version import __version__
 
 TITLED, LONGEST = 4, 80
@@ -120,6 +121,10 @@ def warnings(groups: Sequence[Group]) -> list[str]:
             rounds = counted(sum(run.num_rounds for run in group.runs), "round")
             whose = _some([f"client {client} in {count:,}" for client, count in sorted(skipped.items())])
             notes.append(f"{group.label}: updates were left out (on_bad_client: skip), of {rounds}: {whose}.")
+        for run in group.runs[:1]:
+            if "privacy" in run.environment and run.num_rounds:
+                promised = in_words(run.environment["privacy"], float(run.column("epsilon")[-1]))
+                notes.append(f"{group.label}: {promised}. {NOT_COVERED}")
         if group.repeats:
             seeds = ", ".join(dict.fromkeys(run.seed for run in group.repeats))
             notes.append(

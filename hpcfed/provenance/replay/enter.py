@@ -11,7 +11,7 @@ from hpcfed.errors import InputError
 from hpcfed.parts import Parts
 from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.ranks.world import World
-from hpcfed.run_folder.checkpoint.layout import RecordLayout
+from hpcfed.run_folder.checkpoint.layout import layout_of_states
 from hpcfed.run_folder.checkpoint.restore import holds, of_round
 from hpcfed.run_folder.folder import kind_of_device
 from hpcfed.simulation import Simulation
@@ -53,7 +53,7 @@ def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda te
     weakref.finalize(simulation, parts.clients.__exit__, None, None, None)  # states that went to disk
     start = max(kept)
     if start:
-        layout = RecordLayout(parts.method.local.begin(simulation.w))
+        layout = layout_of_states(parts, simulation.w)
         found = of_round(run.folder / "checkpoints", start, layout, parts.placement, world)
         if not holds(found.replicated, simulation.replicated()):
             remedy = "evaluate.model has changed since: choose another round"

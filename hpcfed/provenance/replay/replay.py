@@ -27,6 +27,7 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.parts import Parts
 from hpcfed.provenance.code_of_rounds import RUN_CODE, Permission
+from hpcfed.provenance.cohorts import with_cohorts
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import ClientReport, reports_of
 from hpcfed.provenance.replay.enter import RewoundRun, entered
@@ -174,7 +175,7 @@ def replay(
     """
     folder = Path(run).resolve()
     places = (None if place is None else Path(place) for place in (data, code))
-    found = recorded(folder, placed_recipe(folder, *places), Permission(run_code, ask, RUN_CODE))
+    found = with_cohorts(recorded(folder, placed_recipe(folder, *places), Permission(run_code, ask, RUN_CODE)))
     _check_drawn(found, round, client)
     return replay_in(found, entered(found, round, say), round, client)
 
@@ -255,7 +256,7 @@ class _StepMeter:
         self._loss: Loss = build_loss(recipe, parts.federation, dtype, device).of_client(client)
         self._batches = _batches(recipe, parts, client, round, steps)
         self._keeps = steps * w.nbytes <= MOST_BYTES
-        self._draws = Generators(device, recipe.seed.batches, Purpose.DROPOUT, round, client)
+        self._draws = Generators(device, parts.seed, Purpose.DROPOUT, round, client)
         self._y: Tensor | None = None
         self._beside: tuple[State, State] = ({}, {})
 
@@ -304,7 +305,7 @@ class _StepMeter:
 
 def _batches(recipe: Recipe, parts: Parts, client: int, round: int, steps: int) -> Iterator[Samples]:
     """Yield the minibatches of a client in a round, as both engines visit them."""
-    seed, section = recipe.seed.batches, recipe.local
+    seed, section = parts.seed, recipe.local
     samples = parts.shards.clients([client])[0]
     batches = minibatches(samples, section.batch_size, steps, stream(seed, Purpose.BATCHES, round, client))
     if section.augment is None:

@@ -17,6 +17,7 @@ from safetensors.torch import load
 
 from hpcfed.assembly import assemble
 from hpcfed.assembly.left_out import without_facts
+from hpcfed.assembly.private import privacy_facts
 from hpcfed.errors import InputError
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.loop import scores_of
@@ -25,7 +26,7 @@ from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.ranks.devices import device_faults
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
-from hpcfed.run_folder.checkpoint.layout import RecordLayout
+from hpcfed.run_folder.checkpoint.layout import layout_of_states
 from hpcfed.run_folder.checkpoint.restore import RestoredState, holds, of_round
 from hpcfed.run_folder.contents import CHECKPOINTS, PRIVATE
 from hpcfed.run_folder.cut import MODELS
@@ -93,7 +94,7 @@ class Again:
     def facts(self) -> dict[str, Any]:
         """Entries of ``environment.json`` that follow from the recipe and the data."""
         found = {"method": self._parts.method.name, "evaluated_samples": self._evaluator.num_samples}
-        return found | without_facts(self._code.recipe, self._parts.federation)
+        return found | without_facts(self._code.recipe, self._parts.federation) | privacy_facts(self._parts)
 
     def enter(self, round: int) -> str:
         """Set the simulation to the state after a round, kept or initial; return why it cannot be, or "".
@@ -134,7 +135,7 @@ class Again:
         self.round = found.round
 
     def _read(self, round: int) -> RestoredState:
-        layout = RecordLayout(self._parts.method.local.begin(self._simulation.w))
+        layout = layout_of_states(self._parts, self._simulation.w)
         return of_round(self._run.folder / CHECKPOINTS, round, layout, self._parts.placement, self._world)
 
     def measured(self, due: Due) -> RoundAgain:

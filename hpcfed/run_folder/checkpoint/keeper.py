@@ -18,7 +18,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.parts import Parts
 from hpcfed.run_folder.checkpoint import restore
-from hpcfed.run_folder.checkpoint.layout import PAGE, RecordLayout
+from hpcfed.run_folder.checkpoint.layout import PAGE, layout_of_states
 from hpcfed.run_folder.checkpoint.writer import CheckpointWriter, Retention, Snapshot, remove_remains
 from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.folder import RunFolder
@@ -45,7 +45,7 @@ class Checkpoints:
         session = parts.world.on_root(lambda: uuid.uuid4().hex[:8])  # unique in this folder
         self._folder = folder.path / "checkpoints"
         self._world = parts.world
-        self._layout = RecordLayout(parts.method.local.begin(simulation.w))
+        self._layout = layout_of_states(parts, simulation.w)
         self._states = recipe.checkpoint.num_states(recipe.rounds, self.bytes_at_most())
         self._writer = CheckpointWriter(
             self._folder,

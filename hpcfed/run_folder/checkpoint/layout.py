@@ -10,12 +10,18 @@ computes the offsets and writes its own without communication, and any number of
 magic, client, round, hash of the payload, its size in bytes (five words of 8 bytes), then the payload: the state's
 tensors in the order of their names. Records of more than 4 KiB begin on such a boundary, smaller ones on 8 bytes.
 
+The states of a private run are encrypted with a key of its secret seed, and its ``touched`` are all clients:
+
+    hash of the payload:  t = SHAKE-256(key, client, round, payload), 64 bits
+    payload:              payload ⊕ SHAKE-256(key, client, round, t)
+
 In layout 2 all clients are one section, and every record begins on a boundary of 4 KiB.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -31,12 +37,14 @@ from torch import Tensor
 
 from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, shown
 from hpcfed.io.text import parse_json, read_text
+from hpcfed.parts import Parts
 from hpcfed.types import State
 from hpcfed.version import ARITHMETIC
 
 VERSION, READABLE = 3, (2, 3)
 MAGIC = b"hpcfed-c"
 HEADER = struct.Struct("<8sqqQq")
+ADDRESS = struct.Struct("<3Q")
 PAGE, WORD = 4096, 8
 """Records of two ranks never share a page: some file systems cache by page."""
 SUFFIXES = ("server", "clients", "json")
@@ -220,9 +228,11 @@ class RecordLayout:
 
     Args:
         example: a client state of the run's method; all have the same names, shapes and types.
+        key: with which payloads are encrypted; None where they are not.
     """
 
-    def __init__(self, example: State):
+    def __init__(self, example: State, key: bytes | None = None):
+        self._key = key
         self._names = sorted(example)
         self._shapes = {name: tuple(example[name].shape) for name in self._names}
         self._dtypes = {name: example[name].dtype for name in self._names}
@@ -246,11 +256,11 @@ class RecordLayout:
 
     def write(self, file: BinaryIO, client: int, round: int, state: State) -> None:
         """Write a client's record where the file is."""
-        payload = [_bytes_of(state[name]) for name in self._names]
-        digest = xxhash.xxh3_64()
-        for part in payload:
-            digest.update(part)
-        file.write(HEADER.pack(MAGIC, client, round, digest.intdigest(), self._payload))
+        payload: list[memoryview | bytes] = [_bytes_of(state[name]) for name in self._names]
+        digest = self._digest(payload, client, round)
+        if self._key is not None:
+            payload = [self._masked(b"".join(payload), client, round, digest)]
+        file.write(HEADER.pack(MAGIC, client, round, digest, self._payload))
         for part in payload:
             file.write(part)
         file.write(bytes(self.record_bytes() - HEADER.size - self._payload))
@@ -268,9 +278,30 @@ class RecordLayout:
         magic, found, of_round, digest, size = HEADER.unpack(header)
         if (magic, found, of_round, size) != (MAGIC, client, round, self._payload):
             raise Damaged(f"{stem(round)}.clients has another record in the place of client {client}'s")
-        if xxhash.xxh3_64_intdigest(data) != digest:
+        if self._key is not None:
+            data = self._masked(data, client, round, digest)
+        if self._digest([data], client, round) != digest:
             raise Damaged(f"{stem(round)}.clients: the record of client {client} does not match its checksum")
         return data
+
+    def _digest(self, payload: Sequence[memoryview | bytes], client: int, round: int) -> int:
+        """Return the hash of a payload, 64 bits."""
+        if self._key is None:
+            digest = xxhash.xxh3_64()
+            for part in payload:
+                digest.update(part)
+            return digest.intdigest()
+        keyed = hashlib.shake_256(self._key + ADDRESS.pack(client, round, 0))
+        for part in payload:
+            keyed.update(part)
+        return int.from_bytes(keyed.digest(8), "little")
+
+    def _masked(self, payload: bytes, client: int, round: int, digest: int) -> bytes:
+        """Return a payload encrypted, or one that is encrypted as it was."""
+        assert self._key is not None
+        mask = hashlib.shake_256(self._key + ADDRESS.pack(client, round, 1) + digest.to_bytes(8, "little"))
+        found = np.frombuffer(payload, np.uint8) ^ np.frombuffer(mask.digest(len(payload)), np.uint8)
+        return found.tobytes()
 
     def state_of(self, payload: bytes) -> dict[str, Tensor]:
         """Return a client's state, on the host."""
@@ -282,6 +313,12 @@ class RecordLayout:
             state[name] = torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
             start = end
         return state
+
+
+def layout_of_states(parts: Parts, w: Tensor) -> RecordLayout:
+    """Return the layout of the states of a run's clients; `w` is any model, (d,)."""
+    privacy = parts.chain.privacy
+    return RecordLayout(parts.method.local.begin(w), None if privacy is None else privacy.key)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -1,0 +1,115 @@
+"""DP-SGD: clients whose steps hide each of their samples.
+
+    B_k ∋ each sample with probability q = B / n_i
+    g = (Σ_{B_k} ∇f_s min(1, C / ‖∇f_s‖) + N(0, (z C)² I)) / (q n_i)
+
+at each step k, in the place of a minibatch's gradient; with ``loss.reduction: sum`` without the quotient. What a method
+adds to it, weight decay, momentum and all that follows are of this g alone.
+
+Reference: Abadi et al., "Deep learning with differential privacy", CCS 2016, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.client.augment import augmented
+from hpcfed.client.batched.gradients import Vectorized, mixes_samples
+from hpcfed.client.solver import SequentialSolver, Task
+from hpcfed.config.recipe import Local
+from hpcfed.data.cache import Samples
+from hpcfed.errors import RAISED, InputError
+from hpcfed.models.flat import FlatModel
+from hpcfed.models.losses import Loss
+from hpcfed.rng import Purpose, normals, stream
+from hpcfed.updates._layout import layout_of
+from hpcfed.updates._mechanism import SLACK
+
+GRADIENT_BYTES = 1 << 28
+"""Of the gradients of samples that are computed together."""
+
+
+class PrivateSolver(SequentialSolver):
+    """Trains one client after another by noised sums of clipped gradients.
+
+    Args:
+        model, loss: what is trained, and its objective.
+        section: the recipe's ``local``, with ``noise``.
+        seed: the recipe's ``seed.batches``.
+        like: one sample, x (1, …) and y (1, …).
+
+    Raises:
+        InputError: a sample's gradient is not its own, as with BatchNorm, or cannot be computed.
+    """
+
+    def __init__(self, model: FlatModel, loss: Loss, section: Local, seed: int, like: Samples):
+        super().__init__(model, loss, section, seed, draws=False)
+        assert section.noise is not None
+        self._amount, self._layout, self._averages = section.noise, layout_of(model), loss.reduction == "mean"
+        self._rows = max(1, GRADIENT_BYTES // model.vector.nbytes)
+        self._address, self._step, self._expected = (0, 0), 0, 1.0
+        self._gradients = Vectorized(model.module, loss, mixes=True)
+        _check(model, loss, like, self._gradients)
+
+    def minibatches(self, task: Task, round: int) -> Iterator[Samples]:
+        """Yield minibatches that each sample joins with probability B / n_i; perhaps empty ones."""
+        rng, (x, y) = self._begin(task, round), task.samples
+        size = len(y) if self._section.batch_size == "full" else min(int(self._section.batch_size), len(y))
+        self._address, self._expected = (round, task.client), float(size)
+        of_crops = stream(self._seed, Purpose.AUGMENT, round, task.client)
+        for self._step in range(task.steps):
+            joined = torch.from_numpy(np.flatnonzero(rng.random(len(y)) * len(y) < size)).to(x.device)
+            x_batch, y_batch = x.index_select(0, joined), y.index_select(0, joined)
+            if self._section.augment is not None and len(y_batch):
+                x_batch = augmented(x_batch, self._section.augment, of_crops)
+            yield x_batch, y_batch
+
+    def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add the noised gradient to the model's flat one, and return the minibatch's loss."""
+        clip, model = self._amount.clip, self._model
+        total, loss = torch.zeros_like(model.vector), model.vector.new_zeros(())
+        parameters, slots = list(model.views(model.vector).values()), list(model.views(total).values())
+        for start in range(0, len(y), self._rows):
+            some = slice(start, start + self._rows)
+            found, losses = self._of_each(parameters, x[some], y[some])
+            norms = sum(gradient.flatten(1).double().square().sum(1) for gradient in found)
+            factors = (clip / torch.as_tensor(norms).sqrt()).clamp(max=1.0).to(total)
+            for slot, gradient in zip(slots, found, strict=True):
+                slot += torch.tensordot(factors, gradient, 1)
+            loss += losses.sum()
+        round, client = self._address
+        noise = normals(self._seed, Purpose.LOCAL_STEP, round, client, self._step, self._layout.size)
+        deviation = (self._amount.multiplier or 0.0) * clip * SLACK
+        total += self._layout.opened(torch.from_numpy(noise * deviation).to(total), total)
+        model.grad += total / self._expected if self._averages else total
+        return loss / max(1, len(y)) if self._averages else loss
+
+    def _of_each(self, parameters: list[Tensor], x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return each parameter's gradients by sample, (B, …), and the losses, (B,)."""
+        stacks = [view.expand(len(y), *view.shape) for view in parameters]
+        found = [torch.empty_like(stack, memory_format=torch.contiguous_format) for stack in stacks]
+        return found, self._gradients.gradients(stacks, x.unsqueeze(1), y.unsqueeze(1), found)
+
+
+def _check(model: FlatModel, loss: Loss, like: Samples, gradients: Vectorized) -> None:
+    """Refuse a model or loss whose samples have no gradients of their own.
+
+    Raises:
+        InputError: it has none.
+    """
+    if loss.whole:
+        raise InputError("local.noise: the loss of a sample depends on the others of its minibatch")
+    if mixes_samples(model.module, like[0]):
+        what = "local.noise: the model's output for a sample is drawn, or depends on the others of its minibatch"
+        raise InputError(what, remedy="use GroupNorm or LayerNorm in the place of BatchNorm, and no dropout")
+    x, y = (part.expand(2, *part.shape[1:]).unsqueeze(1) for part in like)
+    stacks = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
+    try:
+        gradients.gradients(stacks, x, y, [stack.clone() for stack in stacks])
+    except RAISED as error:  # a user's model may raise anything
+        what = f"local.noise cannot take this model ({type(error).__name__}: {str(error).splitlines()[0]})"
+        raise InputError(what, remedy="use a model of operations that torch.func.vmap can take") from error

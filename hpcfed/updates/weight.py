@@ -1,0 +1,38 @@
+"""Weight of a client by its samples, up to a bound: what noise allows in the place of ``weights: samples``.
+
+    v ← v min(n_i / ŵ, 1)
+
+    ŵ     ``samples``
+
+Behind ``clip`` a client's norm stays at most C, whatever its samples are. Packed: as before. State: none.
+
+Reference: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models", ICLR 2018,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from hpcfed.types import State
+from hpcfed.updates._base import CARRIED, NORMS, PartContext, Sent, UpdatePart, Vectors
+
+
+class Weight(UpdatePart):
+    """A factor of at most 1."""
+
+    keeps: ClassVar[frozenset[str]] = frozenset({NORMS, CARRIED})
+
+    samples: int = Field(ge=1)
+
+    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+        assert context.client is not None
+        factor = min(1.0, context.client.num_samples / self.samples)
+        return Sent({name: vector * factor for name, vector in vectors.items()} if factor != 1.0 else vectors)
+
+
+UPDATE = Weight
+TITLE, REFERENCES = "weights of at most 1", ("mcmahan2018learning",)
+EXAMPLE = {"samples": 30}

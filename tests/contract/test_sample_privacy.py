@@ -1,0 +1,180 @@
+"""DP-SGD at the clients: a step by hand, what it costs the site that pays most, and the models that it cannot take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+import torch
+from dp_accounting import rdp
+
+import hpcfed
+from hpcfed.assembly import assemble, resolve
+from hpcfed.config.load import load_recipe
+from hpcfed.provenance.verify.verify import Verification, verify
+from hpcfed.ranks.world import World
+from hpcfed.rng import Purpose, normals, stream
+from hpcfed.simulation import Simulation
+from hpcfed.updates._layout import layout_of
+from hpcfed.updates._samples import SampleMechanism, sample_accountant, sample_multiplier_for
+from tests.contract.test_privacy import filled, secret
+from tests.mpi.recipes import small
+
+NOISE: Mapping[str, Any] = {"clip": 0.5, "multiplier": 1.0}
+WORK: Mapping[str, Any] = {"steps": 4, "batch_size": 10, "lr": 0.1}
+NETS = """
+from torch import nn
+
+
+def net(kind):
+    layers = {
+        "batch-norm": [nn.Linear(12, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 4)],
+        "dropout": [nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 4)],
+        "layer-norm": [nn.Linear(12, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 4)],
+    }
+    return nn.Sequential(*layers[kind])
+"""
+
+
+@pytest.fixture
+def place(world, shared_tmp) -> Path:
+    """A folder with data, networks and a secret seed, one for each rank, which runs alone."""
+    folder = shared_tmp / f"rank-{world.rank}"
+    folder.mkdir()
+    (folder / "private_nets.py").write_text(NETS)
+    return filled(folder)
+
+
+def recipe(folder: Path, output: str, **changes: Any) -> dict[str, Any]:
+    local = {**WORK, "noise": NOISE, **changes.pop("local", {})}
+    return small(folder / output, data=str(folder / "small.h5"), python_path=[str(folder)], local=local, **changes)
+
+
+def run(folder: Path, output: str, world: World | None = None, **changes: Any) -> hpcfed.Result:
+    return hpcfed.run(recipe(folder, output, **changes), world=world or World(), quiet=True)
+
+
+@pytest.mark.serial
+@pytest.mark.one_mpi
+def test_a_client_by_hand(place):
+    """y ← y − η v, v ← β v + (Σ clipped gradients of a Poisson minibatch + noise) / B, by a loop over samples."""
+    changes = {"dtype": "float64", "cohort": {"schedule": [[2]]}, "local": {"momentum": 0.5}, **secret(place)}
+    asked = resolve(load_recipe(recipe(place, "run", **changes)))
+    parts, _ = assemble(asked, World())
+    with parts.federation:
+        simulation = Simulation(parts)
+        ((x, labels),) = parts.shards.clients([2])
+        y, velocity = parts.initial_w.clone(), torch.zeros_like(parts.initial_w)
+        rng, layout = stream(parts.seed, Purpose.BATCHES, 1, 2), layout_of(parts.model)
+        for step in range(4):
+            joined = np.flatnonzero(rng.random(len(labels)) < 10 / len(labels))
+            total = torch.zeros_like(y)
+            for sample in joined.tolist():
+                total += clipped(parts.model, y, x[sample : sample + 1], labels[sample : sample + 1])
+            noise = normals(parts.seed, Purpose.LOCAL_STEP, 1, 2, step, layout.size)
+            total += layout.opened(torch.from_numpy(0.5 * noise), y)
+            velocity = 0.5 * velocity + total / 10
+            y = y - 0.1 * velocity
+        simulation.round(1)
+        assert torch.allclose(simulation.w, y, rtol=0, atol=1e-5)
+        assert not torch.allclose(simulation.w, parts.initial_w, rtol=0, atol=1e-2)
+
+
+def clipped(model: Any, y: torch.Tensor, x_one: torch.Tensor, y_one: torch.Tensor) -> torch.Tensor:
+    """A sample's gradient, of a norm of at most 0.5."""
+    model.load(y)
+    model.grad.zero_()
+    torch.nn.functional.cross_entropy(model.module(x_one), y_one.long()).backward()
+    model.adopt()
+    return model.grad * min(1.0, 0.5 / float(model.grad.norm()))
+
+
+def mechanism(*rates: float, multiplier: float = 1.1, is_secret: bool = True) -> SampleMechanism:
+    return SampleMechanism(1.0, multiplier, 1e-5, 10, rates, is_secret)
+
+
+@pytest.mark.serial
+def test_epsilon_is_of_the_site_that_pays_most():
+    """Of three sites one has the largest q, one takes most steps, and one has less of both."""
+    steps = np.array([[3, 9, 3], [3, 9, 2]])
+
+    def work(round: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(3), steps[round % 2]
+
+    def library(rate: float, count: int) -> float:
+        own = rdp.RdpAccountant()
+        own.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(1.1)), count)
+        return own.get_epsilon(1e-5)
+
+    rates = 0.2, 0.1, 0.1
+    expected = max(library(0.2, 30), library(0.1, 90))
+    assert sample_accountant(mechanism(*rates), work)(10) == pytest.approx(expected, rel=1e-6)
+    public = sample_accountant(mechanism(*rates, is_secret=False), work)(10)
+    assert public == pytest.approx(library(1.0, 90), rel=1e-6)
+    solved = sample_multiplier_for(mechanism(*rates, is_secret=False), 8.0, work)
+    asked = (mechanism(*rates, multiplier=z, is_secret=False) for z in (solved, solved - 1e-4))
+    spent, more = (sample_accountant(one, work)(10) for one in asked)
+    assert spent <= 8.0 < more
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_the_bits_are_those_of_any_number_of_ranks_and_of_a_run_that_was_resumed(name, world, shared_tmp):
+    """The whole run on one rank; all ranks together, stopped after round 2 and gone on with."""
+    if world.rank == 0:
+        filled(shared_tmp)
+    world.barrier()
+    about = {"algorithm": {"name": name}, "cohort": {"size": 3}, "checkpoint": {"every": 1}, **secret(shared_tmp)}
+    run(shared_tmp, "together", world, rounds=2, **about)
+    found = run(shared_tmp, "together", world, rounds=4, **about).metrics
+    whole = run(shared_tmp, f"alone-{world.rank}", rounds=4, **about).metrics
+    same = ("hash", "test_loss", "epsilon", "unit", "bytes_up", "delta_sq", "cohort", "mean_delta_sq")
+    assert [[row[key] for key in same] for row in found] == [[row[key] for key in same] for row in whole]
+    assert {row["local_loss"] for row in found} == {None}
+
+
+@pytest.mark.serial
+@pytest.mark.one_mpi
+def test_the_folder_says_what_is_hidden_and_the_seed_verifies(place):
+    layer_norm = {"factory": "private_nets:net", "args": {"kind": "layer-norm"}}
+    found = run(place, "run", model=layer_norm, rounds=2, **secret(place))
+    promised = json.loads((found.folder / "certificate.json").read_text())["privacy"]
+    assert promised["level"] == "sample"
+    assert promised["neighbours"] == "add or remove one sample"
+    assert promised["epsilon"] == found.metrics[-1]["epsilon"] > found.metrics[0]["epsilon"] > 0
+    said: list[str] = []
+    assert verify(Verification(found.folder, None, 0), World(), said.append) == 0
+    assert len(hpcfed.replay(found.folder, 2, 1).steps) == 4
+    (place / "secret.txt").unlink()
+    with pytest.raises(hpcfed.InputError, match="by the holder of its secret seed alone"):
+        verify(Verification(found.folder, None, 0), World(), said.append)
+
+
+REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "BatchNorm": ({"model": {"factory": "private_nets:net", "args": {"kind": "batch-norm"}}}, "GroupNorm or LayerNorm"),
+    "dropout": ({"model": {"factory": "private_nets:net", "args": {"kind": "dropout"}}}, "and no dropout"),
+    "tiles": ({"local": {"engine": "batched"}}, "local.engine: batched with local.noise"),
+    "compiled": ({"local": {"compile": True}}, "local.noise with local.compile"),
+    "training sets": ({"evaluate": {"train": {"every": 1}}}, "local.noise with evaluate.train"),
+    "labels": ({"loss": {"weights": "balanced-by-site"}}, "local.noise with loss.weights"),
+    "norms": ({"algorithm": {"name": "fedexp"}}, "which noise of clients makes up to"),
+    "both levels": (
+        {"updates": [{"clip": {"norm": 1.0}}], "means": [{"noise": {"multiplier": 1.0}}]},
+        "'noise' in one",
+    ),
+    "no amount": ({"local": {"noise": {"clip": 1.0}}}, "'multiplier' or 'epsilon'"),
+}
+
+
+@pytest.mark.serial
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_hides_no_sample_is_refused(case, place):
+    changes, words = REFUSED[case]
+    with pytest.raises(hpcfed.InputError, match=words):
+        run(place, "run", **changes)
