@@ -49,9 +49,15 @@ SUMS: Mapping[str, Mapping[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("reduction", ["exact", "fast"])
-@pytest.mark.parametrize("sums", SUMS)
-@pytest.mark.parametrize("mpi_reads_it", [False, True])
+OFTEN = {("whole", "fast", True), ("in pieces", "fast", False), ("large by each rule", "exact", True)}
+"""Run beside exact sums through the host, which are of every size."""
+WAYS = [(sums, reduction, mpi) for sums in SUMS for reduction in ("exact", "fast") for mpi in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("sums", "reduction", "mpi_reads_it"),
+    [pytest.param(*way, marks=[] if way in OFTEN or way[1:] == ("exact", False) else pytest.mark.soak) for way in WAYS],
+)
 def test_all_ranks_sum_in_the_same_pieces(sums, reduction, mpi_reads_it, mixed, stub, world, monkeypatch) -> None:
     for name, value in SUMS[sums].items():
         monkeypatch.setattr(memory, name, value)

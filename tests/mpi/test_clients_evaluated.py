@@ -156,6 +156,7 @@ def scores(world: World, path: Path, clients: Sequence[Arrays], seed: int, **cha
     return found, evaluator(w, test=False, train=True)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     "changes",
     [
@@ -197,6 +198,7 @@ def test_a_clients_scores_know_nothing_of_other_clients(changes, world, shared_t
             assert score["train_loss"] == alone[0, 0, 0, 0] / alone[0, 0, 0, 1]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("changes", [{}, {"loss": {"reduction": "sum"}, "model": {"name": "logistic"}}])
 def test_scores_of_small_clients_in_tiles_are_those_of_each_alone(changes, world, folder, monkeypatch):
     """To rounding: a metric by sample, one of all samples, and the mean over clients."""
@@ -217,6 +219,7 @@ def test_scores_of_small_clients_in_tiles_are_those_of_each_alone(changes, world
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     "changes",
     [{"loss": {"factory": "nets:centred"}}, {"model": {"factory": "nets:Unkept"}}],
@@ -253,6 +256,7 @@ def model():
 """
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("damage", ["", "5", "5,0,glo", "9,0,global,train,0.5,0.5,3\n", f"{'9' * 5000},0\n"])
 def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
     """Rows of rounds after it, whole or half, are gone; so it is the table of a run that was never interrupted."""
@@ -269,6 +273,7 @@ def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
     assert (run / "clients.csv").read_bytes() == (folder / "whole" / "clients.csv").read_bytes()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
@@ -293,6 +298,7 @@ def test_a_table_that_another_program_has_changed_is_refused(old, new, complaint
     assert world.on_root(lambda: (path.read_bytes(), (run / "metrics.jsonl").read_bytes())) == before
 
 
+@pytest.mark.thinned
 def test_a_table_that_was_removed_is_refused(world, folder):
     changes = {"rounds": 6, "checkpoint": {"every": 4}, "evaluate": {**EVALUATE, "clients": ALL}}
     run = stopped(recipe("run", **changes), world, 4)
@@ -301,6 +307,7 @@ def test_a_table_that_was_removed_is_refused(world, folder):
         hpcfed.run(recipe("run", **changes), world=world, quiet=True)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("header", [b"", b"round,client,mo"])
 def test_a_header_cut_before_any_client_was_evaluated_is_written_again(header, world, folder):
     """As a job leaves it that was killed in its first evaluation of clients."""
@@ -323,6 +330,7 @@ def test_it_may_begin_and_end_on_the_way(world, folder):
     assert [row["clients"] is None for row in result.metrics] == [True, True, False, False, True, True]
 
 
+@pytest.mark.thinned
 def test_a_run_that_starts_again_starts_a_table(world, folder):
     changes = {"checkpoint": {"every": 0}, "evaluate": {**EVALUATE, "clients": ALL}}
     run = stopped(recipe("run", **changes), world, 2)
@@ -332,6 +340,7 @@ def test_a_run_that_starts_again_starts_a_table(world, folder):
     assert {row["round"] for row in table(run)} == {"2", "3"}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

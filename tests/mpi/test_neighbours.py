@@ -46,6 +46,7 @@ def larger(what: Any) -> Any:
     return rounded
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("hashes", [True, False])
 @pytest.mark.parametrize(("what", "on"), KINDS)
 def test_compare_blames_no_sum_for_what_neighbours_do(what, on, hashes, world, folder, monkeypatch):
@@ -85,6 +86,7 @@ def test_what_the_sentinel_found_by_rank_is_blamed_before_a_sum(hashes, world, f
     assert re.search(said_by_itself, "\n".join(said[len(text.splitlines()) :]))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("what", "on"), KINDS)
 def test_verify_of_an_honest_run_does_not_fail_where_neighbours_decide(what, on, world, folder, monkeypatch):
     with monkeypatch.context() as patch:
@@ -100,6 +102,7 @@ def test_verify_of_an_honest_run_does_not_fail_where_neighbours_decide(what, on,
     assert re.search(DEPENDS.format(on), lines(found)[-1])
 
 
+@pytest.mark.thinned
 def test_where_nothing_depends_on_neighbours_the_fault_is_the_records(world, folder):
     run = trained("run", world)
 

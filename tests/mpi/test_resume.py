@@ -87,6 +87,7 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("round-")) for path in (run / "checkpoints").glob("*.json"))
 
 
+@pytest.mark.of_ranks
 @pytest.mark.parametrize("together_first", [True, False], ids=["together-alone", "alone-together"])
 @pytest.mark.parametrize("variant", [pytest.param(v, marks=[] if v in OFTEN else pytest.mark.soak) for v in VARIANTS])
 def test_a_run_goes_on_with_the_same_bits(variant, together_first, world, folder):
@@ -104,6 +105,7 @@ def test_a_run_goes_on_with_the_same_bits(variant, together_first, world, folder
     assert len(left) == 1 or world.rank > 0
 
 
+@pytest.mark.of_ranks
 @pytest.mark.parametrize(("before", "after"), [("device", "disk"), ("disk", "host")])
 def test_client_states_may_lie_elsewhere_from_a_checkpoint_on(before, after, world, folder):
     """As after a full disk; and the finished run is finished, wherever they are to lie."""
@@ -571,6 +573,7 @@ def test_a_recipe_where_no_run_began_is_refused(world, folder):
         hpcfed.run(of("scaffold"), world=world, quiet=True)
 
 
+@pytest.mark.of_ranks
 def test_what_a_run_was_for_is_remembered(world, folder):
     """A target to be reached several times in a row, and one that had been reached when the job was killed."""
     recipe = of("fedavg", rounds=12, stop={"test_accuracy": 0.3, "for": 5}, checkpoint={"every": 1})
@@ -641,6 +644,7 @@ def _signal_after(record: Path, rounds: int, number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+@pytest.mark.of_ranks
 def test_time_that_is_up_stops_with_a_checkpoint(world, folder):
     recipe = of("fedavg", rounds=100_000, stop={"max_hours": 0.5 / 3600}, evaluate={"every": 0})
     rounds = 0

@@ -106,16 +106,16 @@ def of_experiments() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 def cases() -> Iterator[object]:
     """Yield all recipes that differ when cut down.
 
-    Those of the experiments with the model, method and kind of data of one before, and large ones, are for the soak.
+    Those whose model, method, and kind of data are each in one before, and large ones, are for the soak.
     """
-    known = set()
-    from_pages = [(*one, True) for one in shown()]
-    for name, kind, recipe, usual in [*from_pages, *((*one, False) for one in of_experiments())]:
+    known: set[str] = set()
+    for name, kind, recipe in [*shown(), *of_experiments()]:
         small = cut_down(recipe)
-        whole, parts = (kind, small), (kind, _parts_of(small), "guess" in small)
-        first = {json.dumps(key, sort_keys=True, default=str) for key in (whole, parts)} - known
-        if json.dumps(whole, sort_keys=True, default=str) in first:
-            usual = usual or (len(first) > 1 and _parts_of(small)[0] not in LARGE)
+        model, method = _parts_of(small)
+        whole = json.dumps((kind, small), sort_keys=True, default=str)
+        first = {whole, f"of {kind}", f"model {model}", f"method {method}", f"guess {'guess' in small}"} - known
+        if whole in first:
+            usual = len(first) > 1 and model not in LARGE
             yield pytest.param(kind, small, id=name, marks=[] if usual else pytest.mark.soak)
         known |= first
 
