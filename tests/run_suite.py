@@ -169,9 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 outcome = f"{_closing_line(ending.counts)}  {ending.trouble}".rstrip()
                 print(f"{planned.label}  {ending.seconds:6.1f} s  {outcome}", flush=True)
                 if options.costs:
-                    print(
-                        f"{_costliest(ending.costs, options.costs)}\n  {ending.costs.total():8.1f} s in all", flush=True
-                    )
+                    print(_costliest(ending.costs, options.costs), flush=True)
     print(_closing_line(total))
     return 1 if total["failed"] else 0
 
@@ -265,13 +263,12 @@ def _read(report: Path) -> tuple[Counter[str], Counter[str]]:
 
 
 def _costliest(costs: Counter[str], number: int) -> str:
-    """Return lines with the CPU seconds of the `number` files and tests that took most."""
+    """Return lines with CPU seconds: of all tests, and of the `number` files and tests that took most."""
     files: Counter[str] = Counter()
     for test, seconds in costs.items():
         files[test.partition("::")[0]] += seconds
-    return "\n".join(
-        f"  {seconds:8.1f} s  {name}" for part in (files, costs) for name, seconds in part.most_common(number)
-    )
+    most = [("in all", costs.total()), *files.most_common(number), *costs.most_common(number)]
+    return "\n".join(f"  {seconds:8.1f} s  {name}" for name, seconds in most)
 
 
 def _closing_line(counts: Counter[str]) -> str:

@@ -16,6 +16,7 @@ from hpcfed.run_folder.certificate import write_certificate
 from hpcfed.run_folder.folder import RunFolder
 from tests.launch import Completed, launch
 from tests.mpi.recipes import METHODS, small, write_recipe, write_small
+from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi
 
@@ -43,7 +44,11 @@ def check(run: Path, command: Command, *options: object) -> None:
     assert (done.returncode, "spot-checked: round " in done.stdout) == (0, True), done.stdout
 
 
-@pytest.mark.parametrize("method", METHODS)
+OFTEN = ("fedavg", "fedexp-m", "fednova", "fedsplit", "scaffold")
+"""Methods that differ most in what they keep; tests/mpi/test_verify.py has others."""
+
+
+@pytest.mark.parametrize("method", often(OFTEN, METHODS))
 def test_of_each_method(method, folder, command):
     check(trained(algorithm={"name": method, **METHODS[method]}), command)
 
