@@ -20,6 +20,7 @@ from tests.mpi.recipes import METHODS, small
 from tests.mpi.test_sentinel import by_fullness, by_neighbour, by_rank, by_slot, round_by
 from tests.mpi.test_verify import write_true
 
+pytestmark = pytest.mark.one_mpi
 DEPENDS = r"round \d: the update of client \d \(\d\) depends on {} here: [0-9a-f]{{16}} as on "
 KINDS = [(by_slot, "the slot of its tile"), (by_neighbour, "its neighbours"), (by_fullness, "its neighbours")]
 LOCAL = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "batched", "matmul": "blas", "tile": 4}

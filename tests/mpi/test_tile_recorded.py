@@ -15,6 +15,8 @@ from hpcfed.provenance.recorded import placed_recipe, recorded
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_same_result import left_by
 
+pytestmark = pytest.mark.one_mpi
+
 
 @pytest.fixture
 def folder(world, shared_tmp, monkeypatch) -> Path:
