@@ -98,6 +98,7 @@ class Once:
 """
 
 
+@pytest.mark.soak
 def test_that_went_on_on_other_ranks_after_a_kill(folder, command):
     (folder / "killer.py").write_text(KILLER)
     about = {"algorithm": {"name": "scaffold"}, "checkpoint": {"every": 1}, "observers": [{"factory": "killer:Once"}]}

@@ -30,7 +30,7 @@ def session(tmp_path):
         test.write_text("import os, time, pytest\nfrom pathlib import Path\n" + dedent(body))
         return launch(
             ranks,
-            ["--with-mpi", "--color=no", "--rootdir", tmp_path, "-p", "no:cacheprovider", tmp_path],
+            ["--with-mpi", "--color=no", "--no-header", "--rootdir", tmp_path, "-p", "no:cacheprovider", tmp_path],
             program=("-m", "mpi4py", "-m", "pytest"),
             env={"CI": ci, "MPI_TEST_DEADLINE": str(deadline)},
             cwd=tmp_path,
