@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
 
 
-def often(chosen: Container[Any], every: Iterable[Any]) -> Iterator[Any]:
-    """Yield every parameter, or tuple of parameters; those that are not `chosen` for the soak alone."""
-    for one in every:
-        each = one if isinstance(one, tuple) else (one,)
-        yield pytest.param(*each, marks=[] if one in chosen else pytest.mark.soak)
+def often(chosen: Container[Any], every: Iterable[Any]) -> list[Any]:
+    """Return every parameter, or tuple of parameters; those that are not `chosen` are for the soak alone."""
+    each = [(one, one if isinstance(one, tuple) else (one,)) for one in every]
+    return [pytest.param(*values, marks=[] if one in chosen else pytest.mark.soak) for one, values in each]

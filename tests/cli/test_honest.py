@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +156,7 @@ def test_of_a_sweep(folder, command):
     check(runs[1], command)
 
 
-def test_of_a_study(folder, command):
+def test_of_a_study(folder, command, blank_pictures):
     write_recipe(folder, output=None)
     settings = ["--tune", "local.lr=0.05,0.1", "--splits", "2", "--baselines", "none", "--bootstrap", "100"]
     done = command(["study", "recipe.yaml", "rounds=2", *settings, "--output", "study", "--quiet"], folder)
@@ -193,26 +195,39 @@ ELSEWHERE = {"ATEN_CPU_CAPABILITY": "default"}
 CLIENTS = {"every": 2, "models": ["global", "fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}}
 
 
-MORE = [pytest.param(kind, marks=pytest.mark.soak) for kind in ("float64", "private")]
+KINDS: dict[str, dict[str, Any]] = {
+    "fedavg": {"update_hashes": True, "evaluate": {"model": "last-two", "train": {"every": 3}, "clients": CLIENTS}},
+    "scaffold": {"algorithm": {"name": "scaffold"}, "cohort": {"size": 3}},
+    "float64": {"dtype": "float64", "evaluate": {"metrics": ["auroc"], "clients": {"every": 2}}},
+    "private": {"parameters": {"private": ["*.bias"]}, "evaluate": {"every": 0, "clients": {"every": 2}}},
+}
 
 
-@pytest.fixture(params=["fedavg", "scaffold", *MORE])
-def elsewhere(request, folder) -> Path:
-    """A run of eight rounds that was computed with other instructions than this process has."""
-    changes: dict[str, Any] = {
-        "fedavg": {"update_hashes": True, "evaluate": {"model": "last-two", "train": {"every": 3}, "clients": CLIENTS}},
-        "scaffold": {"algorithm": {"name": "scaffold"}, "cohort": {"size": 3}},
-        "float64": {"dtype": "float64", "evaluate": {"metrics": ["auroc"], "clients": {"every": 2}}},
-        "private": {"parameters": {"private": ["*.bias"]}, "evaluate": {"every": 0, "clients": {"every": 2}}},
-    }[request.param]
-    write_recipe(folder, rounds=8, local={"steps": 20, "batch_size": 10, "lr": 0.1}, **changes)
-    done = launch(2, ["run", "recipe.yaml", "-q"], cwd=folder, env=ELSEWHERE)
-    assert done.returncode == 0, done.stderr
-    here = trained("here", rounds=8, local={"steps": 20, "batch_size": 10, "lr": 0.1}, **changes)
-    if (here / "model.safetensors").read_bytes() == (folder / "run" / "model.safetensors").read_bytes():
-        check(folder / "run", command=request.getfixturevalue("command"))
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory) -> Callable[[str], Path]:
+    """Return the folder of a kind's run of eight rounds, computed with other instructions than this process has."""
+
+    @cache
+    def of(kind: str) -> Path:
+        place = tmp_path_factory.mktemp(kind)
+        write_small(place)
+        write_recipe(place, rounds=8, local={"steps": 20, "batch_size": 10, "lr": 0.1}, **KINDS[kind])
+        done = launch(2, ["run", "recipe.yaml", "-q"], cwd=place, env=ELSEWHERE)
+        assert done.returncode == 0, done.stderr
+        return place / "run"
+
+    return of
+
+
+@pytest.fixture(params=often(["fedavg"], KINDS))
+def elsewhere(request, computed, folder) -> Path:
+    """A copy of such a run."""
+    run = Path(shutil.copytree(computed(request.param), folder / "run"))
+    here = trained("here", rounds=8, local={"steps": 20, "batch_size": 10, "lr": 0.1}, **KINDS[request.param])
+    if (here / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes():
+        check(run, command=request.getfixturevalue("command"))
         pytest.skip("this processor has no other instructions")
-    return folder / "run"
+    return run
 
 
 def test_of_another_processor_that_computes_other_bits(elsewhere, folder, command):

@@ -157,7 +157,7 @@ def test_experiments_of_ones_own_are_as_they_are_shown(tmp_path):
             assert json.dumps(cut_down(experiment.recipe_of(case, method, "full"))["model"]) in known
 
 
-@pytest.mark.parametrize(("kind", "recipe"), cases())
+@pytest.mark.parametrize(("kind", "recipe"), list(cases()))
 def test_a_shipped_recipe_is_the_same_as_alone(kind, recipe, world, shared_tmp):
     world.on_root(lambda: write(shared_tmp, kind) and None)
     check_same_as_alone(world, shared_tmp, {**recipe, "data": str(shared_tmp / f"{kind}.h5")})
