@@ -325,6 +325,14 @@ class LocalMethod(Protocol):
         """Whether ``context.loss`` is needed: one more pass over each client's samples a round."""
         ...
 
+    @property
+    def carried(self) -> frozenset[str] | None:
+        """Reported vectors that the client's next state takes in as they were sent; None for all, if `stateful`.
+
+        What was lost of one on its way comes again by itself, so that error feedback would send it twice.
+        """
+        ...
+
     def vectors(self, alike: bool) -> tuple[str, ...]:
         """Return the names of the vectors reported in a round beside Δ_i.
 
@@ -424,6 +432,14 @@ class Method:
         return (*((DELTA,) if self.local.reports_delta else ()), *self.local.vectors(alike))
 
     @property
+    def carried(self) -> frozenset[str]:
+        """Reported vectors of which a client's state carries on what was lost on their way."""
+        if not self.local.stateful:
+            return frozenset()
+        named: frozenset[str] | None = getattr(self.local, "carried", None)
+        return frozenset((*self.reported(alike=False), *self.reported(alike=True))) if named is None else named
+
+    @property
     def counts_clients(self) -> bool:
         """Whether a state depends on N or n, by q(S) or the mean size: a client left out changes every round."""
         return any(getattr(part, "counts_clients", False) for part in (self.local, self.normalize, self.server))
@@ -431,9 +447,8 @@ class Method:
     @property
     def reads(self) -> frozenset[str]:
         """What its parts read beyond the vectors' means: their ``reads``, which parts of ``updates`` may not spoil."""
-        return frozenset().union(
-            *(getattr(part, "reads", ()) for part in (self.local, self.normalize, self.server) if part is not None)
-        )
+        parts = (part for part in (self.local, self.normalize, self.server) if part is not None)
+        return frozenset({"carried"} if self.carried else ()).union(*(getattr(part, "reads", ()) for part in parts))
 
     @property
     def final_model(self) -> str:

@@ -25,6 +25,7 @@ class ClientRule(Part):
     uses_effective_steps: ClassVar[bool] = False
     reports_delta: ClassVar[bool] = True
     scalars: ClassVar[tuple[str, ...]] = ()
+    carried: ClassVar[frozenset[str] | None] = None
     loss_at_w: ClassVar[bool] = False
     evaluates_elsewhere: ClassVar[bool] = False
 

@@ -39,6 +39,7 @@ class Reflection(ClientRule):
     choice: ClassVar[str | None] = None
     stateful: ClassVar[bool] = True
     weights: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    reads: ClassVar[frozenset[str]] = frozenset({"carried_twice"})
 
     s: float = Field(1.0, gt=0)
     variant: Variant = "act"

@@ -44,6 +44,7 @@ class ControlVariates(ClientRule):
     received: ClassVar[int] = 2
     uses_effective_steps: ClassVar[bool] = True
     counts_clients: ClassVar[bool] = True
+    carried: ClassVar[frozenset[str] | None] = frozenset({"psi"})
     later: ClassVar[frozenset[str]] = frozenset({"c_scale"})
 
     c_scale: Literal["none", "samples"] = "none"
@@ -70,9 +71,12 @@ class ControlVariates(ClientRule):
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
     ) -> State:
-        psi = sent.vectors.get("psi") if self.c_scale == "none" else None
+        psi = sent.vectors.get("psi")
         if psi is None:
             psi = _psi(shared["c"], sent.named["delta"], local.effective_steps, local.lr)
+        elif self.c_scale != "none":
+            own, size = _psi(shared["c"], local.delta, local.effective_steps, local.lr), _relative_size(context.client)
+            psi = own + quotient(psi - own * size, size)  # own, but for what was lost on its way
         return {"c": client["c"] - psi}
 
     def share(self, shared: State, means: Means) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcfed import updates
 from hpcfed.assembly import auto_device
 from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
 from hpcfed.client.batched.tiles import step_cost
@@ -27,6 +28,7 @@ def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield "deterministic: false has no effect on a CPU, whose kernels add in one order"
     yield from _on_clients(recipe, parts)
     yield from _on_defaults(recipe, parts)
+    yield from updates.remarks(recipe, parts.chain, parts.method)
     yield from _on_local_work(recipe, parts)
     yield from _on_evaluation(recipe, parts)
     yield from _on_the_end(recipe, parts)
@@ -125,7 +127,7 @@ def _out_of_tiles(recipe: Recipe, parts: Parts) -> str:
     local, loss = recipe.local, recipe.loss
     reasons = {
         "local.compile takes the module as it is": local.compile,
-        f"precision: {recipe.precision} is of the module's own calls": recipe.precision != "float32",
+        f"precision: {recipe.precision} is of the module's own calls": recipe.precision == "bf16-mixed",
         "loss.weights: balanced-by-site is a loss for each client": loss.weights == "balanced-by-site",
         "Cox's loss is of a whole minibatch": parts.federation.task == "survival" and loss.factory is None,
     }

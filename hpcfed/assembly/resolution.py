@@ -110,7 +110,7 @@ def _local_work(recipe: Recipe, method: Method, *, couples: bool) -> Local:
         raise InputError(f"{what}: a step of your own trains the shared parameters alone", remedy=remedy)
     hindrances = {
         f"parameters: {parameters.given}": parameters.keeps_private or parameters.buffers == "averaged",
-        f"precision: {recipe.precision}": recipe.precision != "float32",
+        f"precision: {recipe.precision}": recipe.precision == "bf16-mixed",
         "compile: true": recipe.local.compile,
         "loss.name: cox": couples,
         "loss.weights: balanced-by-site": recipe.loss.weights == "balanced-by-site",

@@ -146,6 +146,7 @@ def trained_by(
             draws=of_network,
             arithmetic=arithmetic,
             graphs=graphs,
+            precision=precision,
         )
         if graphs is not None:
             try_graphs(stacked, graphs, model, like, width)

@@ -23,9 +23,10 @@ STEPS = 3
 def hindrance(engine: Engine, graphs: Graphs, model: FlatModel, like: Samples, width: int) -> str:
     """Return why an engine's work cannot be recorded; empty if it can.
 
-    A recorded step launches the kernels of the step that was recorded, with other data; what its module does in Python
-    is not done again. So modules are refused whose calls change attributes, draw from generators of the host, or give
-    parameters other memory, and steps that wait for the device. Recorded steps must leave the bits of others.
+    A recorded step launches the kernels of the step that was recorded, on the same memory, with other data; what its
+    module and loss do in Python is not done again. So they are refused where their calls change attributes, draw from
+    generators of the host, or give parameters or buffers other memory, and so are steps that wait for the device.
+    Recorded steps must leave the bits of others.
     """
     some, others = (_samples(like, width, seed) for seed in (1, 2))
     w = model.vector.clone()
@@ -64,20 +65,34 @@ def _trained(engine: Engine, model: FlatModel, w: Tensor, samples: Samples, step
 
 
 def _changes_of_host(engine: Engine, model: FlatModel, w: Tensor, samples: Samples) -> str:
-    """Return what a user's module changes in Python while it is trained."""
-    if model.attributes is None or model.bindings is None:
-        return ""
+    """Return what a user's module or loss changes in Python while it is trained."""
     states = []
     for steps in (0, 1):
         _trained(engine, model, w, samples, steps)
         states.append(_state_of_host())
+    if states[0] != states[1]:
+        return "the model or the loss draws from a generator of the host"
+    if model.attributes is None or model.bindings is None:
+        return ""
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in model.module.modules()):
         return "the model has hooks"
     if model.attributes.has_changed():
         return "the model's calls change its attributes"
     if model.bindings.rebound:
         return f"the model gives the parameter {model.bindings.rebound!r} other memory"
-    return "" if states[0] == states[1] else "the model draws from a generator of the host"
+    memory = _memory(model)
+    for _ in range(2):
+        with model.evaluation():
+            model.forget()
+        _trained(engine, model, w, samples, 1)
+    moved = next((name for name, place in _memory(model).items() if memory.get(name) != place), None)
+    return "" if moved is None else f"the model gives {moved!r} other memory"
+
+
+def _memory(model: FlatModel) -> dict[str, object]:
+    """Return where the parameters and buffers of a module lie, by name."""
+    named = (*model.module.named_parameters(), *model.module.named_buffers())
+    return {name: (id(tensor), tensor.data_ptr() if tensor.layout == torch.strided else None) for name, tensor in named}
 
 
 def _state_of_host() -> Sequence[object]:

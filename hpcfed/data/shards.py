@@ -15,10 +15,10 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.ranks.accelerators import upload
 
-SMALL_FILE = 1 << 16
+SMALL_FILE, SMALL_FOR_A_GPU = 1 << 16, 1 << 20
 """Most bytes in the file of a client that is read and prepared together with others, which is faster."""
-SMALL_TABLE = 1 << 25
-"""Most bytes of the samples of all clients that lie in one table on a CPU, too."""
+SMALL_TABLE, SMALL_TABLE_OF_A_GPU = 1 << 25, 1 << 30
+"""Most bytes of the samples of all clients that lie in one table on a CPU, too, and on a GPU if they are read once."""
 
 
 def types_of(task: str, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
@@ -59,10 +59,10 @@ class Shards:
         self._test_offsets = np.empty(0, np.int64) if federation.test_offsets is None else federation.test_offsets
         per_sample = (federation.feature_shape, federation.x_dtype), (federation.target_shape, federation.y_dtype)
         self._sample_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in per_sample)
-        self._table = self._room_for_all(capacity) if keeps_clients else None
+        self.keeps_clients = keeps_clients
+        self._table = self._room_for_all(capacity)
         self._resident = SampleCache(capacity)
         self._held = SampleCache(capacity - (0 if self._table is None else self._table.nbytes))
-        self.keeps_clients = keeps_clients
         self._missed = True
         self._centre = self._per_channel(federation)
 
@@ -73,7 +73,8 @@ class Shards:
     def clients(self, clients: Sequence[int]) -> list[Samples]:
         """Return all samples of each of several clients, (C,), as `client` does; small clients are read together."""
         missing = [k for k in clients if not self._holds(k)]
-        small = [k for k in missing if self._federation.sizes[k] * self._sample_bytes <= SMALL_FILE]
+        most = SMALL_FILE if self._device.type == "cpu" else SMALL_FOR_A_GPU
+        small = [k for k in missing if self._federation.sizes[k] * self._sample_bytes <= most]
         read = self._read_together(small) if small else {}
         return [read[k] if k in read else self.client(k) for k in clients]
 
@@ -131,9 +132,14 @@ class Shards:
 
     def _room_for_all(self, capacity: int) -> ClientTable | None:
         """Return a table for the samples of all clients if there is room for it, on a CPU for a small one."""
+        if self._device.type == "cpu":
+            most = min(capacity, SMALL_TABLE) if self.keeps_clients else 0
+        else:
+            most = capacity if self.keeps_clients else min(capacity, SMALL_TABLE_OF_A_GPU)
+        if not most:
+            return None
         shapes = self._federation.feature_shape, self._federation.target_shape
         table = ClientTable(self._federation.sizes, shapes, (self._x_dtype, self._y_dtype), self._device)
-        most = min(capacity, SMALL_TABLE) if self._device.type == "cpu" else capacity
         return table if 0 < table.nbytes <= most else None
 
     def _read_together(self, clients: Sequence[int]) -> dict[int, Samples]:

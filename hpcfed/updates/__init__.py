@@ -21,7 +21,7 @@ from hpcfed.config.updates import ChainPart
 from hpcfed.config.user_code.blame import defined_at
 from hpcfed.errors import InputError, nearest
 from hpcfed.types import Method, Part
-from hpcfed.updates._base import DELTA_ITSELF, NORMS, SUM, MeansPart, PartContext, Sent, UpdatePart
+from hpcfed.updates._base import CARRIED, DELTA_ITSELF, NORMS, SUM, TWICE, MeansPart, PartContext, Sent, UpdatePart
 from hpcfed.updates._chain import Chain
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "examples",
     "named",
     "references",
+    "remarks",
     "resolved",
 ]
 
@@ -42,12 +43,15 @@ LISTS: Mapping[str, tuple[str, type[Part]]] = {"updates": ("UPDATE", UpdatePart)
 """The recipe's key → its parts' name in their files, and their base."""
 WORK = {"updates": "send", "means": "after"}
 """The function that a part must have."""
-KEPT = {"updates": {NORMS, DELTA_ITSELF}, "means": {NORMS, SUM, DELTA_ITSELF}}
+KEPT = {"updates": {NORMS, DELTA_ITSELF, CARRIED, TWICE}, "means": {NORMS, SUM, DELTA_ITSELF}}
 """What parts of each list may leave untrue."""
 WHY = {
     NORMS: "its step size compares mean ‖Δ_i‖² with ‖Δ̄‖², of which that part changes one and not the other: by noise "
     "of each client it would be up to |S|/2 times too large, by noise of the mean 1",
     SUM: "its state adds up what clients sent, which the means then are not",
+    CARRIED: "what is lost on the way comes again from its clients' state, which grows without bound where that is "
+    "more than was there",
+    TWICE: "what is lost on the way comes again from its clients' state, twice as large",
 }
 """What a method reads → why a part that does not keep it has no place in front of it."""
 
@@ -138,6 +142,8 @@ def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int) -> Non
                     where=defined_at(silent),
                     remedy=f"give it reads = frozenset(), or of {NORMS!r} and {SUM!r} (docs/updates.md)",
                 )
+            if section.factory is not None:
+                lost -= {CARRIED, TWICE}  # told by `remarks`
             for fact in sorted(lost & method.reads):
                 remedy = f"use another method, such as fedavg, or a part that keeps {fact!r}"
                 raise InputError(f"{what} with {method.name} has no meaning: {WHY[fact]}", remedy=remedy)
@@ -145,6 +151,14 @@ def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int) -> Non
                 reason = "w − Δ̄ is no average of the clients' models behind it"
                 remedy = "use last or client-average"
                 raise InputError(f"{what} with evaluate.model: cohort-average has no meaning: {reason}", remedy=remedy)
+
+
+def remarks(recipe: Recipe, chain: Chain, method: Method) -> Iterator[str]:
+    """Yield a line for each part of the user's that does not say whether what it loses may be carried on."""
+    for section, part in zip(recipe.updates, chain.updates, strict=True):
+        for fact in sorted({CARRIED, TWICE} & method.reads - part.keeps) if section.factory else ():
+            what = f"updates: {section.factory} with {method.name}: {WHY[fact]}"
+            yield f"{what}; if it is less, say {fact!r} in its keeps"
 
 
 def _undeclared(method: Method) -> object | None:

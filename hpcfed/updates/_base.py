@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 Vectors = Mapping[str, "Tensor"]
 """Named vectors (n,)."""
-NORMS, SUM, DELTA_ITSELF = "mean_delta_sq", "sum", "delta"
+NORMS, SUM, DELTA_ITSELF, CARRIED, TWICE = "mean_delta_sq", "sum", "delta", "carried", "carried_twice"
 """What a method may read, and a part leave true: that mean ‖Δ_i‖² and ‖Δ̄‖² can be compared; that means are those of
-what the clients sent; that each Δ_i is w − y_i."""
+what the clients sent; that each Δ_i is w − y_i; that less is lost of a vector than there is in it (than half of it), so
+that a client's state which carries it on stays bounded."""
+LESSENS = frozenset({CARRIED, TWICE})
 
 
 def zeros(vectors: Vectors) -> State:
@@ -43,6 +45,7 @@ class PartContext:
         client: the client; None after the sum.
         coding: how a vector is packed that reaches this part.
         places: entries of each vector that are sent, (k,) int64, where a part before has chosen some; by name.
+        carried: vectors of which the client's own state carries on what is lost.
     """
 
     round: int
@@ -52,6 +55,7 @@ class PartContext:
     client: ClientInfo | None = None
     coding: Coding | None = None
     places: Vectors = field(default_factory=dict)
+    carried: frozenset[str] = frozenset()
 
     def stream(self, *, each_round: bool = True) -> np.random.Generator:
         """Return the random stream of (seed, list, place in it, round, client): equal on any rank, and at each call.
@@ -85,15 +89,23 @@ class UpdatePart(Part):
     """
 
     keeps: ClassVar[frozenset[str]] = frozenset()
-    """What stays true behind it, of `NORMS` and `DELTA_ITSELF`."""
+    """What stays true behind it, of `NORMS`, `DELTA_ITSELF`, `CARRIED` and `TWICE`."""
 
     @property
     def stateful(self) -> bool:
         """Whether clients keep a state between rounds."""
         return False
 
+    @property
+    def treats_alike(self) -> bool:
+        """Whether carried vectors are sent as all others: else none may be derived from another behind the part."""
+        return not self.stateful
+
     def begin(self, vectors: Vectors) -> State:
-        """Return a client's state before its first participation; `vectors` are zeros, those that it may report."""
+        """Return a client's state before its first participation.
+
+        `vectors` are zeros: those that it may report, without the carried ones (``context.carried``).
+        """
         return {}
 
     def begin_shared(self, vectors: Vectors) -> State:

@@ -74,6 +74,11 @@ class Chain:
         """Whether the means are those of what clients sent."""
         return all(SUM in part.keeps for part in self.means)
 
+    @property
+    def tells_others(self) -> bool:
+        """Whether what follows from Δ̄ may be derived from it behind both lists."""
+        return self.keeps_sums and all(part.treats_alike for part in self.updates)
+
     def codings(self, sizes: tuple[int, ...], number_bits: int) -> list[Coding]:
         """Return how a vector is packed before each part, and behind the last.
 
@@ -105,29 +110,29 @@ def sending(method: Method, chain: Chain, layout: Layout) -> Method:
     """Return the method whose clients send by the parts of ``updates``."""
     if not chain.updates and chain.keeps_sums:
         return method
-    return replace(method, local=cast("LocalMethod", _Sending(method.local, chain, layout)))
+    return replace(method, local=cast("LocalMethod", _Sending(method, chain, layout)))
 
 
 class _Sending:
     """A local method whose reports go through the parts of a list."""
 
-    def __init__(self, inner: LocalMethod, chain: Chain, layout: Layout):
-        self._inner, self._chain, self._layout = inner, chain, layout
+    def __init__(self, method: Method, chain: Chain, layout: Layout):
+        self._inner, self._chain, self._layout = method.local, chain, layout
         self._codings: list[Coding] = []
-        self.stateful = inner.stateful or chain.stateful
+        self.stateful, self.carried = self._inner.stateful or chain.stateful, method.carried
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def vectors(self, alike: bool) -> tuple[str, ...]:
-        return self._inner.vectors(alike and self._chain.keeps_sums)
+        return self._inner.vectors(alike and self._chain.tells_others)
 
     def _seen(self, context: RoundContext) -> RoundContext:
-        """Return the context that the method sees: what follows from Δ̄ is sent where Δ̄ is not the sum's."""
-        return context if self._chain.keeps_sums else replace(context, alike=False)
+        """Return the context that the method sees: what follows from Δ̄ is sent where Δ̄ no longer tells it."""
+        return context if self._chain.tells_others else replace(context, alike=False)
 
     def begin(self, w: Tensor) -> State:
-        zeros = self._zeros(w)
+        zeros = {name: zero for name, zero in self._zeros(w).items() if name not in self.carried}
         parts = ((place, part.begin(zeros)) for place, part in enumerate(self._chain.updates))
         return {**self._inner.begin(w), **_joined(parts)}
 
@@ -167,7 +172,8 @@ class _Sending:
         states: dict[str, Tensor] = {}
         for place, part in enumerate(self._chain.updates):
             about = context.round, context.lr, context.seed, place, context.client, self._codings[place], places
-            sent = part.send(now, _of(client, place), _of(shared, place), PartContext(*about))
+            in_this_call = PartContext(*about, carried=self.carried)
+            sent = part.send(now, _of(client, place), _of(shared, place), in_this_call)
             now, places = sent.vectors, {**places, **sent.places}
             states |= _joined([(place, sent.state)])
         opened = {

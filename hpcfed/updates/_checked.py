@@ -37,7 +37,7 @@ class _CheckedUpdates(Checked):
     def begin(self, vectors: Vectors) -> State:
         state = self._answer("begin", self._draw, vectors, vectors=vectors)
         self._state = self._signature("begin", state)
-        if bool(self._state) != self._part.stateful:
+        if vectors and bool(self._state) != self._part.stateful:
             self._refuse(
                 "begin", "its answer", f"a state where stateful says so ({self._part.stateful})", str([*state])
             )

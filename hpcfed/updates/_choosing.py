@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from hpcfed.updates._base import NORMS
+from hpcfed.updates._base import LESSENS, NORMS
 from hpcfed.updates._feedback import WithFeedback
 
 if TYPE_CHECKING:
@@ -20,7 +20,11 @@ class Choosing(WithFeedback):
 
     @property
     def keeps(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({NORMS} if self.fraction == 1 else ())
+        return LESSENS | ({NORMS} if self.fraction == 1 else frozenset())
+
+    @property
+    def stateful(self) -> bool:
+        return self.feedback and self.fraction < 1
 
     def count_of(self, entries: int) -> int:
         """Return k."""

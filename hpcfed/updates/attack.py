@@ -19,13 +19,13 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from hpcfed.types import State
-from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors, zeros
+from hpcfed.updates._base import LESSENS, NORMS, PartContext, Sent, UpdatePart, Vectors, zeros
 
 
 class Attack(UpdatePart):
     """Clients that send something else."""
 
-    keeps: ClassVar[frozenset[str]] = frozenset({NORMS})
+    keeps: ClassVar[frozenset[str]] = LESSENS | {NORMS}
 
     clients: list[int] = Field(default_factory=list)
     fraction: float = Field(0.0, ge=0, le=1)

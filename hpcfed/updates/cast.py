@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from hpcfed.types import State
-from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import LESSENS, NORMS, PartContext, Sent, UpdatePart, Vectors
 from hpcfed.updates._coding import Coding
 
 
 class Cast(UpdatePart):
     """Rounding to another type of numbers."""
 
-    keeps: ClassVar[frozenset[str]] = frozenset({NORMS})
+    keeps: ClassVar[frozenset[str]] = LESSENS | {NORMS}
 
     to: Literal["float16", "bfloat16", "float32"]
 

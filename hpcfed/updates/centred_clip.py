@@ -17,14 +17,14 @@ from typing import ClassVar
 from pydantic import Field
 
 from hpcfed.types import State
-from hpcfed.updates._base import NORMS, PartContext, Sent, UpdatePart, Vectors, zeros
+from hpcfed.updates._base import LESSENS, NORMS, PartContext, Sent, UpdatePart, Vectors, zeros
 from hpcfed.updates._clipping import clip_factor
 
 
 class CentredClip(UpdatePart):
     """A bound on the distance from the last mean."""
 
-    keeps: ClassVar[frozenset[str]] = frozenset({NORMS})
+    keeps: ClassVar[frozenset[str]] = LESSENS | {NORMS}
 
     norm: float = Field(gt=0)
 

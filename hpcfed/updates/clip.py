@@ -21,14 +21,14 @@ from pydantic import Field
 
 from hpcfed.errors import InputError
 from hpcfed.types import DELTA, Means, State
-from hpcfed.updates._base import NORMS, MeansPart, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import LESSENS, NORMS, MeansPart, PartContext, Sent, UpdatePart, Vectors
 from hpcfed.updates._clipping import clip_factor
 
 
 class Clip(UpdatePart):
     """A bound on the norm of each client's vectors."""
 
-    keeps: ClassVar[frozenset[str]] = frozenset({NORMS})
+    keeps: ClassVar[frozenset[str]] = LESSENS | {NORMS}
 
     norm: float = Field(gt=0)
     scales: Mapping[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from hpcfed.arithmetic.elementary import quotient
 from hpcfed.types import State
-from hpcfed.updates._base import PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import CARRIED, TWICE, PartContext, Sent, UpdatePart, Vectors
 from hpcfed.updates._coding import Coding, on_sent
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ class Quantize(UpdatePart):
 
     bits: int = Field(ge=1, le=8)
     block: Literal["tensor"] | Annotated[int, Field(ge=2)] = "tensor"
+
+    @property
+    def keeps(self) -> frozenset[str]:  # type: ignore[override]
+        """|C(v) − v| < s ≤ 2 max|v| / (2^b − 1), and half of that is what FedSplit is stable with."""
+        return frozenset({CARRIED} if self.bits > 1 else ()) | ({TWICE} if self.bits > 3 else frozenset())
 
     def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
         assert context.coding is not None

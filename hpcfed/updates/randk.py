@@ -2,6 +2,7 @@
 
     with feedback:        C(p)_j = p_j where j is drawn, else 0
     without:              C(v)_j = (n/k) v_j where j is drawn, else 0;      unbiased
+    v is carried:         C(v)_j = v_j where j is drawn, else 0;      scaled it would grow without bound
 
     k     ``fraction`` of n, at least 1            error feedback: ``feedback``
 
@@ -30,9 +31,12 @@ class RandomK(Choosing):
         drawn = {name: torch.from_numpy(random.choice(size, count, replace=False, shuffle=False)) for name in vectors}
         places = {name: each.sort().values.to(vectors[name].device) for name, each in drawn.items()}
         sent = {name: only(vector, places[name]) for name, vector in vectors.items()}
-        if not self.feedback:
-            sent = {name: vector * (size / count) for name, vector in sent.items()}
-        return sent, places
+        unbiased = () if self.feedback else (name for name in sent if name not in context.carried)
+        return {**sent, **{name: sent[name] * (size / count) for name in unbiased}}, places
+
+    @property
+    def treats_alike(self) -> bool:
+        return self.fraction == 1
 
     def coded(self, coding: Coding) -> Coding:
         return coding.chosen(self.count_of(coding.entries), 0)

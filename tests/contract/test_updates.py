@@ -50,7 +50,7 @@ IDENTITY: Sequence[Mapping[str, Any]] = (
 LOSSY: Sequence[Mapping[str, Any]] = (
     {"attack": {"clients": [1]}},
     {"topk": {"fraction": 0.2}},
-    {"quantize": {"bits": 3}},
+    {"quantize": {"bits": 4}},
 )
 SAME_NUMBERS = (
     "test_loss",
@@ -352,6 +352,44 @@ def test_states_of_clients_and_server_agree_behind_parts(case, place):
         )
 
 
+REMEMBERING: Mapping[str, Mapping[str, Any]] = {
+    "scaffold": {"name": "scaffold"},
+    "scaffold-samples": {"name": "scaffold", "c_scale": "samples"},
+    "feddyn": {"name": "feddyn", "alpha": 5.0},
+    "fedsplit": {"name": "fedsplit", "s": 0.5, "variant": "all"},
+}
+
+
+@pytest.mark.parametrize("method", REMEMBERING)
+def test_what_is_not_sent_comes_once_where_a_clients_state_carries_it_on(method, place):
+    """A memory of the part's beside the state's would send it twice, and the model would leave the plain run's."""
+
+    def last(*updates: Mapping[str, Any]) -> torch.Tensor:
+        changes = {"algorithm": REMEMBERING[method], "cohort": {"size": 3}, "weights": "uniform"}
+        return simulated(place, 60, updates=list(updates), **changes)[0].w
+
+    plain_w = last()
+    for feedback in (True, False):
+        for part in ("topk", "randk"):
+            w = last({part: {"fraction": 0.2, "feedback": feedback}})
+            assert float((w - plain_w).norm()) < 0.8 * float(plain_w.norm()), (part, feedback)
+
+
+def test_error_feedback_is_kept_for_what_no_state_carries(place):
+    for method, kept in (({"name": "scaffold"}, {"updates.0.delta"}), ({"name": "feddyn", "alpha": 0.1}, set())):
+        _, parts = simulated(place, 1, algorithm=method, updates=[TOP])
+        assert {name for name in parts.clients.get(0) if name.startswith("updates.")} == kept
+
+
+def test_an_own_part_that_does_not_say_what_it_loses_is_told(place):
+    lists = {"updates": [{"factory": "terngrad:Ternary"}]}
+    for algorithm, told in (("scaffold", True), ("fedavg", False)):
+        _, parts = simulated(place, 1, algorithm=algorithm, **lists)
+        recipe = resolve(load_recipe(small(place / "told", algorithm=algorithm, data=str(place / "small.h5"), **lists)))
+        lines = list(updates.remarks(recipe, parts.chain, parts.method))
+        assert [("say 'carried' in its keeps" in line) for line in lines] == [True] * told
+
+
 def test_fedsplits_clients_keep_what_the_server_heard(place):
     """With all clients and no loss but that of the parts, w is the mean of their z_i."""
     algorithm = {"name": "fedsplit", "s": 0.7, "variant": "act"}
@@ -436,6 +474,14 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
         "means: clip with feddyn has no meaning: its state adds up what clients sent",
     ),
     "average": ({"evaluate": {"model": "cohort-average"}, "updates": [TOP]}, "cohort-average has no meaning"),
+    "carried": (
+        {"algorithm": "scaffold", "updates": [{"quantize": {"bits": 1}}]},
+        "quantize with scaffold has no meaning: what is lost on the way comes again",
+    ),
+    "carried-twice": (
+        {"algorithm": "fedsplit", "updates": [{"quantize": {"bits": 3}}]},
+        "quantize with fedsplit has no meaning: .* twice as large",
+    ),
     "silent": ({"algorithm": "quiet:silent", "updates": [TOP]}, "Silent does not say what it reads"),
     "unknown": ({"updates": [{"topq": {}}]}, "unknown part 'topq' in updates; did you mean 'topk'"),
     "elsewhere": ({"means": [TOP]}, "unknown part 'topk' in means; it is a part of 'updates'"),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import hpcfed
+from hpcfed.assembly import assemble, resolve
+from hpcfed.config.load import load_recipe
 from hpcfed.ranks.graphs import Graphs, Inputs
 from hpcfed.run_folder.identity import deciding
 from tests.device.strict import KIND, Stub
 from tests.device.test_runs import PATHS, folder  # noqa: F401 (a fixture)
+from tests.mpi import tensor_kinds
 from tests.mpi.recipes import small
 from tests.mpi.test_models import CASES as MODELS
 from tests.mpi.test_models import write_all
@@ -149,3 +153,54 @@ def test_a_tile_of_recurrent_layers_is_refused_in_one_line(stub, world, tmp_path
     recipe = small("run", **{**MODELS["lstm"], "device": "auto", "local": {"steps": 1, "lr": 0.1, "engine": "batched"}})
     with pytest.raises(hpcfed.InputError, match="cannot take recurrent layers on a GPU"):
         hpcfed.run(recipe, world=world, quiet=True)
+
+
+LOSS = """
+import numpy as np
+from torch.nn.functional import cross_entropy
+
+def loss():
+    return lambda output, target: cross_entropy(output, target, reduction="none") * (1 + 0.01 * np.random.rand())
+"""
+OF_PYTHON: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "a buffer that is replaced": (
+        {
+            "model": {"factory": "tensor_kinds:Buffered", "args": {"dtype": "float32", "counts": True}},
+            "parameters": {"buffers": "averaged"},
+        },
+        "gives 'table' other memory",
+    ),
+    "a frozen parameter that eval replaces": (
+        {"model": {"factory": "rebinding:make", "args": {"name": "adapter-frozen", "twin": False}}},
+        "gives 'layer.weight' other memory",
+    ),
+    "a loss that draws on the host": (
+        {"model": {"name": "mlp", "hidden": [8]}, "loss": {"factory": "drawing_loss:loss"}},
+        "draws from a generator of the host",
+    ),
+    "the same in tiles": (
+        {
+            "model": {"name": "mlp", "hidden": [8]},
+            "loss": {"factory": "drawing_loss:loss"},
+            "local": {"engine": "batched"},
+        },
+        "draws from a generator of the host",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OF_PYTHON)
+def test_what_is_done_in_python_at_each_step_is_not_recorded(case, stub, world, folder) -> None:  # noqa: F811
+    """It would be left out of all steps but the first: a silent other result."""
+    changes, why = OF_PYTHON[case]
+    (folder / "drawing_loss.py").write_text(LOSS)
+    found = []
+    for mode in ("auto", "off"):
+        local = {"steps": 3, "batch_size": 5, "lr": 0.1, "engine": "sequential", **changes.get("local", {})}
+        places = [str(Path(tensor_kinds.__file__).parent), str(folder)]
+        recipe = {"rounds": 4, "device": "auto", **changes, "python_path": places, "local": {**local, "graphs": mode}}
+        parts, _ = assemble(resolve(load_recipe(small(mode, **recipe))), world)
+        assert parts.engine.graphs is not None
+        assert (why in parts.engine.graphs.hindrance) == (mode == "auto")
+        found.append(left_by(hpcfed.run(small(mode, **recipe), world=world, quiet=True)))
+    assert found[0] == found[1]

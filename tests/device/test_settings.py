@@ -87,6 +87,22 @@ def test_evaluations_are_computed_in_the_runs_precision_where_it_is_asked_for(st
     assert [row["hash"] for row in one] == [row["hash"] for row in other]
 
 
+def test_tiles_are_trained_in_the_runs_precision(stub, world, folder, monkeypatch) -> None:
+    entered = []
+
+    @contextmanager
+    def in_tf32():
+        entered.append(True)
+        yield
+
+    monkeypatch.setattr(stub, "has_tf32", True, raising=False)
+    monkeypatch.setattr(stub, "in_tf32", in_tf32)
+    local = {"steps": 4, "batch_size": 10, "lr": 0.1}
+    result = hpcfed.run(small("run", device="auto", precision="tf32", local=local), world=world, quiet=True)
+    assert load_recipe(result.folder / "recipe.yaml").local.engine == "batched"
+    assert entered
+
+
 def test_scores_in_bfloat16_are_others_of_the_same_model(world, folder) -> None:
     """Outputs are float32 again where losses are added up."""
     local = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "sequential"}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.functional import conv1d, conv2d, conv3d
 
 from hpcfed.assembly import assemble, resolve
+from hpcfed.client.batched.operators import columns
 from hpcfed.config.load import load_recipe
 from hpcfed.lab.bench.workloads import write_files
 from hpcfed.parts import Parts
@@ -58,3 +62,27 @@ def test_methods_with_states_are_trained_in_tiles(algorithm, assembled):
     changes = ["algorithm.alpha=0.1"] if algorithm == "feddyn" else []
     engine = assembled("mlp", f"algorithm.name={algorithm}", *changes).engine
     assert engine.tile == COUNTED["mlp"].cohort
+
+
+@pytest.mark.parametrize(("axes", "bias"), [(1, True), (2, False), (2, True), (3, True)])
+def test_convolutions_of_several_clients_by_products(axes, bias):
+    """Against torch's own, client by client, in float64."""
+    draws = torch.Generator().manual_seed(axes)
+    convolution = {1: conv1d, 2: conv2d, 3: conv3d}[axes]
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=draws, dtype=torch.float64).requires_grad_()
+
+    for k, stride, padding, dilation in product((1, 3), (1, 2), (0, 1), (1, 2)):
+        x, weight, row = numbers(6, 2, *(7, 6, 7)[:axes]), numbers(3, 4, 2, *(k, 2, k)[:axes]), numbers(3, 4)
+        each = zip(x.chunk(3), weight, row if bias else [None] * 3, strict=True)
+        expected = torch.cat([convolution(*of_one, stride, padding, dilation) for of_one in each])
+        given = (x, weight, row) if bias else (x, weight)
+        outgoing = torch.randn(expected.shape, generator=draws, dtype=torch.float64)
+        slopes = torch.autograd.grad(expected, given, outgoing)
+        with torch.no_grad():
+            windows = columns.Windows(weight.shape[3:], *([one] * axes for one in (stride, padding, dilation)))
+            z, seen = columns.outputs(windows, x, weight, row if bias else None)
+            found = columns.slopes(windows, outgoing, x, seen, weight, passes_on=True)
+        for one, other in zip((z, *found), (expected, *slopes), strict=False):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

@@ -7,6 +7,7 @@ its neighbours do.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -30,6 +31,7 @@ class DeviceTile:
         section: the recipe's ``local``.
         graphs: records the pieces.
         width, most_steps, averages, width_step: as `hpcfed.client.batched.solver.StackedSolver` has them.
+        computing: context manager of a step.
     """
 
     def __init__(
@@ -43,10 +45,11 @@ class DeviceTile:
         most_steps: int,
         averages: bool,
         width_step: int,
+        computing: Callable[[], AbstractContextManager[object]],
     ):
         slots = len(deltas)
         self._descent, self._deltas, self._graphs, self._width = descent, deltas, graphs, width
-        self._stepping, self._batch_size = Stepping(section), section.batch_size
+        self._stepping, self._batch_size, self._computing = Stepping(section), section.batch_size, computing
         self._rounds = DeviceRounds(
             self,
             graphs,
@@ -64,7 +67,8 @@ class DeviceTile:
 
     def step(self, x: Tensor, y: Tensor, short: Short | None, numbers: Sequence[Tensor], draws: Draws) -> Tensor:
         """Take a step; see `hpcfed.client.device_rounds.Steps`."""
-        return self._descent.step(x, y, short, numbers, draws.get("keys"))
+        with self._computing():
+            return self._descent.step(x, y, short, numbers, draws.get("keys"))
 
     def train(
         self,

@@ -24,6 +24,7 @@ from hpcfed.client.batched.operators.dropping import drawn_keys
 from hpcfed.client.batched.operators.network import OperatorNetwork
 from hpcfed.client.batched.steps import Descent, DeviceDescent, FlatDescent, FusedDescent
 from hpcfed.client.batched.tiles import Stacks, rounded, width_step
+from hpcfed.client.precision import computing
 from hpcfed.client.shorts import short_steps
 from hpcfed.client.solver import StepCallback, Stepping, Task, start_of
 from hpcfed.config.recipe import Local as LocalSection
@@ -59,6 +60,7 @@ class StackedSolver:
         draws: whether the network draws random numbers; they come from the client's stream, in a tile of one.
         arithmetic: the recipe's ``bits``.
         graphs: records the work of a tile on a device; None on a CPU.
+        precision: the recipe's: float32 or, on a device, tf32.
 
     Attributes:
         tile: R.
@@ -80,6 +82,7 @@ class StackedSolver:
         draws: bool = False,
         arithmetic: Arithmetic = LIBRARIES,
         graphs: Graphs | None = None,
+        precision: str = "float32",
     ):
         self.tile, self.fixed_slots = tile, network.fixed_slots and tile > 1
         self._model, self._section, self._width, self._network = model, section, width, network
@@ -117,6 +120,7 @@ class StackedSolver:
                 most_steps=most_steps,
                 averages=averages,
                 width_step=self._step,
+                computing=computing(precision, model.vector.device),
             )
 
     def solve(

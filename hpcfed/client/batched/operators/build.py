@@ -52,7 +52,7 @@ class Operators:
         by_slot: whether the values of several slots can lie one after another.
         work: multiplications of a sample in products and convolutions, forwards.
         output_axes: of the module's output, with that of the samples.
-        numbers: of a sample's values, all together.
+        numbers: of a sample's values and of its convolutions' columns, all together.
     """
 
     each: tuple[Operator, ...]
@@ -134,7 +134,8 @@ class _Builder:
         parameters = {name: place for place, name in enumerate(sizes)}
         self._program, self._sizes, self._parameters, self._constants = program, sizes, parameters, constants
         self._memory_format = memory_format
-        self._count, self._masks, self._work = len(program.shapes), [], 0  # type: tuple[int, list[Mask], int]
+        self._count, self._masks = len(program.shapes), list[Mask]()
+        self._work = self._columns = 0
         self._users = _users(program)
         self._fresh: set[int] = set()  # in memory that no operator's gradient looks at
         self._wanted: set[int] = set()
@@ -169,7 +170,8 @@ class _Builder:
             "other" not in self._kinds.values() and self._kinds[self._program.output] == "samples",
             self._work,
             len(self._program.shapes[self._program.output]),
-            sum(_numbers(self._program.shapes[number]) for number, kind in self._kinds.items() if kind == "samples"),
+            self._columns
+            + sum(_numbers(self._program.shapes[number]) for number, kind in self._kinds.items() if kind == "samples"),
         )
 
     def _kind(self, number: int) -> str:
@@ -257,7 +259,9 @@ class _Builder:
         if self._memory_format is not None and axes == 2 and source not in self._wanted:
             found.append(Layout(source, self._count, False, self._memory_format))
             source, self._count = self._count, self._count + 1
-        self._work += _numbers(out) * self._sizes[given["weight"].name][1:].numel()
+        size = self._sizes[given["weight"].name]
+        self._work += _numbers(out) * size[1:].numel()
+        self._columns += _numbers(out) // size[0] * size[1:].numel()
         passes = self._passes(given["input"].number)
         found.append(
             Convolution(source, _output(call), weight, bias, passes, stride, padding, dilation, int(given["groups"]))

@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from hpcfed.client.batched.operators import columns
 from hpcfed.client.batched.operators.base import Operator, Pass, Sink
 
 aten = torch.ops.aten
@@ -58,7 +59,7 @@ class Linear(Operator):
 
 @dataclass
 class Convolution(Operator):
-    """A convolution, slot by slot: one call for all has no faster kernel on a CPU."""
+    """A convolution: slot by slot, since one call for all has no faster kernel on a CPU; on a GPU by products."""
 
     source: int
     output: int
@@ -81,12 +82,28 @@ class Convolution(Operator):
         if len(weights) == 1:
             run.values[self.output] = aten.convolution(x, weights[0], biases[0], *self._rest)
             return
+        if self._by_products(x):
+            stacks = run.parameters.stacks
+            bias = None if self.bias is None else stacks[self.bias]
+            z, run.saved[self.output] = columns.outputs(self._windows(run), x, stacks[self.weight], bias)
+            run.values[self.output] = z
+            return
         parts = zip(x.chunk(len(weights)), weights, biases, strict=True)
         run.values[self.output] = torch.cat([aten.convolution(*part, *self._rest) for part in parts])
 
     def backward(self, run: Pass, sink: Sink) -> None:
         gradient, x, weights = run.grads[self.output], run.value(self.source), run.parameters.own[self.weight]
         assert gradient is not None
+        if isinstance(seen := run.saved[self.output], Tensor):
+            weight = run.parameters.stacks[self.weight]
+            about = self._windows(run), gradient, x, seen, weight
+            dx, of_weight, of_bias = columns.slopes(*about, passes_on=self.passes_on)
+            if dx is not None:
+                run.give(self.source, dx)
+            if self.bias is not None:
+                sink.add(self.bias, of_bias)
+            sink.add(self.weight, of_weight)
+            return
         sizes = None if self.bias is None else [weights[0].shape[0]]
         wanted = [self.passes_on, True, self.bias is not None]
         parts = zip(gradient.chunk(len(weights)), x.chunk(len(weights)), weights, strict=True)
@@ -96,6 +113,13 @@ class Convolution(Operator):
         if self.bias is not None:
             sink.add(self.bias, torch.stack([one[2] for one in found]))
         sink.add(self.weight, found[0][1].unsqueeze(0) if len(found) == 1 else torch.stack([one[1] for one in found]))
+
+    def _by_products(self, x: Tensor) -> bool:
+        return x.device.type != "cpu" and self.groups == 1
+
+    def _windows(self, run: Pass) -> columns.Windows:
+        kernel = tuple(run.parameters.stacks[self.weight].shape[3:])
+        return columns.Windows(kernel, self.stride, self.padding, self.dilation)
 
 
 Rows = tuple[tuple[int, ...], tuple[int, ...]]

@@ -39,7 +39,7 @@ class OperatorNetwork:
         by_slot: whether several clients can be trained at once.
         work: multiplications of a sample, forwards.
         calls: operators, whose calls a step takes.
-        numbers: of a sample's values, all together.
+        numbers: of a sample's values and of its convolutions' columns, all together.
         masks: of the dropouts.
         gains: whether one client alone gains by its operators, few of which are calls of the module's own.
         memory_format: of images, as the recipe names it.
