@@ -90,7 +90,6 @@ SEVERAL = {
         *_files("mpi", "updates", "world"),
         *_files("contract", "client_states", "combinations", "devices", "exact_sums", "fast_sums", "own_step"),
         *_files("contract", "add_a_method", "stopping", "units", "updates", "worked_methods"),
-        *_files("numerics", "reference"),
     ),
     4: (
         *_files("mpi", "moving_states", "shared_sums", "world"),
@@ -210,7 +209,7 @@ def _of_one_rank() -> Iterator[tuple[str, ...]]:
     ignored = tuple(f"--ignore={path}" for path in sorted({"tests/mpi", *several}))
     yield from ((*group, *ignored) for group in APART)
     yield (*ignored, *(f"--ignore={path}" for group in (*APART, ELSEWHERE) for path in group))
-    yield (*ON_ONE_RANK_TOO, *sorted(several - {*_files("numerics", "reference")}))
+    yield (*ON_ONE_RANK_TOO, *sorted(several))
 
 
 def run(planned: Launch, timeout: float) -> Ending:

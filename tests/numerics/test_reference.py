@@ -43,9 +43,15 @@ def expected() -> dict:
     return json.loads((folder / "expected.json").read_text()) if folder else {"cases": [], "rounds": []}
 
 
+EACH_TIME = 4
+
+
 def cases() -> list:
-    """All cases by name; one that says so where the folder is absent."""
-    found = [pytest.param(case, id=case["id"]) for case in expected()["cases"]]
+    """All cases by name, one in `EACH_TIME` outside the soak; one that says so where the folder is absent."""
+    found = [
+        pytest.param(case, id=case["id"], marks=pytest.mark.soak if number % EACH_TIME else [])
+        for number, case in enumerate(expected()["cases"])
+    ]
     return found or [pytest.param(None, id="reference-absent")]
 
 
@@ -149,7 +155,6 @@ def check(case: dict, folder: Path, world: World, rounds: int) -> None:
         np.testing.assert_allclose(found, case["eta_g"][:rounds], rtol=TOLERANCE)
 
 
-@pytest.mark.thinned
 @pytest.mark.parametrize("case", cases())
 def test_agrees_with_the_reference(case, softmax, world):
     check(case, softmax, world, 10)
@@ -162,7 +167,6 @@ def test_agrees_with_the_reference_after_fewer_rounds(case, rounds, softmax, wor
     check(case, softmax, world, rounds)
 
 
-@pytest.mark.thinned
 @pytest.mark.parametrize(("which", "key"), [("cohort-average", "w_sel"), ("client-average", "w_all")])
 @pytest.mark.parametrize("case", [param for param in cases() if param.values[0] is None or "w_all" in param.values[0]])
 def test_feddyn_averages_agree_with_the_reference(case, which, key, softmax, world, shared_tmp):
