@@ -220,6 +220,7 @@ def test_no_tampering_passes_for_what_the_recipe_gives(number, folder, tmp_path)
     assert verified(run, 3, number, None)[0] in (0, 1, 2, 5), how
 
 
+@pytest.mark.soak
 def test_one_wrong_round_is_missed_no_more_often_than_the_verdict_says(folder, tmp_path):
     """The loss of a round's training is in no state that is kept: the draw alone finds it."""
     missed, tries = 0, 4 * ROUNDS
