@@ -209,7 +209,8 @@ def _of_one_rank() -> Iterator[tuple[str, ...]]:
     ignored = tuple(f"--ignore={path}" for path in sorted({"tests/mpi", *several}))
     yield from ((*group, *ignored) for group in APART)
     yield (*ignored, *(f"--ignore={path}" for group in (*APART, ELSEWHERE) for path in group))
-    yield (*ON_ONE_RANK_TOO, *sorted(several))
+    slow = {*_files("mpi", "shipped_recipes")}  # to collect, and nothing in it is alike
+    yield (*ON_ONE_RANK_TOO, *sorted(several - slow))
 
 
 def run(planned: Launch, timeout: float) -> Ending:

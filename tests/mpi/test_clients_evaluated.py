@@ -27,6 +27,7 @@ from tests.mpi import nets
 from tests.mpi.recipes import small
 from tests.mpi.test_resume import stopped
 from tests.mpi.test_same_result import left_by
+from tests.soak import often
 
 TUNING = {"steps": 3, "lr": 0.2, "batch_size": "full"}
 ALL = {"every": 2, "models": ["global", "last", "fine-tuned"], "fine_tune": TUNING}
@@ -169,10 +170,11 @@ def scores(world: World, path: Path, clients: Sequence[Arrays], seed: int, **cha
     ],
     ids=["logistic", "perceptron", "a metric of all", "the user's loss", "portable", "batch statistics"],
 )
-def test_a_clients_scores_know_nothing_of_other_clients(changes, world, shared_tmp, monkeypatch):
+@pytest.mark.parametrize("seeds", often([range(2)], [range(2), range(2, 4)]), ids=str)
+def test_a_clients_scores_know_nothing_of_other_clients(changes, seeds, world, shared_tmp, monkeypatch):
     """Bit for bit: alone in a federation, and among others, few or many, in other blocks, on any number of ranks."""
     features = 12 if "python_path" in changes else None
-    for seed in range(4):
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         width = features or int(rng.integers(1, 40))
         sizes = [0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 31, 70, *rng.integers(1, 40, size=12).tolist()]

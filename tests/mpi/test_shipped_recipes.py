@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hpcfed.io.text import parse_yaml
-from hpcfed.lab.reproduce.catalogue import experiments, read_own
+from hpcfed.lab.reproduce.catalogue import experiments
 from tests.federations import write_federation
 from tests.launch import ROOT
 from tests.mpi.test_same_result import check_same_as_alone
@@ -144,17 +144,6 @@ def write(folder: Path, kind: str) -> Path:
     return write_federation(
         folder / f"{kind}.h5", clients, num_classes=classes, test=samples(8), content=kind, task=task
     )
-
-
-def test_experiments_of_ones_own_are_as_they_are_shown(tmp_path):
-    """The page's experiment has recipes like those that the project ships."""
-    page = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
-    (tmp_path / "mine.yaml").write_text(re.search(r"^```yaml\n(title.*?)^```$", page, re.M | re.S).group(1), "utf-8")
-    experiment = read_own(tmp_path / "mine.yaml")
-    known = {json.dumps(cut_down(recipe)["model"]) for _, _, recipe in of_experiments()}
-    for case in experiment.cases.values():
-        for method in experiment.methods_of(case):
-            assert json.dumps(cut_down(experiment.recipe_of(case, method, "full"))["model"]) in known
 
 
 @pytest.mark.parametrize(("kind", "recipe"), list(cases()))
