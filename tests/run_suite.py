@@ -60,7 +60,9 @@ APART = (
 SIDE_BY_SIDE = max(3, len(cores()))
 """Launches of one rank that run at the same time; one of three mostly waits."""
 MEMORY_DISK, ROOM = Path("/dev/shm"), 4 << 30
-"""Where launches of several ranks write, which else wait for the disk, and the bytes that it must have free."""
+"""Where launches of runs write, which else wait for the disk, and the bytes that it must have free."""
+OF_DISKS = ("tests/cli", "tests/faults")
+"""What is tested on a disk; so are the folders that have no launch of their own, tests/data among them."""
 
 
 def _files(folder: str, *names: str) -> tuple[str, ...]:
@@ -127,7 +129,18 @@ class Launch:
 
     @property
     def label(self) -> str:
-        return f"{launcher(self.python).mpi:8}  {self.ranks} rank{'s' if self.ranks > 1 else ' '}"
+        folders = [one.removeprefix("tests/") for one in self._named if one.count("/") == 1]
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ' '}"
+        return f"{launcher(self.python).mpi:8}  {ranks}  {' '.join(folders):18.18}"
+
+    @property
+    def spares_the_disk(self) -> bool:
+        """Whether its tests only run, and need no disk that keeps what they write."""
+        return self.ranks > 1 or (bool(self._named) and not any(one.startswith(OF_DISKS) for one in self._named))
+
+    @property
+    def _named(self) -> list[str]:
+        return [one for one in self.arguments if one.startswith("tests/")]
 
 
 @dataclass(frozen=True)
@@ -215,7 +228,7 @@ def _of_one_rank() -> Iterator[tuple[str, ...]]:
 
 def run(planned: Launch, timeout: float) -> Ending:
     """Run one launch and read the report that its rank 0 left."""
-    in_memory = planned.ranks > 1 and MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM
+    in_memory = planned.spares_the_disk and MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK if in_memory else None) as folder:
         report = Path(folder) / "report.xml"
         pytest = ["--with-mpi", "--color=no", "-p", "no:cacheprovider", f"--junitxml={report}", *planned.arguments]
