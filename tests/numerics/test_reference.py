@@ -43,7 +43,7 @@ def expected() -> dict:
     return json.loads((folder / "expected.json").read_text()) if folder else {"cases": [], "rounds": []}
 
 
-EACH_TIME = 4
+EACH_TIME = 8
 
 
 def cases() -> list:
