@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -75,10 +75,10 @@ def _keys(kinds: list[type[BaseModel]]) -> list[str]:
 def _spelled(key: str, field: FieldInfo) -> str:
     if field.is_required():
         return f"`{key}`"
-    default = field.default
-    shown = _plain(default)
-    others = [f"`{value}`" for value in get_args(field.annotation) if value != default]
-    return f"`{key}: {shown}`" + (f" (or {', '.join(others)})" if others else "")
+    default = field.get_default(call_default_factory=True)
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    others = [f"`{value}`" for value in choices if value != default]
+    return f"`{key}: {_plain(default)}`" + (f" (or {', '.join(others)})" if others else "")
 
 
 def _plain(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,19 +37,7 @@ if TYPE_CHECKING:
 @click.option("--code", type=click.Path(path_type=Path), help="Present folder of the code that the recipe names.")
 @click.option("--retry", is_flag=True, help="Try again what was refused or failed.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")
-def command(
-    run: Path,
-    metric: str | None,
-    seeds: str | None,
-    permutations: int | None,
-    cohorts: str,
-    groups: int | None,
-    output: Path | None,
-    data: Path | None,
-    code: Path | None,
-    retry: bool,
-    quiet: bool,
-) -> None:
+def command(seeds: str | None, groups: int | None, retry: bool, quiet: bool, **asked: Any) -> None:
     """Train the recipe of RUN on subsets of its clients; compute leave-one-out and Shapley values of each.
 
     \b
@@ -64,8 +52,7 @@ def command(
     from hpcfed.ranks.world import connect
 
     def plan_it() -> Coalitions:
-        drawn = parse_seeds(seeds) if seeds else []
-        return plan_coalitions(Contributions(run, metric, drawn, permutations, cohorts, output, data, code))
+        return plan_coalitions(Contributions(**asked, seeds=parse_seeds(seeds) if seeds else []))
 
     world = connect()
     coalitions = world.on_root(plan_it)
@@ -80,14 +67,9 @@ def _report(coalitions: Coalitions, stopped: bool) -> None:
         Stopped: runs are left, and the same command goes on.
         InputError, EnvironmentFailure, Diverged: runs have no result.
     """
-    import sys
-
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
+    from hpcfed.cli.report import print_table
     from hpcfed.errors import Stopped, counted
-    from hpcfed.io.console import Console
+    from hpcfed.lab.report.tables import Table
     from hpcfed.lab.whatif.coalitions import num_left
     from hpcfed.lab.whatif.values import contributed, table, write_contributions
 
@@ -103,10 +85,5 @@ def _report(coalitions: Coalitions, stopped: bool) -> None:
     found = contributed(coalitions)
     page = write_contributions(found)
     head, rows = table(found)
-    shown = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for name in head:
-        shown.add_column(Text(name))
-    for row in rows:
-        shown.add_row(*(Text(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(shown)
+    print_table(Table("", head, tuple(rows)))
     click.echo("\n".join([*found.notes, str(page)]))

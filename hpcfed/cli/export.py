@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,15 +20,7 @@ KINDS = ("safetensors", "state_dict", "torchscript")
 @click.option("--data", type=click.Path(path_type=Path), help="The federation file, if it has moved.")
 @click.option("--accept-code", is_flag=True, help="Build the model by your present code, though it has changed.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
-def command(
-    run: Path,
-    kind: str,
-    output: Path | None,
-    site: str | None,
-    data: Path | None,
-    accept_code: bool,
-    overwrite: bool,
-) -> None:
+def command(**asked: Any) -> None:
     """Write the evaluated model of RUN as one file, and beside it a model card and how its input is prepared.
 
     The card (.md) has data, sites with sizes and metrics, method, recipe, digests, certificate and references. The
@@ -35,5 +28,5 @@ def command(
     """
     from hpcfed.lab.export import export
 
-    for path in export(run, kind, output, site, data=data, accept_code=accept_code, overwrite=overwrite):
+    for path in export(**asked):
         click.echo(f"wrote {path}")

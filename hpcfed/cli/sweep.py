@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,23 +88,15 @@ def _report(plan: Plan, rule: Rule | None, stopped: bool, parquet: bool) -> None
         Stopped: runs are left, and the same command goes on.
         InputError, EnvironmentFailure, Diverged: see `RankedSweep.raise_if_failed`.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
+    from hpcfed.cli.report import print_table
     from hpcfed.errors import Stopped
-    from hpcfed.io.console import Console
+    from hpcfed.lab.report.tables import Table
     from hpcfed.lab.sweep.claims import DECIDED
     from hpcfed.lab.sweep.report import report_sweep
 
     outcome = report_sweep(plan, rule, parquet=parquet)
     head, rows = outcome.table
-    table = Table(box=box.SIMPLE_HEAD, title=f"{plan.name}: {plan}", title_justify="left", pad_edge=False)
-    for name in head:
-        table.add_column(Text(name))
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)  # a file has no width to fit
+    print_table(Table(f"{plan.name}: {plan}", head, tuple(rows)))
     click.echo("\n".join([*outcome.notes, str(plan.folder)]))
     if stopped:
         done = sum(row.status in DECIDED for row in outcome.rows)

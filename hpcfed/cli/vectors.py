@@ -19,17 +19,14 @@ def command(file: Path, check: bool) -> int:
     """
     import json
 
-    from hpcfed.errors import EnvironmentFailure
-    from hpcfed.io.atomic import write_whole
+    from hpcfed.io.atomic import write_whole, writing
     from hpcfed.provenance.vectors.check import agreements
     from hpcfed.provenance.vectors.trajectory import vectors
 
     if not check:
         content = vectors()
-        try:
+        with writing(file):
             write_whole(file, json.dumps(content) + "\n")
-        except OSError as error:
-            raise EnvironmentFailure("cannot be written", where=str(file), got=str(error)) from error
         click.echo(f"{file}: {len(content['methods'])} methods")
         return 0
     found = list(agreements(file))

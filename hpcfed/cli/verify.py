@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,17 +35,7 @@ from hpcfed.cli.options import Finite, asked_on_terminal
     type=Finite(min=0, min_open=True),
     help="Relative difference of single rounds where this machine computes other bits; default: measured here.",
 )
-def command(
-    run: Path,
-    rounds: int,
-    every: bool,
-    seed: int | None,
-    data: Path | None,
-    code: Path | None,
-    signers: Path | None,
-    run_code: bool,
-    tolerance: float | None,
-) -> int:
+def command(rounds: int, every: bool, seed: int | None, run_code: bool, **asked: Any) -> int:
     """Check that RUN, the folder of a run, is what its recipe gives: alone, or on any number of ranks under mpirun.
 
     First the files, the data and the signature are compared with the certificate, then rounds are computed again and
@@ -62,7 +53,7 @@ def command(
     permission = Permission(run_code, asked_on_terminal(), RUN_CODE)
     with world.united():
         drawn = world.broadcast(secrets.randbits(32) if seed is None else seed)
-        request = Verification(run, None if every else rounds, drawn, data, code, signers, tolerance, permission)
+        request = Verification(rounds=None if every else rounds, seed=drawn, permission=permission, **asked)
 
         def say(text: str) -> None:
             if world.is_root:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,16 +27,7 @@ import click
 @click.option("--data", type=click.Path(path_type=Path), help="Present place of the federation file.")
 @click.option("--code", type=click.Path(path_type=Path), help="Present folder of the code that the recipe names.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")
-def command(
-    run: Path,
-    clients: tuple[str, ...],
-    cohorts: str | None,
-    evaluate: str | None,
-    output: Path | None,
-    data: Path | None,
-    code: Path | None,
-    quiet: bool,
-) -> None:
+def command(quiet: bool, **asked: Any) -> None:
     """Run RUN, the folder of a run, as if a client had never taken part: alone, or on any number of ranks.
 
     The others keep their numbers, the initial model and their random streams; weights and N are theirs alone. It
@@ -44,5 +36,4 @@ def command(
     from hpcfed.lab.whatif.without import WithoutRequest, run_without
     from hpcfed.ranks.world import connect
 
-    request = WithoutRequest(run, clients, cohorts, evaluate, output, data, code)
-    run_without(request, connect(), lambda text: None if quiet else click.echo(text), quiet=quiet)
+    run_without(WithoutRequest(**asked), connect(), lambda text: None if quiet else click.echo(text), quiet=quiet)

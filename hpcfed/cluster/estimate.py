@@ -63,7 +63,7 @@ class Estimate:
 
     Attributes:
         round_seconds: training, reduction and server step of the slowest rank, averaged over rounds.
-        hours: of all rounds with their evaluations, for all seeds; `evaluation_hours`: of these alone.
+        hours: of all rounds and evaluations, for all seeds; `evaluation_hours`: of the evaluations.
         gpu_hours: 0 on CPUs; None if GPUs were requested but this machine has none to measure on.
         imbalance: the slowest rank's work over the average.
         idle: how many ranks have nothing to train, in words; "" if none.

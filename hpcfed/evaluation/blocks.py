@@ -1,7 +1,7 @@
-"""Reading of many small clients at once, for evaluations; which are read together changes no bit of their scores.
+"""Blocks of small clients that are read together for evaluation; the grouping changes no bit of their scores.
 
-From `MANY` clients on, each rank takes a share of neighbours in the federation file, read in large pieces. Of fewer
-clients it takes those at home there, whose samples it keeps.
+From `MANY` clients on, each rank reads one contiguous share of the federation file, in large pieces. Of fewer clients
+it reads those whose home it is, since it caches their samples.
 """
 
 from __future__ import annotations

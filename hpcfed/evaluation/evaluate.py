@@ -2,8 +2,8 @@
 
 The test set is cut into chunks of ``evaluate.batch_size`` samples; each chunk, and each client's training set (in
 batches of that size), is computed whole by one rank into its own slot, and every rank adds the slots in the same order.
-Metrics that are no sums are computed from all outputs: of a client on its rank; of the test set on rank 0, from the
-outputs of all ranks in the order of the file.
+Metrics that are no sums need all outputs at once: a client's are computed on its rank, those of the test set on rank 0
+from all ranks' outputs in file order.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ APART = "apart"
 class Evaluator:
     """Measures models on the common test set and on all clients' training sets.
 
-    On the test set a sum's measure is Σ sums / Σ counts; on the training sets every measure is the unweighted mean of
-    the clients' own ones, over the clients for which it is defined, but a matrix of counts their sum. A client with a
-    private part is measured with it, on its own test set. The test sets of clients that do not count are measured
-    apart.
+    On the test set a measure that is a sum is Σ sums / Σ counts. On the training sets every measure is the unweighted
+    mean over the clients for which it is defined; a matrix of counts is their sum. Clients with private parts are
+    measured with these, on their own test sets. Test sets of clients that do not count are measured apart.
 
     Args:
         section: the recipe's ``evaluate``.
@@ -56,7 +55,7 @@ class Evaluator:
         outputs: shape of the model's output for a sample.
         private: the clients' private parts, if they have any.
         counted: (N,) bool, clients whose data count in scores; all by default.
-        present: (N,) bool, clients whose data are in the model, for ``statistics: training``; all by default.
+        present: (N,) bool, clients that the model was trained on, for ``statistics: training``; all by default.
         sized_for: the device whose rule says which clients are measured in tiles; default: the model's.
     """
 
@@ -100,7 +99,7 @@ class Evaluator:
 
     @property
     def num_samples(self) -> dict[str, int]:
-        """The number of samples that scores count: of the test set, without test sets measured apart, and to train."""
+        """Samples behind the scores: ``test``, without the test sets measured apart, and ``train``."""
         return {"test": self._federation.num_test_of(self._counted), "train": int(self._sizes.sum())}
 
     @property
@@ -151,7 +150,7 @@ class Evaluator:
         return self._scores(of_test, self._of_training(clients)) | self._of_others(chunks, whole)
 
     def averaged_for(self, w: Tensor) -> State:
-        """Return the averaged buffers with which the model `w`, (d,), is measured: ``evaluate.statistics``."""
+        """Return the averaged buffers to measure the model `w`, (d,), with: those of ``evaluate.statistics``."""
         return self._model.averaged if self._statistics is None else self._statistics(w)
 
     @property
@@ -196,15 +195,16 @@ class Evaluator:
             self._model.load(w, self._private.of(client))
 
     def measure_small(self, split: str, cells: np.ndarray) -> np.ndarray:
-        """Measure the loaded model on the samples of many small clients at once (`hpcfed.evaluation.tiles`), where it
-        is linear or a perceptron, and clients have no private parts.
+        """Measure a linear model or perceptron on many small clients at once (`hpcfed.evaluation.tiles`).
+
+        Models with private parts, and all others, are measured client by client elsewhere.
 
         Args:
             split: ``train`` or ``test``.
-            cells: pairs, (N, cells, 2), to be filled in for the clients that this rank measures.
+            cells: pairs, (N, cells, 2); filled in for the clients that this rank measures.
 
         Returns:
-            (N,) bool, clients that are measured so, on any rank.
+            (N,) bool, the clients measured in tiles on any rank.
         """
         if self._tiles is None:
             return np.full(self._federation.num_clients, False)
@@ -221,8 +221,8 @@ class Evaluator:
         return covered
 
     def loss_of(self, client: int, w: Tensor, samples: Samples, own: State) -> float:
-        """Return f_i of the model `w`, (d,), and a client's private part over its samples, as its ``loss.reduction``
-        says; 0 without any.
+        """Return f_i(w), w (d,), over a client's samples with its private part, by ``loss.reduction``; 0 without
+        samples.
         """
         loss = self._loss.of_client(client)
         self._model.load(w, own)
@@ -254,7 +254,7 @@ class Evaluator:
         self._news.append(f"{name} is undefined on the {part} of {whose}, {outcome}: {why}")
 
     def news(self) -> Iterator[str]:
-        """Yield, once, the lines on undefined measures that are new."""
+        """Yield the notes on undefined measures that have not been yielded before."""
         while self._news:
             yield self._news.pop(0)
 

@@ -98,7 +98,7 @@ class Measures:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Set the model to evaluation, in its precision, without gradients; sums of a device are there at the end."""
+        """Evaluate in the block, without gradients, in ``evaluate.precision``; a device's sums arrive at its end."""
         with self._model.evaluation(), torch.no_grad(), self._computing():
             self._unread.clear()
             yield
@@ -112,7 +112,7 @@ class Measures:
         self._unread.clear()
 
     def begin(self, unit: int) -> None:
-        """Set the global generators for a `unit`, such as a client, and reset what a user's module keeps."""
+        """Seed the global generators for a `unit`, such as a client, and reset the hidden state of a user's module."""
         self._model.forget()
         if self._seed is not None:
             seed_generators(self._model.vector.device, self._seed, Purpose.EVALUATION, client=unit)
@@ -133,8 +133,8 @@ class Measures:
     ) -> np.ndarray:
         """Measure several clients in tiles; return the pairs of each, (C, cells, 2), from its own samples alone.
 
-        Sums are pairwise (`hpcfed.arithmetic.sums`), with zeros for fillers. Measures that have no value for each
-        sample, and the user's own, are computed client by client; clients that are not taken have zeros.
+        Sums are pairwise (`hpcfed.arithmetic.sums`), with zeros for fillers. Measures without a value per sample, and
+        the user's own, are computed client by client. Clients that `tiles` does not take have zeros.
 
         Args:
             tiles: compute the outputs.
@@ -171,8 +171,8 @@ class Measures:
         return found
 
     def of_samples(self, samples: Samples, unit: int, out: np.ndarray) -> Tensor:
-        """Write sum and count of each of `sums` over a unit's samples into `out`, (S, 2); return on the host the
-        outputs, (n, …), if they are used.
+        """Write sum and count of each of `sums` over a unit's samples into `out`, (S, 2); return the outputs, (n, …),
+        on the host if a measure needs them.
 
         A device's sums are there only when `measuring` ends.
         """

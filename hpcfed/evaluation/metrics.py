@@ -5,8 +5,8 @@ them. Scores for ranking are the logit, or with two outputs their difference: un
 
     auroc, average-precision   of two classes, the second being the positive one; of more, one against the rest,
                                unweighted mean over the classes
-    f1-macro                   unweighted mean over the classes that are there or predicted
-    balanced-accuracy          unweighted mean of the recall over the classes that are there
+    f1-macro                   unweighted mean over the classes that occur or are predicted
+    balanced-accuracy          unweighted mean of the recall over the classes that occur
     calibration-error          Σ_b n_b/n |accuracy_b − confidence_b| over 15 bins of the largest probability: Guo,
                                Pleiss, Sun, Weinberger, "On calibration of modern neural networks", ICML 2017, eq. 3
     brier                      mean of (p − y)² of two classes, p of the second one, in [0, 1]; of more of

@@ -80,10 +80,11 @@ class ClientScores:
     def summary(self) -> dict[str, Any]:
         """Return mean, worst decile and variance over clients, of each model, split and measure.
 
-        All clients with samples count alike; of the recipe's metrics those for which it is defined, whose number is
-        ``clients``. The worst decile is the mean over the tenth of them, rounded up, with the largest loss or the least
-        accuracy (Li et al., "Fair resource allocation in federated learning", ICLR 2020, Table 1), left out where the
-        better direction is unknown; the variance is divided by their number. None if any client's value is not finite.
+        All clients with samples have equal weights; a metric of the recipe leaves out clients for which it is
+        undefined, and ``clients`` is the number of the others. The worst decile is the mean over the worst tenth of the
+        clients, rounded up (Li et al., "Fair resource allocation in federated learning", ICLR 2020, Table 1); it is
+        omitted where the better direction is unknown. The variance is divided by the number of clients. None if any
+        client's value is not finite.
         """
         return {
             model: {

@@ -35,7 +35,7 @@ class TrainingStatistics:
     """Estimates the averaged running statistics of a model on all training samples; called on every rank.
 
     Args:
-        sizes: samples that count of each client, (N,).
+        sizes: counted samples of each client, (N,).
         private: the clients' private parts; None where they have none.
         batch_size: most samples of a minibatch.
         begin: called with a client before its samples go through the model.

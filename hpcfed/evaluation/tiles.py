@@ -75,7 +75,7 @@ class ClientTiles:
         """Samples of a client up to which it is evaluated in a tile."""
 
     def takes(self, sizes: np.ndarray) -> np.ndarray:
-        """Return which clients of so many samples, (C,), are evaluated in tiles."""
+        """Return which clients, by their numbers of samples (C,), are evaluated in tiles, (C,) bool."""
         return (sizes > 0) & (sizes <= self.most_samples)
 
     def __call__(self, sizes: np.ndarray, samples: Samples) -> Iterator[Tile]:
@@ -139,17 +139,11 @@ class ClientTiles:
 
 
 def tiles_for(model: FlatModel, batch_size: int, sized_for: torch.device | None = None) -> ClientTiles | None:
-    """Return what evaluates many clients at once; None for other models than linear ones and perceptrons."""
+    """Return the tiles of a linear model or perceptron; None for other models."""
     if isinstance(model.module, PortableLinear):
         return ClientTiles(model, [model.module], batch_size, sized_for)
     layers = linear_layers(model.module)
     return None if layers is None else ClientTiles(model, layers, batch_size, sized_for)
-
-
-def _slot_rows(sizes: np.ndarray) -> np.ndarray:
-    """Return the rows B of the slot of clients with so many samples, (C,)."""
-    exponents = np.frexp(np.maximum(sizes, 1) - 0.5)[1]  # 2^(e − 1) < n ≤ 2^e
-    return np.maximum(LEAST_ROWS, 1 << exponents.astype(np.int64))
 
 
 def _of(slots: int, layer: Layer) -> Layer:

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from hpcfed.errors import EnvironmentFailure
 
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Errors of a file system without hard links."""
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Write to a file or folder while the block runs.
+
+    Raises:
+        EnvironmentFailure: the system refuses, with its reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise EnvironmentFailure("cannot be written", where=str(place), got=got) from error
 
 
 def write_whole(path: Path, content: bytes | str | Iterable[bytes]) -> None:

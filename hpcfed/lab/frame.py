@@ -28,11 +28,11 @@ MAX_TABLE_BYTES = 1 << 34
 def record(path: Path, evaluate: Mapping[str, Any] | None, skipped: Counter[int] | None = None) -> pd.DataFrame:
     """Return a record's numbers: a row a round, by its number, a column a dotted name, nan for null; counts are whole.
 
-    Scores of a former last round, which the schedule of the recipe's `evaluate` does not have, are nan. Rounds that
-    left out a client's update are added to `skipped`.
+    A run's last round is evaluated in any case; once it is not the last any more, scores outside the schedule of
+    `evaluate` are nan. Rounds that left out a client's update are counted in `skipped`.
 
     Raises:
-        InputError: naming the line: malformed, out of order, or a value that is no number; or no round is there.
+        InputError: a line is malformed, out of order, or has a value that is no number; or there is no round.
     """
     import pandas
 

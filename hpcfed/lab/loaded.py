@@ -137,7 +137,7 @@ class LoadedRun:
         return (section.model, section.statistics) != ("last", "round") and (self.folder / EVALUATED).exists()
 
     def evaluated_of(self, client: int) -> nn.Module:
-        """The same with a client's private parameters and buffers, as `module_of`."""
+        """The module evaluated last, with a client's private parameters and buffers, as in `module_of`."""
         return self._module(EVALUATED, client) if self._has_evaluated else self.module_of(client)
 
     def module_of(self, client: int) -> nn.Module:

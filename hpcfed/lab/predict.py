@@ -42,8 +42,8 @@ def predict(
     """Return the predictions of a run's evaluated model for the rows of a table, one row each.
 
     Missing cells are filled, categories encoded and features scaled by what the run's federation file records of its
-    own training rows. Of classes the columns are ``prediction`` and the probability of each, ``p(ill)``; of numbers the
-    targets; of survival ``log hazard``.
+    own training rows. For classes the columns are ``prediction`` and each one's probability, ``p(ill)``; for numbers
+    the targets; for survival ``log hazard``.
 
     Args:
         run: the run folder.

@@ -22,9 +22,9 @@ def runs(paths: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
     Returns:
         Columns ``run`` (the folder), ``method`` (as in reports: ``FedExP``), ``seed`` (text), ``round`` (from 1),
-        ``column`` (a number of the record by its dotted name, ``test_accuracy``, ``seconds.local``,
-        ``clients.global.test.loss.mean``) and ``value`` (float64). What a round did not measure has no row, nor has a
-        score of a former last round, which a run without the interruption would not have.
+            ``column`` (a number of the record by its dotted name, ``test_accuracy``, ``seconds.local``,
+            ``clients.global.test.loss.mean``) and ``value`` (float64). What a round did not measure has no row, nor has
+            a score that only an interruption caused.
 
     Raises:
         InputError: a folder is no run or has no round yet, or a file in it is damaged.

@@ -137,10 +137,6 @@ class Bindings:
                 what = f"changes the frozen parameter {name!r}, which would carry one client's data to the next"
                 self._refuse(what)
 
-    def forget_frozen(self) -> None:
-        """Take the frozen parameters' present content for theirs."""
-        self._frozen = {name: _seen(one.parameter) for name, one in self._frozen.items()}
-
     @contextmanager
     def in_training_mode(self) -> Iterator[None]:
         """Change values as a module in training mode has them: one whose ``eval`` merges some into others has them

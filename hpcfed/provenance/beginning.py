@@ -1,4 +1,4 @@
-"""The first rounds of a recorded run as a folder in which training goes on, of the same or of another recipe."""
+"""A new run folder with the first rounds of a recorded run; training goes on there, by the same or another recipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 
 def begin_after(folder: Path, run: Path, start: int, recipe: Recipe) -> None:
-    """Put into a new `folder` what a run of `recipe` needs to go on after round `start` of another; on rank 0 alone.
+    """Make a `folder` in which a run of `recipe` goes on after round `start` of another run; on rank 0 alone.
 
     Args:
         folder: to be made.

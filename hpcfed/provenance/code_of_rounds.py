@@ -1,8 +1,8 @@
-"""The rounds of a recorded run by the code of the user's that they were trained with, and that code, ready to run.
+"""The user's code of each stretch of a recorded run's rounds, ready to run.
 
-Code that lies in the recipe's folders, or in those named instead, is used if it is the recorded one. Other rounds' code
-is in ``code.json``, as is that of a script or a notebook; whoever wrote the folder may have written anything there, so
-that it runs with permission alone.
+Files in the recipe's folders, or in folders named instead, are used if they are the recorded ones. Other versions, and
+the code of scripts and notebooks, are in ``code.json``. A run folder from somebody else may hold anything there, so
+that code runs by permission alone.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Permission:
     """Whether code from a run's record may run.
 
     Attributes:
-        given: it may, without a question.
-        ask: asks the user, who reads whose code it is and what.
-        option: how to give it, as an error's remedy says; "" where it cannot be given.
+        given: it may, without asking.
+        ask: asks the user, showing a description of the code.
+        option: the remedy of errors: how to give it; "" where it cannot be given.
     """
 
     given: bool = False
@@ -49,14 +49,14 @@ RUN_CODE = "--run-code (run_code=True of hpcfed.replay)"
 
 @dataclass(frozen=True)
 class CodeOfRounds:
-    """Code of the user's for some rounds, and the recipe with it; most runs have one, for all of their rounds.
+    """The user's code of consecutive rounds, with their recipe; most runs have one for all rounds.
 
     Attributes:
-        first, last: rounds.
-        recipe: resolved, if the code can run; else as it is recorded.
-        modules: of the record, to be imported from there; empty where the code lies in the recipe's folders.
+        first, last: rounds, both included.
+        recipe: resolved if the code can run, else as recorded.
+        modules: those to import from the record; empty where the code lies in the recipe's folders.
         hindrance: why the code cannot run; "" if it can.
-        remedy: what to do about that.
+        remedy: how to make it run.
     """
 
     first: int
@@ -172,7 +172,7 @@ def with_references(recipe: Recipe) -> Recipe:
 
 
 def runs(code: Sequence[CodeOfRounds]) -> Iterator[str]:
-    """Yield, for each runnable version of the user's code, a description and its place."""
+    """Yield a line for each runnable version of the user's code: what it is, and where it lies."""
     for one in code:
         if one.hindrance or not (named := named_code(one.recipe)):
             continue

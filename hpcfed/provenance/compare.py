@@ -1,4 +1,4 @@
-"""``hpcfed compare``: where two runs part: the first round, its clients, and by replay the step and what differs."""
+"""``hpcfed compare``: the first round, client and step at which two runs differ, and what differs there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 def compare(
     runs: Sequence[Path], data: Path | None, code: Path | None, say: Say, permission: Permission = NO_PERMISSION
 ) -> int:
-    """Print where two runs part, and in what they differ; return the exit code.
+    """Print the first difference of two runs and its cause; return the exit code.
 
     Args:
         runs: the two run folders.

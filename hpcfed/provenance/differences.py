@@ -1,4 +1,4 @@
-"""Comparison of a round computed here with its row of a record, and of the environments of two runs."""
+"""Differences between a round computed here and its recorded row, and between the environments of two runs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_l
 def from_record(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> list[Difference]:
     """Return the columns of a record that differ from the round computed here, ``hash`` first.
 
-    A score that the record lacks is no difference; one that is undefined here is.
+    A score that only the computed round has is no difference; one that is undefined here is.
     """
     return [one for one in in_bits(recorded, row, scores_may_lack=False) if one.recorded is not None]
 
@@ -86,15 +86,15 @@ def not_computed(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str
 
 
 def lacking(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
-    """Return the scores that a record lacks, and the round has here."""
+    """Return the scores that the computed round has and its record lacks."""
     return {key for key, value in row.items() if is_score(key) and value is not None and recorded.get(key) is None}
 
 
 def beyond(recorded: Mapping[str, Any], row: Mapping[str, Any], tolerance: float) -> list[Difference]:
-    """Return the columns that rounding cannot explain.
+    """Return the differences that rounding cannot explain, of all columns but `ROUNDED`.
 
-    Those are `CONTINUOUS` ones of relative difference above the tolerance, other scores that differ by more than
-    `NEAR`, and any other number, but those of `ROUNDED`.
+    It explains relative differences of `CONTINUOUS` columns up to `tolerance`, those of other scores up to `NEAR`, and
+    none of the other columns.
     """
     return [one for one in from_record(recorded, row) if one.column not in ROUNDED and not _is_near(one, tolerance)]
 
@@ -127,19 +127,21 @@ def largest(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> float:
 
 
 def tolerance_from(changed: float, dtype: str) -> float:
-    """Return the tolerance of single rounds, from the relative difference that the last bits of the model make."""
+    """Return the tolerance of single rounds, from the relative difference that changed last bits of the model have
+    caused.
+    """
     return min(TOLERANCE[dtype], MARGIN * max(changed, EPSILON[dtype]))
 
 
 def of_drawn_model(tolerance: float, dtype: str) -> float:
-    """Return the tolerance of a round that begins with an initial model of other last bits, drawn in float32."""
+    """Return the tolerance of a round whose initial model, drawn in float32, has other last bits."""
     return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
 
 
 def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what differs between two ``environment.json`` that may change last bits, as words.
+    """Yield, in words, the differences between two ``environment.json`` that may change last bits.
 
-    Between two runs of ``bits: portable`` neither the processor nor the threads do.
+    Processor and threads cannot where both runs have ``bits: portable``.
     """
     portable = {recorded.get("bits"), here.get("bits")} == {"portable"}
     for name, then, now in _facts(recorded, here):
@@ -148,7 +150,7 @@ def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Ite
 
 
 def own_doubts(environment: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a run itself says against its bits: by its settings, or by what its sentinel found."""
+    """Yield a run's own doubts of its bits: settings that promise none, or a finding of its sentinel."""
     if environment.get("bitwise") is False:
         yield f"its record says bitwise: false: {environment.get('bitwise_why_not')}"
 

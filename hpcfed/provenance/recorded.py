@@ -1,4 +1,4 @@
-"""A recorded run as it is found: its recipe with present places, its record and its kept states."""
+"""A recorded run, read from its folder: its recipe with current paths, its record, and the states it has kept."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class RecordedRun:
 
     Attributes:
         folder: of the run.
-        code: the rounds by the code that they were trained with.
+        code: the user's code of each stretch of rounds.
         rows: the record, round t at t − 1.
         checkpoints: rounds whose state is kept, ascending.
         environment: ``environment.json``.
         result: ``result.json``.
-        measured: of each kept state, the keys of ``evaluate`` that say which model its round's scores are of.
+        measured: round of a kept state → the keys of ``evaluate`` that name the model of its scores.
     """
 
     folder: Path
@@ -43,7 +43,11 @@ class RecordedRun:
     measured: Mapping[int, Mapping[str, str]]
 
     def measured_otherwise(self, round: int) -> str:
-        """Return which model a round's scores are of, in words, by the next kept state; "" if it is the recipe's."""
+        """Return the keys of ``evaluate`` that named another model for a round's scores than the recipe's, in words, or
+        "".
+
+        The next kept state has them.
+        """
         section = self.code[-1].recipe.evaluate
         following = (self.measured[kept] for kept in self.checkpoints if kept >= round)
         found = next(following, {}).items()
@@ -66,10 +70,10 @@ class RecordedRun:
 
 
 def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
-    """Return the recipe of a run folder, its data and the user's code where they lie now, on a device that is there.
+    """Return the recipe of a run folder with the current paths of data and user's code, on a device of this machine.
 
-    A schedule or weights file that is not where the recipe names it is found by its name and content, beside the
-    federation file, in the run folder, beside it, or in the folder of the code.
+    A schedule or weights file that has moved is looked for by name and content: beside the federation file, in the run
+    folder and beside it, and in the folder of the code.
 
     Raises:
         InputError: it is no run folder, or its recipe cannot be read, or a file that it names is not the run's.
@@ -114,7 +118,7 @@ def _with_named_files(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
 
 
 def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) -> RecordedRun:
-    """Return a run folder, read, with its recipe resolved.
+    """Read a run folder and resolve its recipe.
 
     Raises:
         InputError: the record is damaged or empty, the recipe cannot be run here, no round's code is at hand, or its

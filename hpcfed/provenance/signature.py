@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.io.atomic import write_whole
+from hpcfed.errors import InputError
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE
 
 NAMESPACE = "hpcfed"
@@ -17,9 +17,9 @@ KEY = re.compile(r"key (\S+:\S+)")
 
 
 def sign(folder: Path, key: Path) -> str:
-    """Sign the certificate of a run folder with a private SSH key, or by its public half with an agent; return the key.
+    """Sign a run folder's certificate with an SSH key, private, or public if an agent holds it; return the key as text.
 
-    A passphrase is asked for on the terminal.
+    ssh-keygen asks for a passphrase on the terminal.
 
     Raises:
         InputError: there is no ssh-keygen, or it refuses the key.
@@ -30,10 +30,8 @@ def sign(folder: Path, key: Path) -> str:
     if signed.returncode or not signed.stdout:
         got = _words(signed) or f"exit code {signed.returncode}"
         raise InputError("the certificate was not signed", where=str(key), got=got, remedy="name a private SSH key")
-    try:
+    with writing(folder / SIGNATURE):
         write_whole(folder / SIGNATURE, signed.stdout)
-    except OSError as error:
-        raise EnvironmentFailure("cannot be written", where=str(folder / SIGNATURE), got=str(error)) from error
     return checked(folder, None)[1]
 
 

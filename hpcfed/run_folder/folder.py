@@ -29,8 +29,8 @@ from safetensors import SafetensorError, safe_open
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Evaluate, Recipe
 from hpcfed.data.unchanged import FileFacts, check_data
-from hpcfed.errors import EnvironmentFailure, InputError, first_of
-from hpcfed.io.atomic import to_disk, write_whole
+from hpcfed.errors import InputError, first_of
+from hpcfed.io.atomic import to_disk, write_whole, writing
 from hpcfed.ranks.world import World
 from hpcfed.run_folder import files
 from hpcfed.run_folder.code import FRESH, CodeRecord, references
@@ -276,12 +276,10 @@ class RunFolder:
             EnvironmentFailure: the file system refuses.
         """
         text = _json_of(content) if isinstance(content, Mapping) else content
-        try:
+        with writing(self.path / name):
             if "/" in name:
                 (self.path / name).parent.mkdir(exist_ok=True)
             write_whole(self.path / name, text)
-        except OSError as error:
-            raise EnvironmentFailure("cannot be written", where=str(self.path / name), got=str(error)) from error
 
     def to_disk(self) -> None:
         """Wait until the recorded rounds are on disk.

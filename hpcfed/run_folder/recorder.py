@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save
 
 from hpcfed.client.averaged_buffers import AveragedBuffers
-from hpcfed.errors import EnvironmentFailure
 from hpcfed.evaluation.measures import Value
 from hpcfed.evaluation.per_client import ClientScores
+from hpcfed.io.atomic import writing
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
 from hpcfed.run_folder.appended import AppendedFile
@@ -130,7 +130,7 @@ class Recorder:
         return self._row.totals
 
     def _open(self, *, hashed: bool) -> None:
-        try:
+        with writing(self._folder.path):
             self._rounds.open()
             if hashed:
                 self._hashes.open()
@@ -139,8 +139,6 @@ class Recorder:
                 with self._clients.path.open(encoding="utf-8") as table:
                     header = table.readline().rstrip("\n")
                 self._columns = header.split(",") if header else []
-        except OSError as error:
-            raise EnvironmentFailure("cannot be written", where=str(self._folder.path), got=str(error)) from error
 
     def __enter__(self) -> Recorder:
         return self
@@ -166,7 +164,7 @@ class Recorder:
         if self._writes:
             if time.monotonic() - self._checked >= CHECK_SECONDS:
                 self._check()
-            try:
+            with writing(self._folder.path):
                 if self._hashes.is_open and result.update_hashes is not None:
                     self._hashes.write(result.update_hashes.astype(UPDATE_HASH).tobytes())
                     self._hashes.flush()
@@ -175,8 +173,6 @@ class Recorder:
                 if clients is not None:
                     self._add_clients(round, clients)
                 self._folder.code.add()
-            except OSError as error:
-                raise EnvironmentFailure("cannot be written", where=str(self._folder.path), got=str(error)) from error
         return row
 
     def _check(self) -> None:

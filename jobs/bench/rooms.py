@@ -22,7 +22,7 @@ PACKAGE = ROOT / "hpcfed"
 LONGEST = 5
 KINDS = {
     "training": "types rng errors version arithmetic algorithms cohort client local_round models data evaluation "
-    "reduce ranks simulation sentinel loop parts",
+    "reduce ranks simulation sentinel loop parts updates server",
     "recipe, runs, commands": "config assembly run_folder io api cli cluster __init__ __main__",
     "laboratory": "lab provenance",
 }

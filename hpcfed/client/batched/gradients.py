@@ -78,7 +78,7 @@ class Perceptron:
             raise ValueError("a loss without a canonical link")
         self._places, self._outputs, self._matmul = tuple(places), outputs, matmul
         self._loss, self._inverse_link, self._encode = loss, loss.inverse_link, loss.encode
-        self._couples_outputs = loss.inverse_link is softmax
+        self._couples_outputs, self._averages = loss.inverse_link is softmax, loss.reduction == "mean"
         self._hidden: dict[int, Tensor] = {}
         self._ones: dict[tuple[int, int], Tensor] = {}
 
@@ -133,10 +133,10 @@ class Perceptron:
             z before the step, (R, B, outputs), from which `losses` computes the losses.
         """
         inputs, z = self._forward(layers, x, scale)
-        slope, step = self._slope(z, encoded, short, weights, hidden=hidden), -lr * self.share(x.shape[1])
+        slope = self._slope(z, encoded, short, weights, hidden=hidden)
+        step, alone = -lr * self.share(x.shape[1]), x.shape[0] == 1
         for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
             self._matmul.descend(layer, outgoing, incoming, keep, step)
-            alone = len(outgoing) == 1
             if layer.row is not None and alone and outgoing.shape[1] * outgoing.shape[2] < SMALL_SUM:
                 layer.row.baddbmm_(self._ones_for(outgoing), outgoing, beta=keep, alpha=step)
             elif layer.bias is not None:
@@ -233,7 +233,7 @@ class Perceptron:
 
     def share(self, batch: int) -> float:
         """Return what a sample's loss counts for in its minibatch's."""
-        return 1 / batch if self._loss.reduction == "mean" else 1.0
+        return 1 / batch if self._averages else 1.0
 
     def _forward(self, layers: Sequence[Layer], x: Tensor, scale: float = 1.0) -> tuple[list[Tensor], Tensor]:
         """Return the input of each layer, (R, B, …), and z, (R, B, C), of parameters scale·layers."""

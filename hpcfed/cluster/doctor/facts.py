@@ -44,9 +44,9 @@ class Gpu:
 class Rank:
     """Facts of one rank.
 
-    `versions` maps hpcfed, Python, packages and, where MPI runs, its library to versions; `threads` maps torch and each
-    thread pool of the process to its size; `cores` are the numbers of the logical cores that the rank may use,
-    `host_cores` counts its host's; `code` is the digest of its copy of hpcfed, empty in a world of one.
+    `versions`: of hpcfed, Python, packages and a running MPI's library; `threads`: the size of torch's and each other
+    thread pool; `cores`: numbers of the logical cores that the rank may use; `host_cores`: how many its host has;
+    `code`: digest of its copy of hpcfed, "" in a world of one.
     """
 
     rank: int

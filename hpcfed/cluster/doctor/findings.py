@@ -1,7 +1,7 @@
 """Findings on what is slow or wrong: pure functions of the facts, each finding with its remedy.
 
-A check of a host yields `(what, remedy)`; equal ones of several hosts become one finding. A threshold on a measurement
-is defined with its reason.
+Checks of hosts yield `(what, remedy)`; equal ones of several hosts are merged. Each threshold is a constant with its
+reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Finding:
 
 
 def find(facts: Facts) -> list[Finding]:
-    """Return all findings, hosts first."""
+    """Return all findings, those on hosts first."""
     found: dict[Found, list[str]] = {}
     for host in facts.hosts:
         for check in HOST_CHECKS:

@@ -34,7 +34,7 @@ def call(
 
 
 def last_line(text: str) -> str:
-    """Return the last line of what a command wrote that is more than a hint at its help."""
+    """Return the last line of a command's output, hints at its help left out."""
     lines = [line for line in text.strip().splitlines() if not line.startswith('Try "')]
     return (lines or ["no message"])[-1]
 
@@ -43,12 +43,12 @@ Call = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
 
 def begin(make_room: Callable[[], bool], call: Call, release: Sequence[str], cancel: Sequence[str]) -> bool:
-    """Make room for a held job; then release it, or cancel it if nothing is left to do; return whether anything is.
+    """Make room for a held job, then release it; if nothing is left to do, cancel it and return False.
 
     Args:
         make_room: as of `Scheduler.submit`.
         call: runs a command of the scheduler.
-        release, cancel: the commands, without words where the job is to stay held.
+        release, cancel: the commands; an empty one leaves the job held.
 
     Raises:
         EnvironmentFailure: the scheduler refuses.

@@ -1,4 +1,4 @@
-"""Schedulers of clusters: what `hpcfed submit` needs of one, which is a file of ``schedulers/``."""
+"""The interface between `hpcfed submit` and a cluster's scheduler, which is a file of ``schedulers/``."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Scheduler(Protocol):
         """Return the batch script of a job.
 
         Raises:
-            InputError: an option, or the output's path, cannot be expressed in it; or the recipe is no file.
+            InputError: the script cannot express an option or the output's path; or the recipe is no file.
         """
         ...
 
     def doubt_of(self, site: Site) -> str:
-        """Return a line on anything that the script leaves open, "" for nothing."""
+        """Return a warning about what the script leaves undecided, or ""."""
         ...
 
     def doubt_of_start(self, script: Path) -> str:
-        """Return a line on why the cluster as it is cannot start the job of a script, "" if it can or is not asked."""
+        """Return why the cluster could not start a script's job, or "": it could, or cannot be asked."""
         ...
 
     def jobs_named(self, label: str) -> list[QueuedJob]:
@@ -54,7 +54,7 @@ class Scheduler(Protocol):
         ...
 
     def submit(self, script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
-        """Submit a script as `chain` jobs; each waits for the one before, and starts if that did not finish its run.
+        """Submit a script as `chain` jobs; each starts once the one before has ended without finishing its run.
 
         Args:
             script, chain: path of the script, and number of jobs.

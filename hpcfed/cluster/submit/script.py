@@ -1,4 +1,4 @@
-"""A run as a batch job, and what all schedulers' scripts share."""
+"""Runs as batch jobs: their settings, and the parts that the scripts of all schedulers share."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class Job:
     Attributes:
         name, output: of the run or sweep; the folders of all its seeds and settings are `output` or lie in it.
         words: the command's arguments to ``hpcfed``.
-        recipe: path of the recipe or experiment among them, which the job refuses if it has changed; None if it is
-            one of the package.
+        recipe: path of the recipe or experiment in `words`; the job refuses to run if the file has changed. None for an
+            experiment of the package.
         nodes, ranks_per_node, threads: its size; threads are cores per rank.
         time: its time limit, in sbatch's format.
         notice: seconds before the limit at which the run gets the signal to stop; None for the default.
         options: more options of sbatch; a value of None makes a flag.
         requeue: whether the job requeues itself until the run is done.
         chained: whether jobs of the same script wait to resume the run.
-        array: number of such jobs that share the work; None for a single one.
+        array: number of jobs that share the work; None for a single job.
     """
 
     name: str
@@ -89,10 +89,10 @@ def render(template: str, job: Job, site: Site, launch: Sequence[str], **facts: 
     """Return the batch script of a job from one of this package's templates.
 
     Args:
-        template: its name.
+        template: file name.
         job, site: of the script.
-        launch: words that start the ranks where the site file names none.
-        facts: what the template needs besides.
+        launch: words that start the ranks if the site file has none.
+        facts: further variables of the template.
 
     Raises:
         InputError: the recipe is no file.
@@ -112,11 +112,11 @@ def render(template: str, job: Job, site: Site, launch: Sequence[str], **facts: 
 
 
 def job_step(*, array: bool) -> str:
-    """Return what a script of one's own for SLURM ends with, in place of starting its ranks itself.
+    """Return the last lines of a user's own SLURM script, which start its ranks and requeue it.
 
     Args:
-        array: whether its jobs are an array's: SLURM's variables do not tell, since a job has those of the array's task
-            that has submitted it.
+        array: whether the job is an array's. SLURM's variables cannot tell: a job inherits those of an array task that
+            submits it.
     """
     return _templates().get_template("job-step.sh.j2").render(array=array).rstrip() + "\n"
 
@@ -169,7 +169,7 @@ def _quoted(word: str) -> str:
 
 
 def notice_of(limit: str, notice: int | None) -> int:
-    """Return the seconds before a time limit at which a run is told to stop: `notice`; or 120, less for a short job.
+    """Return how many seconds before its time limit a run is signalled to stop: `notice`, or 120, less for a short job.
 
     Raises:
         InputError: sbatch does not take the limit, or no time is left before the notice.
@@ -187,7 +187,7 @@ def seconds_of(limit: str) -> float:
     """Return a time limit in seconds, inf for none.
 
     Raises:
-        InputError: it is none.
+        InputError: the text is no time limit.
     """
     found = LIMIT.fullmatch(limit)
     parts = {name: int(value) for name, value in found.groupdict().items() if value is not None} if found else {}

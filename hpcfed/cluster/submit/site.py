@@ -9,8 +9,8 @@ options: {account: project7, constraint: milan, exclusive: true}     # of sbatch
 scheduler: slurm                       # or pbs
 requeue: true                          # whether jobs may requeue themselves; else use --chain
 
-In `launch` and `python` $VARIABLES expand where the job runs, but not in single quotes or after a backslash, and a
-word's leading ~/ does outside of quotes; nothing else expands. Either may begin with NAME=value.
+In `launch` and `python` $VARIABLES expand where the job runs, except in single quotes and after a backslash, and so
+does the ~/ at the beginning of an unquoted word; nothing else does. Both may begin with NAME=value.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from hpcfed.config.user_code.values import NotStorable, stored
 
 HEAD = f"from __future__ import annotations\n\nfrom {stored.__module__} import restored as _restored\n"
 LITERALS = (bool, int, float, str, bytes, type(None), type(...))
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _ABSENT = object()
 

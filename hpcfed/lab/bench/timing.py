@@ -45,9 +45,9 @@ ERROR_PREFIX = "hpcfed: "
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """A process that has succeeded: its stdout, its seconds, and its peak memory in bytes.
+    """A process that has succeeded: its stdout, its seconds, and its peak resident memory in bytes.
 
-    Resident memory: mapped pages of the page cache count once touched.
+    Mapped pages of the page cache count once touched.
     """
 
     output: str
@@ -143,8 +143,8 @@ def ours(
 ) -> Contender:
     """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to the next round's.
 
-    Its time is the median over rounds, or the mean. The recipe's model, or the same network by `factory`, as it is
-    `written`.
+    Its time is the median over rounds, or with `mean` the mean. `factory` replaces the recipe's model by the same
+    network as people write it, which `written` describes.
     """
     output = folder / f"run-{ranks}{'-'.join(('', *written.split()))}"
     changes = [f"model={{factory: '{factory}'}}"] if factory else []
@@ -190,7 +190,7 @@ def recorded(output: Path, warm_up: int, *, mean: bool = False) -> Turn:
 def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contender:
     """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``.
 
-    ``ms_mean`` and ``cpu_ms_mean`` come first, where it has them.
+    ``ms_mean`` and ``cpu_ms_mean`` take precedence.
     """
 
     def read(done: FinishedProcess) -> Turn:
@@ -212,10 +212,10 @@ def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
 def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], None]) -> list[Timing]:
     """Run A B C A B C …, so that drifts of the machine's speed affect all contenders alike.
 
-    An optional one that fails is left out, and said.
+    An optional contender that fails is left out, with a remark.
 
     Raises:
-        EnvironmentFailure: another one failed.
+        EnvironmentFailure: a contender that is not optional failed.
     """
     found: dict[Contender, list[Turn]] = {contender: [] for contender in contenders}
     for repeat in range(1, repeats + 1):
@@ -333,7 +333,7 @@ def mpirun() -> str:
 
 
 def last_json(output: str) -> dict[str, float]:
-    """Return the last JSON object at the end of a line of a command's output.
+    """Return the last JSON object with which a line of a command's output ends.
 
     Raises:
         InputError: there is none.

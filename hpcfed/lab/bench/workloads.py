@@ -27,8 +27,8 @@ class Workload:
     """One workload: equal clients, one epoch of local SGD, uniform cohorts.
 
     Attributes:
-        letter: in the tables of results.
-        title: for people.
+        letter: its name in the tables of results.
+        title: a description.
         model: the recipe's ``model``.
         clients, samples, shape, classes: N, n_i, shape of a sample, number of labels.
         cohort, batch_size: S and B.
@@ -37,8 +37,8 @@ class Workload:
         tests: samples of the test set.
         evaluate_every: rounds from one evaluation on it to the next; 0: none.
         whole: rounds of the whole experiment, where it is a published one.
-        tokens: whether samples are tokens, as many kinds as labels.
-        written: the same network as people write it: how, and its factory.
+        tokens: whether samples are tokens, of as many kinds as there are labels.
+        written: the same network as people write it: description → factory.
     """
 
     letter: str
@@ -188,10 +188,11 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") ->
 
 
 def own_workload(reference: str, data: Path, folder: Path, cohort: int, batch_size: int, device: str) -> Workload:
-    """Write the files of a workload of a user's module, ``module:function`` of the working folder, on a federation.
+    """Write the files of a workload of a user's module and federation; `reference` is ``module:function`` of the
+    working folder.
 
     Raises:
-        InputError: no federation, or one without classes; or another reference.
+        InputError: the file is no federation with classes, or `reference` has no colon.
     """
     if ":" not in reference:
         raise InputError("--own-model", expected="module:function", got=reference)

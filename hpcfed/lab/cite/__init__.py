@@ -66,7 +66,7 @@ Reason = tuple[str, tuple[str, ...]]
 
 
 def bibtex(run: Path) -> str:
-    """Return a run's references as BibTeX, each below the items that it is for.
+    """Return a run's references as BibTeX, each below a comment that says what it is for.
 
     Raises:
         InputError: not a run folder.

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from hpcfed.data.federation import Federation
-from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.io.atomic import write_whole
+from hpcfed.errors import InputError
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.lab.export.card import ExportedModel, card, files_of
 from hpcfed.lab.export.formats import FORMATS, content_of
 from hpcfed.lab.export.preparation import SUFFIX, preparation
@@ -27,13 +27,13 @@ def export(
 ) -> tuple[Path, Path, Path]:
     """Write a run's evaluated model, the preparation of its input, and a model card; return the three paths.
 
-    A card that was written of other formats of the same model lists all of them.
+    A card that exists for other formats of the same model then lists all formats.
 
     Args:
         run: the run folder.
         kind: a name of `FORMATS`.
         output: the model's file; default: the run's name, the site's, and the format's ending, in the working folder.
-        site: name or number of a client, whose private parts the model then has.
+        site: name or number of the client whose private parts the model gets.
         data: present path of its federation file, if that has moved.
         accept_code: whether the model may be built by code that has changed since the run.
         overwrite: whether to replace files that exist.
@@ -61,13 +61,11 @@ def export(
     content = content_of(loaded, kind, client)
     made = ExportedModel(path.name, kind, hashlib.sha256(content).hexdigest(), client)
     text = card(loaded, [*(one for one in others if one.file != made.file), made], prepared)
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
         write_whole(of_input, steps)
         write_whole(beside, text)
-    except OSError as error:
-        raise EnvironmentFailure("cannot be written", where=str(path), got=error.strerror or str(error)) from error
     return path, of_input, beside
 
 

@@ -60,7 +60,7 @@ FILE = re.compile(r"^\| file \| `(.+)`, (\w+) \|\n\| SHA-256 \| `(\w+)` \|$", re
 
 
 def files_of(loaded: LoadedRun, text: str, client: int | None, prepared: ExportedModel) -> list[ExportedModel]:
-    """Return the files of a card that `card` has written of this run and client; none if it is another text."""
+    """Return the files listed by a card of this run and client; [] if the text is none."""
     files = [ExportedModel(name, kind, digest, client) for name, kind, digest in FILE.findall(text)]
     known = files and all(one.kind in LOADING for one in files)
     return files if known and card(loaded, files, prepared) == text else []

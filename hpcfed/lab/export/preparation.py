@@ -49,7 +49,8 @@ def is_bytes(federation: Federation) -> bool:
 
 
 def fill_of(federation: Federation) -> dict[str, Any] | None:
-    """Return statistic → its values by feature, or the features of the most frequent levels; None if none was filled.
+    """Return what fills missing cells: statistic → values by feature, or the features of the most frequent levels; or
+    None.
 
     The values are in the units before scaling.
     """

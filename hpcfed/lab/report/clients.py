@@ -34,8 +34,8 @@ class Clients:
     """The last evaluation of clients in ``clients.csv``, on `split`: clients' test sets if the file has them.
 
     `values` maps a model (``global``, and others that the recipe asked for) to one value for each of C clients, in
-    their order, (C,) float64: accuracies, or losses for tasks without accuracy. Of the main model: the clients' `names`
-    and `sizes`, as text, and all its `measures`, (C,) each, nan where undefined.
+    their order, (C,) float64: accuracies, or losses for tasks without accuracy. `names` and `sizes` of the clients, as
+    text, and all `measures`, (C,) each, nan where undefined, are from the main model's rows.
     """
 
     round: int

@@ -50,7 +50,7 @@ class Group:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Group runs of equal `settings`, in order of appearance (see `_labels`).
 
-    Of several runs of one seed the longest counts, or the first of these.
+    Of several runs of one seed the longest counts, of equally long ones the first.
     """
     repetitions: dict[str, list[Run]] = {}
     for run in runs:

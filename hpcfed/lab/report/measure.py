@@ -25,7 +25,7 @@ LOSSES = ("test_loss", "train_loss", "local_loss")
 
 
 def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
-    """Return the unit of a column: ``number`` where a metric has different units in different runs."""
+    """Return the unit of a column; ``number`` for a metric whose unit differs between runs."""
     if column in LOSSES:
         return "loss"
     name = column.partition("_")[2]
@@ -43,7 +43,7 @@ def _in_recipe(run: Run, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Criterion:
-    """The metric of the targets and of the results table; its unit by default that of its column's name."""
+    """The metric of the targets and of the results table; its unit follows from the column's name by default."""
 
     column: str
     title: str

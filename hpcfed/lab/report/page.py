@@ -58,40 +58,42 @@ def render_page(
     has_files: bool,
 ) -> str:
     """Return the page's HTML: the results, the chapters, the recipes and the runs; it needs no other file or script."""
-    page = (
-        templates("lab/report")
-        .get_template("page.html.j2")
-        .render(
-            marker=MARKER,
-            version=__version__,
-            light=LIGHT.variables(),
-            dark=DARK.variables(),
-            title=_title([group.label for group in groups]),
-            num_runs=sum(len(group.runs) for group in groups),
-            keys={group.label: line_key(index) for index, group in enumerate(groups)} if len(groups) > 1 else {},
-            warnings=[*warnings(groups), *left_out(waiting)],
-            results=results,
-            chapters=chapters,
-            differing=recipes,
-            runs=runs,
-            has_files=has_files,
-            data=_data(groups),
-            environment=_shared([run.environment for group in groups for run in group.runs]),
-            recipes=[(group, dump_yaml(group.recipe)) for group in groups],
-        )
+    return rendered(
+        "page.html.j2",
+        "lab/report",
+        marker=MARKER,
+        title=_title([group.label for group in groups]),
+        num_runs=sum(len(group.runs) for group in groups),
+        keys={group.label: line_key(index) for index, group in enumerate(groups)} if len(groups) > 1 else {},
+        warnings=[*warnings(groups), *left_out(waiting)],
+        results=results,
+        chapters=chapters,
+        differing=recipes,
+        runs=runs,
+        has_files=has_files,
+        data=_data(groups),
+        environment=_shared([run.environment for group in groups for run in group.runs]),
+        recipes=[(group, dump_yaml(group.recipe)) for group in groups],
     )
-    return visible(page)
 
 
-def templates(*rooms: str) -> jinja2.Environment:
-    """Return the templates of several folders of the package; the first folder's win."""
-    return jinja2.Environment(
+def rendered(template: str, *rooms: str, **content: Any) -> str:
+    """Return a page's HTML, in the colours of both schemes.
+
+    Args:
+        template: its name.
+        rooms: folders of the package with templates; the first folder's win.
+        content: the template's variables.
+    """
+    environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader("hpcfed", room) for room in rooms]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    common = {"version": __version__, "light": LIGHT.variables(), "dark": DARK.variables()}
+    return visible(environment.get_template(template).render(**common, **content))
 
 
 def _title(labels: Sequence[str]) -> str:

@@ -96,8 +96,10 @@ def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:
 
 
 def other_samples(ours: Run, theirs: Run, column: str) -> str:
-    """Return in words how the samples of a score differ between two runs, so that their difference has no meaning: ""
-    if they do not. They do where only one counts the data of a client (``cohort.without``).
+    """Return in words how the samples behind a score differ between two runs, or "".
+
+    They differ if only one run counts the data of some client (``cohort.without``); a difference of such scores means
+    nothing.
     """
     left_out = ours.left_out(column) != theirs.left_out(column)
     if not _differ([ours, theirs], column):
@@ -108,8 +110,8 @@ def other_samples(ours: Run, theirs: Run, column: str) -> str:
 
 
 def samples_note(groups: Sequence[Group], column: str) -> str:
-    """Return a sentence on groups that were scored on different samples, ``Test samples differ: 74 for FedAvg; …``; ""
-    if all were scored on the same clients' and the same number.
+    """Return a warning that groups were scored on different samples, ``Test samples differ: 74 for FedAvg; …``; "" if
+    clients and numbers of samples agree.
     """
     if not _differ([group.runs[0] for group in groups], column):
         return ""
@@ -148,7 +150,7 @@ def _by_seed(group: Group) -> dict[str, Run]:
 
 
 def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> MeanEstimate | None:
-    """Return `value` of the group's run minus the baseline's, over the pairs with both values; None without any."""
+    """Return the mean difference of `value`, group minus baseline, over the pairs that have both; None without any."""
     apart = np.array([value(theirs) - value(ours) for ours, theirs in paired])
     apart = apart[np.isfinite(apart)]
     if not len(apart):

@@ -112,7 +112,7 @@ class DifferencePlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, None if no two groups share a seed and the samples of their scores."""
+        """Return the figure; None if no group has a seed in common with the baseline and scores on the same samples."""
         figure, axes = blank(medium)
         for index, group in enumerate(scene.groups):
             paired = pairs(scene.baseline, group) if group is not scene.baseline else []

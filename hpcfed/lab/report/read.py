@@ -232,10 +232,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def mixed_code(codes: Iterable[Mapping[str, str]]) -> str:
-    """Return a file of the user's that differs between runs, with its hashes in them; "" if none does.
+    """Return one of the user's files that differs between runs, with its hashes, or "".
 
     Args:
-        codes: results of `read_code`, a run each.
+        codes: the result of `read_code` for each run.
     """
     hashes: dict[str, dict[str, None]] = {}
     for one in codes:

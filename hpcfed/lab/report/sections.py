@@ -15,7 +15,7 @@ Plot = LinePlot | DifferencePlot | ClientsPlot | SecondsPlot
 
 @dataclass(frozen=True)
 class PageSection:
-    """A heading of the page, the figures under it, and what makes its table, if it has one."""
+    """A heading of the page, the figures under it, and the function that makes its table, if it has one."""
 
     title: str
     plots: tuple[Plot, ...]

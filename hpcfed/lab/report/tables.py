@@ -139,8 +139,9 @@ def _reach_row(group: Group, criterion: Criterion, cost: Reach, sent: Collection
 def differences_table(
     groups: Sequence[Group], baseline: Group, criterion: Criterion, targets: Sequence[float], window: int
 ) -> Table | None:
-    """One row per group: its mean paired differences from the baseline, none if their scores are of other samples; None
-    if no two groups share a seed.
+    """One row per group: its mean paired differences from the baseline, empty if they were scored on different samples.
+
+    None if no two groups share a seed.
     """
     rows: list[tuple[str, ...]] = []
     strong: set[tuple[int, int]] = set()
@@ -232,8 +233,9 @@ def _clients_note(groups: Sequence[Group]) -> str:
 
 
 def sites_table(groups: Sequence[Group]) -> Table | None:
-    """One row per client by name, a column for each group and measure of its main model, named unless it is the global
-    one; None for many clients.
+    """One row per client, by name; a column for each group and measure of its main model. None for many clients.
+
+    Columns name a main model other than the global one.
     """
     measured = {group.label: [run.clients for run in group.runs if run.clients] for group in groups}
     every = [clients for entry in measured.values() for clients in entry]

@@ -1,4 +1,4 @@
-"""What methods of one comparison differ in beside themselves: the weights of clients, and the evaluated model."""
+"""Settings in which compared methods differ besides the method: the clients' weights, and the evaluated model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SHOWN = 4
 
 
 def unlike(labelled: Sequence[tuple[str, Mapping[str, Any]]], *, equal_clients: bool = False) -> list[str]:
-    """Return a line for the weights and one for the evaluated models, if methods differ in them.
+    """Return a remark on different weights, and one on different evaluated models, as far as methods differ in them.
 
     Args:
         labelled: labels of methods, and resolved recipes.
-        equal_clients: whether all clients are known to have as many samples, so that weights are alike.
+        equal_clients: whether all clients are known to have equally many samples, which makes weights equal.
     """
     lines = []
     weights = _by_value((label, recipe.get("weights")) for label, recipe in labelled)

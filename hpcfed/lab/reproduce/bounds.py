@@ -7,7 +7,7 @@
     Σ η_g ‖∇F(w_t)‖² / Σ η_g ≤ 8 (F(w_0) − F(w*)) / (η_l τ Σ η_g) + (40 η_l² L² τ(τ−1) + 24 η_l L τ) σ_g²   eq. (76)
 
 from which Theorems 1 and 2 follow. A run's record has no gradients at w_t, so the rounds are trained here, in one
-process. The paper's σ_g bounds all of R^d, which least squares have none for; its proof uses it at the w_t alone.
+process. The paper's σ_g bounds all of R^d, on which least squares are unbounded; its proof needs it at the w_t alone.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, appendices C.2 and C.3.
 """

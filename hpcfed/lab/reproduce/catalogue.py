@@ -94,7 +94,8 @@ def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool]
 
     Args:
         scale: ``full`` or ``small``.
-        images: whether the data of a small variant on images are there, for which the plain one is the substitute.
+        images: whether an experiment's small variant on images has its data; without them its plain small variant
+            counts.
 
     Raises:
         InputError: nothing has that name, the file does not fit the schema `Experiment`, or there is no small variant.

@@ -61,7 +61,7 @@ class Problem:
         """Read the clients of a federation with one real target.
 
         Raises:
-            InputError: it has others.
+            InputError: the targets are not one real number a sample.
         """
         with Federation.open(path) as federation:
             if federation.task != "regression":
@@ -158,7 +158,7 @@ def nonconvex_constant(alpha: float, smoothness: float, share: float) -> float:
 
 
 def at_most(smaller: np.ndarray, larger: np.ndarray) -> np.ndarray:
-    """Return where one is at most the other, up to rounding."""
+    """Return where smaller ≤ larger up to rounding, bool."""
     held: np.ndarray = smaller <= larger * (1 + SLACK)
     return held
 

@@ -175,7 +175,7 @@ class Measure(Section):
         intervals: whether ± is the 95 % confidence interval of the mean over seeds, instead of their deviation.
         figures: columns of the record to draw against rounds, one figure per case.
         cells: the column in the heat maps of two grids; default: the measured one.
-        choice: whose choice of a grid's values the cases have: the paper's, or, where that states none, its code's.
+        choice: where the cases' values of a grid come from: the paper, or its code if the paper states none.
     """
 
     kind: Literal[
@@ -195,20 +195,7 @@ class Measure(Section):
 
 
 class Images(Section):
-    """The small variant on CIFAR-10 images, used if the files are available; fields as in `Small`, whose cases it has
-    unless it names its own.
-    """
-
-    says: str
-    cases: list[str] = Field(default_factory=list)
-    seeds: Count | None = None
-    data: Content = Field(default_factory=dict)
-    recipe: RecipePart = Field(default_factory=dict)
-    targets: list[Target] = Field(default_factory=list)
-
-
-class Small(Section):
-    """The variant that takes minutes on two cores: the same protocol on smaller data.
+    """The small variant on CIFAR-10 images, used if the files are available; its cases are those of `Small` by default.
 
     Attributes:
         says: what is smaller, as a note below its table.
@@ -217,7 +204,6 @@ class Small(Section):
         data: keys that replace those of every case's data.
         recipe: overrides all other recipes.
         targets: in place of the cases' own.
-        images: a second variant, on images.
     """
 
     says: str
@@ -226,6 +212,15 @@ class Small(Section):
     data: Content = Field(default_factory=dict)
     recipe: RecipePart = Field(default_factory=dict)
     targets: list[Target] = Field(default_factory=list)
+
+
+class Small(Images):
+    """The variant that takes minutes on two cores: the same protocol on smaller data.
+
+    Attributes:
+        images: a second variant, on images.
+    """
+
     images: Images | None = None
 
     def of(self, case: Case) -> Case:
@@ -331,7 +326,7 @@ class Experiment(Section):
             for name, metric in listed(section.get("metrics") or {}).items()
         }
 
-    def small_sections(self) -> list[Small | Images]:
+    def small_sections(self) -> list[Images]:
         """Return the sections of the small variants: none, one, or with a second one on images."""
         return [section for section in (self.small, self.small and self.small.images) if section is not None]
 

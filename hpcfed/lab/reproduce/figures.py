@@ -11,8 +11,7 @@ from pathlib import Path
 
 from numpy.typing import ArrayLike
 
-from hpcfed.errors import EnvironmentFailure
-from hpcfed.io.atomic import write_whole
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.io.figure_style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.lab.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
 from hpcfed.lab.reproduce.experiment import AGAINST, Case, Experiment, Goal
@@ -88,11 +87,9 @@ def draw_lines(
 
 
 def _write(folder: Path, file: str, content: bytes) -> None:
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / file, content)
-    except OSError as error:
-        raise EnvironmentFailure(error.strerror or "cannot be written", where=str(folder)) from None
 
 
 def _figures(

@@ -31,8 +31,8 @@ class SettingRuns:
     Attributes:
         setting: the method, case and point.
         title: of the method.
-        runs: run by the place of its seed among the experiment's.
-        others: by the same, how the run there differs from the experiment's, of those left out.
+        runs: index of the seed → run.
+        others: index of the seed → how a run that is left out differs from the experiment's.
     """
 
     setting: Setting
@@ -63,7 +63,7 @@ class TargetCost:
     Attributes:
         rounds, params, gradients: over the runs that reached it; None if none did.
         arrived, runs: number of runs that reached it, and of all runs.
-        is_known: whether the target of any run is known: one that another method sets waits for its runs.
+        is_known: whether any run's target is known; a target that another method sets needs that method's runs.
     """
 
     rounds: Spread | None
@@ -154,20 +154,16 @@ def reached(
 ) -> TargetCost:
     """Return a setting's cost of reaching a target, which may be another method's value with the same seed."""
     criterion, window = criterion_of(experiment), experiment.measure.window
-    rounds: list[float] = []
-    params: list[float] = []
-    gradients: list[float] = []
     goals = {seed: _goal(target, of_case, seed, criterion) for seed in one.runs}
-    for seed, run in one.runs.items():
-        goal = goals[seed]
-        number = None if math.isnan(goal) else round_reached(run, criterion, goal, window)
-        if number is not None:
-            rounds.append(number)
-            params.append(float(run.column("params")[number - 1]))
-            gradients.append(float(run.column("gradients")[number - 1]))
-    cost, sent, computed = (over_seeds(experiment, values) for values in (rounds, params, gradients))
-    is_known = any(not math.isnan(goal) for goal in goals.values())
-    return TargetCost(cost, sent, computed, len(rounds), len(one.setting.folders), is_known)
+    known = [(run, goals[seed]) for seed, run in one.runs.items() if not math.isnan(goals[seed])]
+    rounds = [(run, round_reached(run, criterion, goal, window)) for run, goal in known]
+    there = [(run, number) for run, number in rounds if number is not None]
+    cost = over_seeds(experiment, (number for _, number in there))
+    sent, computed = (
+        over_seeds(experiment, (run.column(column)[number - 1] for run, number in there))
+        for column in ("params", "gradients")
+    )
+    return TargetCost(cost, sent, computed, len(there), len(one.setting.folders), bool(known))
 
 
 def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None:
@@ -227,13 +223,10 @@ def _cost(reached: TargetCost) -> tuple[int, float]:
 
 def final_of(experiment: Experiment, one: SettingRuns) -> Spread | None:
     """Return the mean over the runs of the measured column's last evaluations, or of its best one."""
-    if experiment.measure.kind == "best":
-        return over_seeds(
-            experiment, (best(run, criterion_of(experiment), experiment.measure.window) for run in one.runs.values())
-        )
-    return over_seeds(
-        experiment, (final(run, experiment.measure.column, experiment.measure.last) for run in one.runs.values())
-    )
+    measure, criterion = experiment.measure, criterion_of(experiment)
+    if measure.kind == "best":
+        return over_seeds(experiment, (best(run, criterion, measure.window) for run in one.runs.values()))
+    return over_seeds(experiment, (final(run, measure.column, measure.last) for run in one.runs.values()))
 
 
 def best_of(experiment: Experiment, grid: Sequence[SettingRuns]) -> list[SettingRuns]:
@@ -261,6 +254,6 @@ def rounds_apart(settings: Iterable[SettingRuns], column: str) -> int:
 
 
 def last_rounds(experiment: Experiment, settings: Iterable[SettingRuns], column: str) -> int:
-    """Return the number of rounds in which the last evaluations of a column lie that are averaged."""
+    """Return the number of rounds that the averaged last evaluations of a column span."""
     last = experiment.measure.last
     return 1 if last == 1 else last * rounds_apart(settings, column)

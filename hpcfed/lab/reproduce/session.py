@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.io.atomic import write_whole
+from hpcfed.errors import InputError
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.lab.frame import as_csv
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.reproduce.bounds import compare_bounds
@@ -92,7 +92,7 @@ class ReproduceSession:
         """Make the federations of all cases, on rank 0 only; return the experiment with the cases that succeeded.
 
         Raises:
-            InputError: none did; or, where the table is of all, one did not.
+            InputError: no case succeeded; or one did not, and the experiment needs all (``measure.kind: sites``).
         """
         kept, refused = [], []
         of_sites = experiment.measure.kind == "sites"
@@ -180,13 +180,11 @@ class ReproduceSession:
             if experiment.measure.figures and any(len(one.runs) > 1 for one in measured):
                 remark = f"Figures: mean over seeds, and a band of ± one standard deviation. {remark}"
         table = replace(table, note=f"{table.note} {remark}".strip())
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "table.md", markdown(table))
             if records:
                 write_whole(folder / "settings.csv", as_csv(records))
-        except OSError as error:
-            raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or "") from None
         tables = [folder / "table.md", *([folder / "settings.csv"] if records else [])]
         return ExperimentResult(table, [*tables, *pictures])
 

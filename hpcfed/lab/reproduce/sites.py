@@ -1,7 +1,7 @@
 """Final models on every site's test set and on all of them, beside published means (``measure.kind: sites``).
 
-An experiment has a case ``sites``, whose clients have test sets, and a case ``pooled``, whose common test set is that
-of all sites, scaled as its training data are. Every model is measured on all of these.
+An experiment has two cases: ``sites``, whose clients have test sets, and ``pooled``, with one test set of all sites'
+samples, scaled like its training data. Every model is measured on all of these test sets.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def check_sites(experiment: Experiment, places: Places) -> None:
     """Check that the prepared data have the test sets which models are measured on.
 
     Raises:
-        InputError: they have not.
+        InputError: they lack some.
     """
     with _federations(experiment, places):
         pass

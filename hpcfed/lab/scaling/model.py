@@ -99,10 +99,10 @@ def fit(measured: Sequence[RankTimes]) -> CostModel:
 
 
 def network_of(probes: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Return latency and seconds for a byte that best fit bare Allreduces: ranks, bytes and seconds of each.
+    """Return the latency and the seconds for a byte that best fit bare Allreduces, given as (ranks, bytes, seconds).
 
-    Of each number of ranks the smallest and the largest count: in between MPI libraries change from one algorithm to
-    another, and a fit to all sizes would be wrong at both ends.
+    Only the smallest and the largest Allreduce of each number of ranks count: in between, MPI libraries change from one
+    algorithm to another, and a fit to all sizes would be wrong at both ends.
     """
     sizes = {ranks: [size for other, size, _ in probes if other == ranks] for ranks, *_ in probes}
     ends = [probe for probe in probes if probe[1] in (min(sizes[probe[0]]), max(sizes[probe[0]]))]

@@ -78,7 +78,7 @@ def of_size(recipe: Recipe, size: int) -> CohortSection:
 
 
 def left_out(recipe: Recipe) -> int:
-    """Return how many clients a resolved recipe's cohorts are not drawn from (``cohort.without``)."""
+    """Return how many clients a resolved recipe's cohorts are drawn without: ``cohort.without`` with ``redrawn``."""
     without = recipe.cohort.without
     return len(set(without.numbers)) if without is not None and without.cohorts == "redrawn" else 0
 

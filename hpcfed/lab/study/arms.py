@@ -139,7 +139,7 @@ def make_arms(
     sites: Sequence[str],
     amount: TrainingAmount,
 ) -> list[Arm]:
-    """Return the arms that are trained; personalised models and ensembles are made of theirs."""
+    """Return the arms to train; personalised models and ensembles are made from their models."""
     one, whole = amount.in_text(amount.rounds), amount.in_text(amount.rounds * amount.sites)
     federated = f"{one} at each of {amount.sites} sites"
     tuned = PERSONALISED in baselines
@@ -192,7 +192,7 @@ def recipe_of(
         amount: of its training.
         split: number of the split.
         shared: the baselines' ``parameters``, none of them private.
-        clients: the sites that are clients of the split's file, in their order.
+        clients: the sites that are clients of the split's file, in the file's order.
         run: name, seed, data and output.
 
     Raises:

@@ -79,9 +79,9 @@ def write_split(
 
 
 def remarks_on(files: SplitFiles) -> list[str]:
-    """Return the remarks on how a split's files were filled and scaled, as they were when these were written.
+    """Return the remarks on filling and scaling with which a split's files were written.
 
-    A study has no common test set: in its files that is the site that is left out, on which `Study.remarks` has a line.
+    Those on a common test set are omitted: it is the site left out, on which `Study.remarks` has a line.
 
     Raises:
         InputError: a file is damaged.

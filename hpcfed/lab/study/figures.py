@@ -27,7 +27,7 @@ SHADE = 0.55
 def curves_of(view: View, metric: StudyMetric, site: int) -> Curves:
     """Return each row's learning curve at a site: means over splits and seeds, against rounds.
 
-    The rounds of longer runs are scaled to the methods' number.
+    Rounds of longer runs are rescaled to the methods' number of rounds.
     """
     arms = {arm.key: arm for arm in view.study.arms}
     found = {}

@@ -72,11 +72,11 @@ class ForestPanel:
     """A site, or the mean of the sites.
 
     Attributes:
-        title, note: above it: the name, and how many samples are tested on.
+        title, note: its heading: the name, and the number of tested samples.
         marks: one a row, None where the metric is undefined.
         line: where the reference stands, None without.
-        axis: what the marks are.
-        minus: the row that the marks are differences from, None for values.
+        axis: label of the axis.
+        minus: the row that differences are from; None for values.
         limits: of the axis.
     """
 
@@ -91,7 +91,7 @@ class ForestPanel:
 
 @dataclass(frozen=True)
 class Forest:
-    """The rows of forest plots: their titles, which are methods rather than baselines, and which one the reference.
+    """The rows of forest plots: their titles, whether each is a method or a baseline, and which is the reference.
 
     `over` says what the intervals are over: ``splits``, or ``sites`` where each split leaves one site out.
     """

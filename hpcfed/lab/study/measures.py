@@ -40,7 +40,8 @@ class StudyMetric:
     Attributes:
         name: in the recipe and in files.
         larger_is_better: None if unknown.
-        best_by_one_class: whether a model that always says the only class of some samples has its best value on them.
+        best_by_one_class: whether a model that always predicts one class has the best value on samples of that class
+            alone.
         undefined: when it has no value, "" if it always has one.
         is_percentage: whether it is written in percent.
     """
@@ -58,7 +59,7 @@ class StudyMetric:
 
     @property
     def without_direction(self) -> str:
-        """The reason for which nothing is chosen by it, "" if its direction is known."""
+        """Why nothing can be chosen by it, "" if its better direction is known."""
         known = self.larger_is_better is not None
         return "" if known else f"{self.title} has no direction (better: {' or '.join(DIRECTIONS)})"
 

@@ -28,7 +28,7 @@ class MethodChoice:
         key, title: its name in files, and in tables.
         overrides: of the recipe, which select it.
         name: of the method itself.
-        examples: keys of parameters without default that nobody set; they can be tuned.
+        examples: parameters without default that were not set, which have example values; they can be tuned.
     """
 
     key: str
@@ -40,7 +40,7 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods, the reference that they are compared with among them, and lines for the user."""
+    """The methods of a study, the reference that all are compared with, and remarks for the user."""
 
     each: tuple[MethodChoice, ...]
     reference: str
@@ -50,7 +50,7 @@ class Methods:
 def parse_methods(text: str, recipe: Recipe, tuned: Collection[str] = ()) -> Methods:
     """Return the methods of a list with commas; FedAvg comes first where it is not among them.
 
-    `tuned` are the parameters that are chosen later, as ``feddyn:alpha``.
+    `tuned`: parameters chosen later by tuning, as ``feddyn:alpha``.
 
     Raises:
         InputError: an unknown method, a method twice, or text that is no key=value.

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpcfed.config.load import dump_yaml
-from hpcfed.errors import counted, visible
-from hpcfed.io.figure_style import DARK, LIGHT, to_files, to_svg
+from hpcfed.errors import counted
+from hpcfed.io.figure_style import LIGHT, to_files, to_svg
 from hpcfed.lab.frame import as_csv
 from hpcfed.lab.report.group import ABSENT
-from hpcfed.lab.report.page import Picture, line_key, templates
+from hpcfed.lab.report.page import Picture, line_key, rendered
 from hpcfed.lab.report.read import read_recipe
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study import tables
@@ -29,7 +29,6 @@ from hpcfed.lab.study.rows import at_each, steps_of
 from hpcfed.lab.study.splits import FOLDS, HOLDOUT
 from hpcfed.lab.study.tested import splits_table
 from hpcfed.lab.study.view import View
-from hpcfed.version import __version__
 
 MARKER = '<meta name="generator" content="hpcfed study'
 STANDARDIZED = {
@@ -91,7 +90,7 @@ def _full_title(chapter: StudyChapter, table: Table) -> str:
 
 
 def without_results(view: View) -> list[str]:
-    """Return a line on each arm of which runs are missing: means are over the others; and on updates left out."""
+    """Return a line for each arm with missing runs, whose means are over the others, and a line on updates left out."""
     found = []
     for arm in view.study.arms:
         there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]
@@ -208,11 +207,9 @@ def _confusions(view: View) -> Iterator[StudyChapter]:
 
 def _render(view: View, chapters: Sequence[StudyChapter], words: Sequence[str], remarks: Sequence[str]) -> str:
     study = view.study
-    page = templates("lab/study", "lab/report").get_template("page.html.j2").render(
+    return rendered(
+        "page.html.j2", "lab/study", "lab/report",
         marker=MARKER,
-        version=__version__,
-        light=LIGHT.variables(),
-        dark=DARK.variables(),
         title=f"{study.samples.dataset.name}: {counted(len(study.methods.each), 'method')} at {len(view.sites)} sites",
         lead=_lead(view),
         keys=_keys(view),
@@ -223,7 +220,6 @@ def _render(view: View, chapters: Sequence[StudyChapter], words: Sequence[str], 
         command=shlex.join(["hpcfed", "study", *words]),
         recipes=list(_recipes(view)),
     )  # fmt: skip
-    return visible(page)
 
 
 def _keys(view: View) -> Mapping[str, tuple[str, str]]:

@@ -46,7 +46,7 @@ PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING = "study.html", "tables", "figures", 
 
 @dataclass(frozen=True)
 class StudyPlan(Plan):
-    """The runs of a study as a sweep's, one point an arm."""
+    """The runs of a study as the plan of a sweep, whose points are the arms."""
 
     splits: int = 1
 

@@ -17,8 +17,8 @@ from hpcfed.lab.study.results import GLOBAL, TUNED, StudyResults
 class StudyRow:
     """One row: its name in files, its title, its gradient steps, and its values.
 
-    `values` maps a metric and a site to one value a split, (J,), `whole` a metric to those of all test samples
-    together; nan where there is none. `curve` names the arm and model whose curves are its, "" for none.
+    `values` maps a metric and a site to one value a split, (J,), `whole` a metric to the values on all test samples
+    together; nan where there is none. `curve` names the arm and model of its learning curves, "" for none.
     """
 
     key: str
@@ -53,7 +53,7 @@ def reference_of(study: Study, rows: Sequence[StudyRow]) -> StudyRow:
 
 
 def steps_of(study: Study, arm: Arm, rounds: int) -> str:
-    """Return the gradient steps of a method at a site in so many rounds: a range if its clients draw them."""
+    """Return a method's gradient steps at a site over `rounds` rounds, as text; a range if clients draw their steps."""
     budget = load_recipe(to_plain(study.recipe), arm.overrides).budget
     if budget is None:
         return study.amount.in_text(rounds)
@@ -71,7 +71,7 @@ def _steps(study: Study, arm: Arm) -> str:
 
 
 def at_each(sites: int) -> str:
-    """Return at how many sites, as text."""
+    """Return ``at one site`` or ``at each of 5 sites``."""
     return "at one site" if sites == 1 else f"at each of {sites} sites"
 
 

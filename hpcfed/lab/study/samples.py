@@ -62,8 +62,8 @@ def read_samples(path: Path) -> SiteSamples:
     """Read a federation file's samples into a temporary file.
 
     Cells that were missing are NaN again; each split fills them anew. Clients without samples are left out.
-    A standardization by training samples is undone: by site, if the file's x was scaled so, and of all sites, if the
-    file has a constant for each feature of x (n, p). Other constants, such as those published for images, are kept.
+    Standardization by training samples is undone: by site where the file scaled each site, else of all sites where it
+    has a constant for each feature of x (n, p). Other constants, such as those published for images, are kept.
 
     Raises:
         InputError: it is no federation file, or has too few or too many clients for a study.

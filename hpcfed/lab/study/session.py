@@ -58,7 +58,9 @@ def run_study(
 
 
 def next_runs(study: Study, redo: Redo) -> Plan:
-    """Prepare the splits, and return the next runs: the tuning ones until all of them have ended. On rank 0 only.
+    """Prepare the splits and return the plan of the runs to do next, on rank 0 only.
+
+    These are the runs that tune, until all of them have ended, then those of the study.
 
     Raises:
         InputError, EnvironmentFailure: as `run_study`.
@@ -97,7 +99,7 @@ def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequenc
     """Write the page and the tables of the results so far, without resamples, on rank 0 only.
 
     Returns:
-        The results, None without any finished run, of which nothing is written; and whether all runs have ended.
+        The results, None if no run has finished and nothing was written; and whether all runs have ended.
 
     Raises:
         InputError: a run's files are damaged.
@@ -122,7 +124,7 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
     Raises:
         InputError: a model of the runs cannot be read.
         EnvironmentFailure: the disk refuses.
-        Stopped: it has been asked to stop; the page of `write_study` is there.
+        Stopped: it has been asked to stop; the page of `write_study` remains.
     """
     from hpcfed.lab.study.bootstrap import resample
 
@@ -131,7 +133,7 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
 
 
 def remarks_on_code(plan: Plan) -> list[str]:
-    """Return a line on code of the user's that differs between the runs; empty without.
+    """Return a remark on the user's code if it differs between the runs, else [].
 
     Raises:
         InputError: a run's record of code is damaged.

@@ -1,7 +1,7 @@
 """Splits of sites' samples into training and test parts: repeated holdout, k folds, or one site left out at a time.
 
-Holdout and folds are drawn in each site and label by itself, the strata, from a random stream that depends on the seed
-and the site alone. Samples of a group, such as a patient's, stay together: groups are drawn for all sites at once.
+Holdouts and folds are drawn within strata, the samples of one site and label, from a random stream that depends on the
+seed and the site alone. Samples of a group, such as a patient's, stay together: groups are drawn for all sites at once.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def make_splits(
         seed: of the random choice.
         sites, labels: names, for the remarks.
         group: (n,) int64, the group of each sample; None without groups.
-        purpose: of the splits; each has random streams of its own.
+        purpose: of the splits; each purpose has separate random streams.
 
     Raises:
         InputError: a site has fewer samples or groups than are needed.
@@ -246,7 +246,7 @@ def _strata(label: np.ndarray, least: int) -> tuple[list[np.ndarray], list[int]]
 def folds(strata: Sequence[np.ndarray], count: int, rng: np.random.Generator) -> np.ndarray:
     """Deal a site's n samples to folds, (count, n) bool: each sample to one, in sizes that differ by 1 at most.
 
-    So do the numbers of each stratum's samples: it is dealt in random order, from the fold where the last one ended.
+    The same holds within each stratum, which is dealt in random order from the fold where the one before ended.
     """
     order = np.concatenate([rng.permutation(rows) for rows in strata])
     fold = np.empty(len(order), np.int64)

@@ -43,7 +43,7 @@ Ends = tuple[float, float]
 
 
 def corrected(values: Sequence[float], ratio: float, *, share: bool = False) -> MeanEstimate | None:
-    """Return the mean of one value a split and its corrected interval; None without finite values, which alone count.
+    """Return the mean of the finite values, one a split, and its corrected interval; None without any.
 
     Args:
         values: one a split, (J,).
@@ -75,7 +75,7 @@ def _expit(value: float) -> float:
 
 
 def cut(estimate: MeanEstimate | None) -> MeanEstimate | None:
-    """Return a difference of values from 0 to 1, its interval within −1 and 1."""
+    """Return an estimated difference of shares with its interval cut at −1 and 1."""
     if estimate is None or estimate.interval is None:
         return estimate
     low, high = estimate.interval

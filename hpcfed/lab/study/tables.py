@@ -37,7 +37,7 @@ def results_table(view: View, metric: StudyMetric) -> Table:
 
 
 def differences_table(view: View, metric: StudyMetric) -> Table | None:
-    """The same of each method's differences from the reference, split by split; bold where zero lies outside.
+    """As `results_table`, of differences from the reference, paired by split; bold where the interval excludes zero.
 
     None if there is no other row.
     """

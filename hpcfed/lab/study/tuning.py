@@ -73,7 +73,7 @@ class TuningResult:
         return () if found is None else tuple(found.point.overrides)
 
     def by_loss(self, metric: StudyMetric) -> str:
-        """Return a line on the choices where the main metric is undefined, "" without any."""
+        """Return a remark on choices made by the loss, where the main metric is undefined, or ""."""
         compared = [one for one in self.chosen.values() if math.isfinite(one.loss)]
         unknown = sum(math.isnan(one.value) for one in compared)
         if not unknown or metric.without_direction:
@@ -132,7 +132,7 @@ def naming_tune() -> Iterator[None]:
 
 
 def variants(arms: Sequence[Arm], tuning: Tuning) -> list[Arm]:
-    """Return an arm for each point of each arm that has a choice, without fine-tuning."""
+    """Return, for each arm with several points, an arm for each of them, without fine-tuning."""
     return [
         replace(arm, key=variant(arm.key, number), overrides=(*arm.overrides, *point.overrides), tunes=False)
         for arm in arms

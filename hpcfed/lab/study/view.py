@@ -3,8 +3,8 @@
 Values of a split are means over its seeds; intervals are of the mean over splits (`hpcfed.lab.study.statistics`). Where
 each split leaves one site out, a site has one value, and intervals are those of the mean over sites.
 
-Means of sites are over complete cases: the sites of which every split tests on both classes, and on which the metric is
-defined in all splits and rows. Else a method would be compared with another on other sites. Complete cases favour
+Means of sites are over complete cases, sites that have both classes among every split's test samples and on which the
+metric is defined in all splits and rows. Otherwise methods would be compared on different sites. Complete cases favour
 large sites, so the value of all test samples together stands beside the mean.
 """
 
@@ -34,7 +34,7 @@ Single = Mapping[tuple[str, str], Mapping[int, Ends]]
 
 @dataclass(frozen=True)
 class View:
-    """What all tables are made of; `resampled` if patients were resampled, `single` where one split tests on a site."""
+    """The values behind all tables; `resampled`: of patients, `single`: intervals of sites tested by one split."""
 
     study: Study
     results: StudyResults
@@ -60,8 +60,8 @@ class View:
     def measured(self, metric: StudyMetric) -> np.ndarray:
         """Return the sites that means are over, (N,) bool: complete cases.
 
-        A site has no AUROC in a split that tests on one class, and of one class a model that always says it is right in
-        all: it is in no mean of any metric. Splits whose runs are not there yet do not count.
+        A site that some split tests on one class alone is in no mean: it has no AUROC there, and a model that always
+        predicts that class scores 100 % accuracy. Splits without runs yet do not count.
         """
         kept = self._with_classes(metric)
         found = np.zeros(len(self.sites), bool)
@@ -81,7 +81,7 @@ class View:
         return np.asarray(~(lacking & labels.tested).any(axis=0))
 
     def mean_title(self, metric: StudyMetric) -> str:
-        """Return the title of the mean of sites: of how many sites and samples it is, where some are left out."""
+        """Return the title of the mean of sites, with its numbers of sites and samples where some are left out."""
         kept = self.measured(metric)
         if kept.all() or not kept.any():
             return MEAN
@@ -98,7 +98,7 @@ class View:
     def over_sites(self, values: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Return the mean over the measured sites of each split, (J,), from values (N, J); nan where one has none.
 
-        Where each split leaves one site out, it is that site's value, nan of one that is not measured.
+        Where each split leaves one site out, it is that site's value, or nan if the site is not among them.
         """
         if self.study.leaves_out:
             return np.where(measured, np.diagonal(values), np.nan)
@@ -107,7 +107,7 @@ class View:
     def pooled(self, row: StudyRow, metric: StudyMetric) -> np.ndarray:
         """Return a row's values on all test samples together, (J,); nan where there is none.
 
-        Of rows whose sites have models of their own there is one of an accuracy alone, the share of all samples.
+        Where each site has its own model, only accuracies have one: the share of all samples that are predicted right.
         """
         whole = np.array(row.whole(metric.name), dtype=float)
         if metric.name != ACCURACY or self.study.leaves_out or np.isfinite(whole).any():
@@ -118,7 +118,7 @@ class View:
 
     @property
     def num_values(self) -> int:
-        """How many values an estimate is of where all are defined: the splits; 0 where each leaves one site out."""
+        """Number of values behind a complete estimate: the splits; 0 where each leaves one site out."""
         return 0 if self.study.leaves_out else len(self.study.splits.each)
 
     @property

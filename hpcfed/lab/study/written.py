@@ -1,8 +1,8 @@
 """The files of a study's results: written whole, and removed by a later call whose results have no such file.
 
 ``tables/.written`` and ``figures/.written`` list the files beside them with the SHA-256 hash of their content, as
-``sha256sum`` does. A call removes what a list names, its own does not, and nobody has changed since: no other file is
-ever removed.
+``sha256sum`` does. A call removes the files of an earlier list that its own does not name and whose content is
+unchanged, and no others.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hpcfed.errors import EnvironmentFailure
-from hpcfed.io.atomic import write_whole
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.io.text import read_text
 from hpcfed.lab.study.plan import FIGURES, TABLES
 
@@ -26,7 +25,7 @@ LONG_AGO = 3600.0
 def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
     """Write files, path in the study's folder → content; remove tables and figures of earlier calls not among them.
 
-    A call that is killed leaves a list of both, so that the next one knows all of them.
+    A killed call leaves a list of both the old and the new files, so that the next call knows all of them.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -34,7 +33,7 @@ def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
     places = [folder / name for name in (TABLES, FIGURES)]
     own = [{Path(name).name: _hash(text) for name, text in files.items() if Path(name).parent.name == place.name}
            for place in places]  # fmt: skip
-    try:
+    with writing(folder):
         before = [set(_listed(place / LIST)) for place in places]
         for place, old, names in zip(places, before, own, strict=True):
             if old or names:
@@ -57,8 +56,6 @@ def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
             if old or names:
                 write_whole(place / LIST, _text(_entries(names)))
                 _remove_remains(place, {LIST, *names, *(name for _, name in old)}, now)
-    except OSError as error:
-        raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or str(error)) from None
 
 
 def _entries(names: Mapping[str, str]) -> set[tuple[str, str]]:

@@ -30,12 +30,12 @@ def endings(plan: Plan) -> dict[str, RunEnding]:
 
 
 def raise_if_failed(plan: Plan, ended: Mapping[str, RunEnding], *, takes_fresh: bool = True) -> None:
-    """Raise an error if runs of a plan were refused, failed or lost, with their number and the first of them.
+    """Raise an error if runs of a plan were refused, failed or lost; it has their number and the first one's message.
 
     `takes_fresh`: whether the command has ``--fresh``.
 
     Raises:
-        InputError: all of these were refused: they would be again.
+        InputError: all of them were refused, and would be again.
         EnvironmentFailure: some failed or were lost.
     """
     broken = [unit for unit in plan.units if ended[unit.name].ending in RETRYABLE]

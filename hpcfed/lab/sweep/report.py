@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hpcfed.errors import Diverged, EnvironmentFailure, InputError
-from hpcfed.io.atomic import write_whole
+from hpcfed.errors import Diverged, InputError
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.lab.sweep.claims import Claims
 from hpcfed.lab.sweep.failures import RunEnding, raise_if_failed
 from hpcfed.lab.sweep.plan import Plan
@@ -85,9 +85,7 @@ def _write_figures(outcome: RankedSweep) -> None:
     from hpcfed.lab.sweep.figures import draw
 
     folder = outcome.plan.folder / "figures"
-    try:
+    with writing(folder):
         for name, content in draw(outcome.plan, outcome.ranked, outcome.rule).items():
             folder.mkdir(exist_ok=True)
             write_whole(folder / name, content)
-    except OSError as error:
-        raise EnvironmentFailure(error.strerror or "cannot be written", where=str(folder)) from None

@@ -43,7 +43,7 @@ OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results
 
 @dataclass(frozen=True)
 class Redo:
-    """What to do with existing runs that are not those that the sweep would run now.
+    """Treatment of existing runs that differ from what the sweep would run now.
 
     Attributes:
         retry: whether refused, failed and lost runs are tried again.
@@ -73,7 +73,7 @@ def run_sweep(
         groups: number of groups of ranks, each with one run at a time; default: the smaller of ranks and runs.
         quiet: whether rank 0 prints no progress.
         redo: treatment of existing runs; by default those of another recipe or other code are refused.
-        waits: whether it waits for the runs of other jobs, too, for a caller that needs every result.
+        waits: whether to wait for the runs of other jobs, too, for a caller that needs every result.
 
     Returns:
         Whether runs are left: a signal or the time limit ended it; or, if it `waits`, another program has their folder.
@@ -120,8 +120,8 @@ def finished(states: Mapping[str, RunState]) -> set[str]:
 def states_until_stable(plan: Plan, claims: Claims) -> Iterator[dict[str, RunState]]:
     """Yield the states of all runs; once more if another job ended runs while the caller wrote its results.
 
-    Another job that ends a run meanwhile writes results of more runs, which older ones must not replace. While others
-    still have runs it is not yielded again: they write theirs later.
+    The results that another job writes meanwhile have more runs, and the caller's must not replace them. While other
+    jobs still hold runs, states are not yielded again: those jobs write the results later.
     """
     seen = None
     while True:
@@ -251,7 +251,7 @@ class SweepProgress:
             self._say(line)
 
     def show(self, run: str = "", *, now: bool = False, if_changed: bool = False) -> None:
-        """Print how many runs are done, how they ended, the estimated time left, and `run`, the line of a run."""
+        """Print how many runs are done, how they ended, the estimated time left, and a line `run` on one of them."""
         if not self.speaks or (not now and time.monotonic() - self._spoke < QUIET_SECONDS):
             return
         self._spoke = time.monotonic()

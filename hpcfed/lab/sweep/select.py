@@ -108,7 +108,7 @@ def parse_rule(text: str, plan: Plan, option: str = "--select") -> Rule:
     """Parse a rule, and check that the plan's runs record its column; `option` is named in errors.
 
     Raises:
-        InputError: they do not, or the text is no rule.
+        InputError: they do not record it, or the text is no rule.
     """
     match, where = RULE.fullmatch(text), f"{option} {text}"
     if match is None:
@@ -152,7 +152,8 @@ def _own_columns(recipe: Recipe) -> Iterator[str]:
 def usual_rule(plan: Plan, records: Iterable[pd.DataFrame]) -> Rule:
     """Return the default rule: the mean over the last rounds of the first of `DEFAULT_COLUMNS` that any run recorded.
 
-    Where runs end by their scores it is the last round alone: a fast run has few rounds, and early ones are poor.
+    Where a run may stop early by its score, only its last round counts: a fast run has few rounds, and early ones are
+    poor.
     """
     recorded = {column for one in records for column in one.columns[one.tail(1).notna().any()]}
     column = next((column for column in DEFAULT_COLUMNS if column in recorded), DEFAULT_COLUMNS[-1])

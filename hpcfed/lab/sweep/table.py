@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import EnvironmentFailure
-from hpcfed.io.atomic import write_whole
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.lab.frame import as_csv
 from hpcfed.lab.frame import record as read_record
 from hpcfed.lab.report.read import read_code
@@ -122,14 +121,11 @@ def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record
     Raises:
         EnvironmentFailure: the disk refuses.
     """
-    try:
+    with writing(plan.folder):
         write_whole(plan.folder / "results.csv", as_csv(results))
         write_whole(plan.folder / "summary.csv", as_csv(summary))
         if parquet:
             write_whole(plan.folder / "results.parquet", _parquet(results))
-    except OSError as error:
-        got = error.strerror or str(error)
-        raise EnvironmentFailure("the tables cannot be written", where=str(plan.folder), got=got) from None
 
 
 def _settings(plan: Plan, point: int) -> Record:

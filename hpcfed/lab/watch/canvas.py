@@ -19,7 +19,7 @@ MAX_VALUE = 1e300
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its colour, and T points; the line connects the finite points across the others."""
+    """One curve: its colour, and T points; the line skips points that are not finite."""
 
     colour: str
     x: Sequence[float]

@@ -173,7 +173,7 @@ def run_coalitions(coalitions: Coalitions, world: World, groups: int | None, *, 
 
 
 def num_left(coalitions: Coalitions) -> tuple[int, int]:
-    """Return how many runs have not ended, and how many of these other jobs have."""
+    """Return how many runs have not ended, and how many of these other jobs hold."""
     plan = coalitions.plan
     left = [one for one in run_states(plan, Claims(plan.folder, "report")).values() if not one.decided]
     return len(left), sum(one.held for one in left)

@@ -42,13 +42,13 @@ def all_subsets(num_clients: int) -> list[Subset]:
 
 
 def without_one(num_clients: int) -> list[Subset]:
-    """Return all clients together, and all but each."""
+    """Return the subset of all clients, and the N subsets that leave one out."""
     every = frozenset(range(num_clients))
     return [every, *(every - {k} for k in range(num_clients))]
 
 
 def random_orders(num_clients: int, count: int) -> list[list[int]]:
-    """Return random orders of the clients; more of them begin with the same ones."""
+    """Return random orders of the clients; those for a larger `count` begin with the same ones."""
     rng = np.random.default_rng(0)
     return [rng.permutation(num_clients).tolist() for _ in range(count)]
 
@@ -85,9 +85,9 @@ def added_in(orders: Orders, values: Mapping[Subset, float]) -> np.ndarray:
 
 
 def estimates(samples: np.ndarray, scores: Iterable[float]) -> list[ContributionEstimate]:
-    """Return mean and interval (Student's) of each column of samples, (n, N), differences of some scores.
+    """Return mean and Student's interval of each column of `samples`, (n, N): differences of `scores`.
 
-    A mean within `ROUNDING` is 0, and values that differ by as little are equal.
+    Rounding is `ROUNDING` times the largest score: a mean below it is 0, and values that differ by less are equal.
     """
     noise = ROUNDING * max((abs(score) for score in scores if math.isfinite(score)), default=0.0)
     return [_estimate(own, noise) for own in samples.T]

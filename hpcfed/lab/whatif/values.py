@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from hpcfed.assembly import assemble
-from hpcfed.errors import EnvironmentFailure, counted
-from hpcfed.io.atomic import write_whole
+from hpcfed.errors import counted
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.lab.frame import as_csv, clients_table
+from hpcfed.lab.report.page import rendered
 from hpcfed.lab.sweep.claims import Claims
 from hpcfed.lab.sweep.report import RankedSweep
 from hpcfed.lab.sweep.run import run_states
 from hpcfed.lab.sweep.select import Row
 from hpcfed.lab.sweep.table import read_results
 from hpcfed.lab.whatif.coalitions import Coalitions, rounds_of
-from hpcfed.lab.whatif.page import draw, render
+from hpcfed.lab.whatif.figure import draw
 from hpcfed.lab.whatif.shapley import (
     ContributionEstimate,
     Subset,
@@ -216,7 +217,7 @@ def write_contributions(found: CoalitionValues) -> Path:
     folder, own = found.coalitions.plan.folder, found.coalitions
     has_shapley = own.orders is None or bool(own.orders)
     figure, files = draw(found.clients, own.rule.column, _drawn(own), has_shapley=has_shapley)
-    try:
+    with writing(folder):
         refuse_link(folder / FIGURES)
         write_whole(folder / TABLE, as_csv([_record(one) for one in found.clients]))
         write_whole(folder / VALUES, as_csv(_value_records(found)))
@@ -225,10 +226,8 @@ def write_contributions(found: CoalitionValues) -> Path:
             write_whole(folder / FIGURES / name, content)
         head, rows = table(found)
         about = {"run": str(own.base.folder), "federation": str(own.base.recipe.data), "seeds": ", ".join(own.seeds)}
-        write_whole(folder / PAGE, render(own.base.recipe.name, about, head, rows, found.notes, figure))
-    except OSError as error:
-        what = error.strerror or str(error)
-        raise EnvironmentFailure("cannot be written", where=str(folder), got=what) from None
+        facts = {"name": own.base.recipe.name, "about": about, "head": head, "rows": rows, "notes": found.notes}
+        write_whole(folder / PAGE, rendered("contributions.html.j2", "lab/whatif", **facts, figure=figure))
     return folder / PAGE
 
 

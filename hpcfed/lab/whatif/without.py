@@ -70,9 +70,9 @@ class BranchPoint:
     """Where a run without clients leaves the recorded one.
 
     Attributes:
-        joined: first round that is another without them; one more than are recorded, if none is.
+        joined: first round whose cohort differs without them; one after the last recorded round if none does.
         first: first round that must be computed.
-        why: what makes rounds before `joined` differ; "" where nothing does.
+        why: what else makes rounds before `joined` differ, or "".
         start: last round whose state is kept before `first`; 0: the initial model.
     """
 
@@ -111,7 +111,7 @@ def _recorded(request: WithoutRequest) -> RecordedRun:
 
 
 def recipe_without(base: RecordedRun, request: WithoutRequest) -> Recipe:
-    """Return the resolved recipe of a run without some more clients.
+    """Return the resolved recipe of the run without the requested clients, beside those it has left out already.
 
     Raises:
         InputError: there is no such client, no client is left, or the others are fewer than a cohort.
@@ -138,7 +138,7 @@ def _names(recipe: Recipe) -> list[str]:
 
 
 def begin(base: RecordedRun, recipe: Recipe) -> BranchPoint | None:
-    """Lay out a new run's folder with the rounds that are the recorded ones; None if the folder has a run already.
+    """Make the new run's folder with the recorded rounds that both runs share; None if the folder has a run already.
 
     Raises:
         EnvironmentFailure: the disk refuses.

@@ -1,4 +1,4 @@
-"""Training of some members of a cohort alone, with what they report kept, and their iterates shown."""
+"""Training of selected cohort members, which keeps their reports and shows their iterates to a probe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClientReport:
         vectors, scalars: by name; averaged buffers are among the vectors.
         loss_sum: Σ of the losses of its steps.
         steps: how many it took.
-        task: what it had to do: its samples, tilt and steps.
+        task: its samples, tilt and steps.
         hash: 64 bits, as in ``update-hashes.bin``.
     """
 
@@ -90,7 +90,7 @@ class _ReportKeeper:
 
 
 class SolveProbe(Protocol):
-    """Looks at clients while they train."""
+    """Observes the local training of clients."""
 
     def begin(self, task: Task, w: Tensor) -> None:
         """Take note of a client's task, from the server's model, (d,)."""
@@ -123,13 +123,13 @@ class _WatchedEngine:
 def reports_of(
     parts: Parts, plan: RoundPlan, places: Sequence[int], watch: SolveProbe | None = None
 ) -> dict[int, ClientReport]:
-    """Train the cohort members at some places of a planned round; return what each client reported.
+    """Train some cohort members of a planned round; return client → report.
 
     Args:
-        parts: of the simulation that the plan is of.
+        parts: of the plan's simulation.
         plan: of the round.
-        places: in the cohort.
-        watch: looks at each step.
+        places: indices into the cohort.
+        watch: observes each step.
 
     Raises:
         Diverged, EnvironmentFailure, InputError: the training of a client raised.
@@ -152,12 +152,12 @@ def reports_of(
 
 
 def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Train members of a planned round in these tiles; return the hash of each one's update, by tile.
+    """Train members of a planned round in given tiles; return the hashes of their updates, tile by tile.
 
     Args:
-        parts: of the simulation that the plan is of.
+        parts: of the plan's simulation.
         plan: of the round.
-        tiles: places in the cohort, one several times for copies of a client. A tile in which training raises has [].
+        tiles: indices into the cohort, repeated for copies of a client. A tile whose training raises gives [].
     """
     averaged = AveragedBuffers(parts.model)
     names = (*parts.method.reported(plan.alike), *averaged.entries)

@@ -1,4 +1,4 @@
-"""A recorded run entered before a round: from the nearest kept state, by computing the rounds in between."""
+"""A recorded run rewound to the beginning of a round: from the nearest kept state, rounds in between computed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hpcfed.simulation import Simulation
 
 @dataclass(frozen=True)
 class RewoundRun:
-    """A simulation after the round before the one asked for.
+    """A recorded run's simulation at the beginning of a round.
 
     Attributes:
         parts, simulation: of the run, in a world of one.
         start: round of the kept state it began from; 0: the initial model.
-        parted: first round computed on the way whose hash is not the recorded one; None if all are.
+        parted: first round computed on the way whose hash differs from the recorded one; None if all agree.
     """
 
     parts: Parts
@@ -34,7 +34,7 @@ class RewoundRun:
 
 
 def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda text: None) -> RewoundRun:
-    """Return the simulation of a run in its state before a round, counted from 1; `say` prints progress.
+    """Rewind a run to the beginning of a round, counted from 1; `say` prints progress.
 
     Raises:
         InputError: the round is not recorded, its code is not at hand, or its checkpoint is damaged or of other states.

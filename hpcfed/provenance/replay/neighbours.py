@@ -1,8 +1,9 @@
-"""Whether clients' updates depend on their neighbours here: a round's members are trained in other tiles, and compared.
+"""A test of this machine: does a client's update depend on its neighbours in a tile?
 
-On a machine whose libraries round by what a tile was made not to show them, an honest run parts from itself on another
-number of ranks. So before a sum, a server or a record is blamed for another result, the members of that round are
-trained as on the recorded number of ranks, on one, in other slots, with other neighbours, and alone in a tile.
+Tiles are made so that no kernel sees neighbours or slots. Where a library rounds by them all the same, an honest run
+has other bits on another number of ranks. So before a sum, the server or the record is blamed for a difference, the
+members of its round are trained as on the recorded number of ranks, on one, in other slots, with other neighbours, and
+alone in a tile.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ Tiles = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Dependence:
-    """A client whose update is another one in another tile.
+    """A client whose update depends on its tile.
 
     Attributes:
         round, client, name: which.
-        on_slot: whether copies of the client in one tile differ; else the neighbours decide.
-        hashes: of its update, by how it was trained; those that differ.
+        on_slot: whether it depends on the slot: copies of the client in one tile differ; else on neighbours.
+        hashes: how it was trained → hash of its update, where they differ.
     """
 
     round: int
@@ -47,7 +48,7 @@ class Dependence:
 
 
 def dependences_of(run: RecordedRun, round: int) -> list[Dependence]:
-    """Return `dependences` of a round of a recorded run, which is entered for that; [] where it cannot be."""
+    """Rewind a recorded run to a round and return its `dependences`; [] if it cannot be rewound."""
     try:
         return dependences(run, entered(run, round), round)
     except HpcfedError:
@@ -60,10 +61,10 @@ def dependences(
     """Return the members of a round whose updates depend on their slots or neighbours here.
 
     Args:
-        run: for the number of ranks that it was recorded on.
-        begun: the run, entered before the round.
+        run: gives the number of ranks that it was recorded on.
+        begun: the run at the beginning of the round.
         round: counted from 1.
-        clients: that are of interest; default: all members. The others are neighbours all the same.
+        clients: the members to test; default: all. The others remain neighbours.
     """
     parts, plan = begun.parts, begun.simulation.plan(round)
     if parts.engine.tile == 1:

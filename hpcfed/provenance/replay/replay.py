@@ -72,12 +72,12 @@ class Replay:
     """One client's training in one round of a recorded run.
 
     Attributes:
-        recipe, round, client, name: which.
+        recipe, round, client, name: of the training.
         w: the server's model before the round, (d,).
         reported: what the client reported: vectors, scalars, and the update's ``hash``.
         recorded_hash: the hash in the run's ``update-hashes.bin``; None where it has none.
-        start: round of the kept state from which the rounds before were computed; 0: the initial model.
-        parted: first round on the way whose hash is not the recorded one; None if all are.
+        start: round of the kept state from which the rounds in between were computed; 0: the initial model.
+        parted: first of these rounds whose hash differs from the recorded one; None if all agree.
         steps: of the training, in order.
     """
 
@@ -123,8 +123,9 @@ class Replay:
 
     @cached_property
     def agrees(self) -> bool:
-        """Whether the update is the recorded one: by its hash, or where none is recorded by the hash of the round,
-        which is computed for that. Of a skipped client whether it is not finite here either.
+        """Whether the update is the recorded one: by its hash, or if none is recorded by that of the whole round.
+
+        A skipped client agrees if its update is not finite here either.
         """
         if self.parted is not None:
             return False
@@ -137,8 +138,9 @@ class Replay:
 
     @cached_property
     def dependence(self) -> Dependence | None:
-        """The first client whose update depends on its neighbours here, in the round that is not as recorded; None if
-        none does.
+        """The first client of the first differing round whose update depends on its neighbours here.
+
+        None without such a client, or where a kept state is at fault.
         """
         round = self.round if self.parted is None else self.parted
         if self.agrees or (self.parted is not None and self.parted == self.start):  # a kept state
@@ -164,11 +166,11 @@ def replay(
         round: t, counted from 1.
         client: its number or name.
         data, code: present places of the federation file and of the user's code, where they have moved.
-        run_code: whether code of the run's own record may run, where it is nowhere else; `ask` asks for it.
-        say: prints what is done.
+        run_code: whether code that only the run's record has may run; if not, `ask` decides.
+        say: prints progress.
 
     Raises:
-        InputError: it is no run folder, has no such round, or the client took no part in it.
+        InputError: it is no run folder, has no such round, or the client took no part in the round.
     """
     folder = Path(run).resolve()
     places = (None if place is None else Path(place) for place in (data, code))
@@ -203,10 +205,10 @@ def _refuse_absent(number: int, name: str, round: int, clients: Sequence[int], r
 
 
 def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str) -> Replay:
-    """Train one client of a round in a simulation that was entered before it.
+    """Train one client of a round in a simulation at the beginning of that round.
 
     Raises:
-        InputError: it took no part in it.
+        InputError: the client took no part in the round.
     """
     parts, plan = begun.parts, begun.simulation.plan(round)
     number = parts.federation.client_number(client)

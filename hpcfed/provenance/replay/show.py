@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.data.picture import FIGURE_TYPES
-from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.io.atomic import write_whole
+from hpcfed.errors import InputError
+from hpcfed.io.atomic import write_whole, writing
 from hpcfed.io.figure import rendered
 from hpcfed.provenance.replay.replay import Replay
 
@@ -58,7 +58,7 @@ def check_picture(path: Path | None) -> None:
     """Refuse a picture of an unknown type.
 
     Raises:
-        InputError: it is.
+        InputError: the file's suffix is no picture's.
     """
     if path is not None and path.suffix not in FIGURE_TYPES:
         got = path.suffix or "no ending"
@@ -82,7 +82,5 @@ def draw(replay: Replay, path: Path) -> None:
         axis.set_title(label)
     figure.suptitle(f"round {replay.round}, client {replay.client} ({replay.name})")
     content = rendered(figure, path.suffix[1:])
-    try:
+    with writing(path):
         write_whole(path, content)
-    except OSError as error:
-        raise EnvironmentFailure("cannot be written", where=str(path), got=str(error)) from error

@@ -48,7 +48,7 @@ def agreements(path: Path) -> Iterator[Agreement]:
     """Yield, for each method of a file, how far its models agree with the trajectory computed here.
 
     Raises:
-        InputError: the file is none of vectors, names an unknown method, or is of another problem.
+        InputError: the file has no vectors, names an unknown method, or is of another problem.
     """
     recorded, here = read_vectors(path), vectors()
     if recorded.get("problem") != here["problem"]:

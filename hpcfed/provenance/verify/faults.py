@@ -81,7 +81,7 @@ def ended(run: RecordedRun) -> bool:
 
 
 def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
-    """Yield what ``result.json``, the tables and ``code.json`` claim, and the record does not bear out."""
+    """Yield the claims of ``result.json``, the tables and ``code.json`` that the record contradicts."""
     status, rounds, last = run.result.get("status"), run.result.get("rounds"), len(run.rows)
     if status == "finished" and not ended(run):
         what = f"says finished, but the record has {last} of {run.recipe.rounds} rounds, or the model is missing"

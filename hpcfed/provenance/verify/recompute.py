@@ -40,7 +40,7 @@ from hpcfed.simulation import Simulation
 
 @dataclass(frozen=True)
 class RoundAgain:
-    """A round as it is here; without training, `row` has the hash of its state, its scores and its counts alone."""
+    """A round computed here; without training, `row` has only the state's hash, scores and counts."""
 
     row: Mapping[str, Any]
     clients: ClientScores | None
@@ -51,13 +51,13 @@ class Again:
     """A recorded run's simulation, for the rounds of one version of its code. Called on every rank.
 
     Args:
-        run: as it is recorded.
-        code: of these rounds.
+        run: the recorded run.
+        code: the version, with its rounds.
         world: the ranks.
 
     Attributes:
-        round: the round after which the simulation is.
-        environment: ``environment.json`` as it is here.
+        round: the last round of the simulation so far.
+        environment: this machine's ``environment.json``.
     """
 
     def __init__(self, run: RecordedRun, code: CodeOfRounds, world: World, watchdog: Watchdog):
@@ -96,7 +96,7 @@ class Again:
         return found | without_facts(self._code.recipe, self._parts.federation)
 
     def enter(self, round: int) -> str:
-        """Go to the state after a round, kept or initial; return why that cannot be, "" if it can.
+        """Set the simulation to the state after a round, kept or initial; return why it cannot be, or "".
 
         Raises:
             EnvironmentFailure: a file of it cannot be read.
@@ -126,7 +126,7 @@ class Again:
         return RestoredState(self.round, simulation.replicated(), clients, progress)
 
     def restore(self, found: RestoredState) -> None:
-        """Go to a state."""
+        """Set the simulation to a state."""
         self._simulation.begin_again()
         self._simulation.restore(found.replicated, found.clients)
         self._simulation.magnitudes.restore(found.progress["magnitudes"])
@@ -138,13 +138,13 @@ class Again:
         return of_round(self._run.folder / CHECKPOINTS, round, layout, self._parts.placement, self._world)
 
     def measured(self, due: Due) -> RoundAgain:
-        """Measure the present state, as far as it is `due`: no training."""
+        """Evaluate the present state as far as `due`, without training."""
         self._watchdog.stage(f"round {self.round}: evaluation")
         found = self._scores(self.round, due)
         return RoundAgain({"hash": self._simulation.hash, **self._rows.totals, **found[0]}, found[1])
 
     def next(self, due: Due) -> RoundAgain:
-        """Train the next round, and measure it as its recipe says, and as far as it is `due`.
+        """Train the next round; evaluate it by its recipe, and as far as `due`.
 
         Raises:
             Diverged, InputError, EnvironmentFailure: as training does.
@@ -163,10 +163,10 @@ class Again:
         summary = None if clients is None else clients.summary()
         return {**scores, "clients": summary}, clients
 
-    def perturb(self, seed: int = 0) -> None:
+    def perturb(self) -> None:
         """Change the last bit of each entry of the model, up or down."""
         w = self._simulation.w
-        up = torch.from_numpy(np.random.default_rng(seed).random(w.shape) < 0.5)
+        up = torch.from_numpy(np.random.default_rng(0).random(w.shape) < 0.5)
         infinity = torch.full_like(w, torch.inf)
         moved = torch.nextafter(w, torch.where(up, infinity, -infinity))
         self._simulation.w = torch.where(w == 0, w, moved)
@@ -193,8 +193,7 @@ class Again:
     def wrong_files(self, tolerance: float | None = None) -> list[str]:
         """Return the names of models and private parts in the folder that differ from the present, last state.
 
-        With a tolerance the initial private part, which is drawn, may differ from the one drawn here by so much of its
-        largest entry.
+        With a tolerance the initial private part, which is drawn, may differ by that share of its largest entry.
 
         Raises:
             OSError: as the system reports it.
@@ -219,7 +218,7 @@ class Again:
         return [*models, *_private_files(self._run.folder)]
 
     def measured_files(self, due: Due) -> RoundAgain:
-        """Measure the folder's models and private parts in the place of the last state, which is not kept.
+        """Evaluate the models and private parts in the folder, where the last state is not kept.
 
         The simulation cannot be used afterwards.
 

@@ -30,11 +30,11 @@ T / `AT_ALL`, or few.
 
 
 def reachable(starts: Sequence[int], last: int, rounds: int, count: int) -> Iterator[int]:
-    """Yield the rounds that a spot check of `count` rounds can enter.
+    """Yield the rounds of a stretch that are near enough to a state for a spot check of `count` rounds.
 
     Args:
-        starts: rounds whose state is at hand, ascending, of one stretch of rounds; 0: the initial model.
-        last: round of the stretch's end.
+        starts: the stretch's rounds whose state is available, ascending; 0: the initial model.
+        last: the stretch's last round.
         rounds: T.
         count: rounds to be drawn.
     """
@@ -44,10 +44,10 @@ def reachable(starts: Sequence[int], last: int, rounds: int, count: int) -> Iter
 
 
 def drawn(rounds: Sequence[int], weights: np.ndarray, count: int, seed: int) -> tuple[list[int], int]:
-    """Return `count` rounds drawn evenly, ascending, and one more by `weights`, one for each round.
+    """Return `count` rounds drawn uniformly, ascending, and one more drawn by `weights`, (len(rounds),).
 
-    Each round is among the first with the same chance, count / len(rounds). What depends on a round's kind is looked
-    for by the other one, where it goes wrong more often.
+    Each round is among the `count` with probability count / len(rounds). The other one favours rounds whose last bits
+    are likelier to go wrong.
     """
     rng = np.random.default_rng(seed)
     evenly = sorted(rng.choice(np.array(rounds), size=min(count, len(rounds)), replace=False).tolist())
@@ -62,7 +62,7 @@ def oddness(cohorts: Sequence[Sequence[int]], sizes: np.ndarray, batch: int | st
 
 
 def segments(rounds: Sequence[int], starts: Sequence[int]) -> list[Segment]:
-    """Return the segments that have these rounds, each from the nearest state before it."""
+    """Return the segments that cover these rounds, each from the nearest state before it."""
     last: dict[int, int] = {}
     for round in sorted(rounds):
         last[max(start for start in starts if start < round)] = round

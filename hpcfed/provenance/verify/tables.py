@@ -29,10 +29,10 @@ class RecordedTables:
     """The run's tables, to be compared with computed rows.
 
     Args:
-        run: as it is recorded.
+        run: the recorded run.
 
     Attributes:
-        unknown: columns of ``clients.csv`` that were not computed, where they have a value.
+        unknown: columns of ``clients.csv`` that have values but were not computed here.
     """
 
     def __init__(self, run: RecordedRun):

@@ -1,4 +1,4 @@
-"""``hpcfed verify``: whether a run folder is what it says, by its files and by its rounds computed again."""
+"""``hpcfed verify``: a run folder compared with its certificate, its rounds with those that this machine computes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Verification:
         seed: of the draw.
         data, code: present places of the federation file and of the user's code, where they have moved.
         signers: "allowed signers" of ssh-keygen, one of whom must have signed.
-        tolerance: relative difference of single rounds where this machine computes other bits; None: measured here.
+        tolerance: relative difference allowed in a round where this machine computes other bits; None: as measured
+            here.
         permission: whether code from the run's record may run.
     """
 
@@ -142,8 +143,8 @@ class Verifier:
     """Compares a recorded run with its rounds and states as this machine computes them.
 
     Args:
-        run: as it is recorded, its files as certified.
-        tables: beside its record, on rank 0; empty on the others.
+        run: the recorded run, whose files are as certified.
+        tables: those beside its record, on rank 0; empty on other ranks.
         request: what to verify.
         world: the ranks.
         say: prints on rank 0.

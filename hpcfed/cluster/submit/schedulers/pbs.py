@@ -60,12 +60,12 @@ def _option(key: str, value: str | int | None) -> str:
 
 
 def doubt_of(site: Site) -> str:
-    """Return nothing: mpirun is the MPI's own."""
+    """Return "": the MPI's own mpirun leaves nothing undecided."""
     return ""
 
 
 def doubt_of_start(script: Path) -> str:
-    """Return nothing: qsub has no trial."""
+    """Return "": qsub has no dry run."""
     return ""
 
 

@@ -41,7 +41,7 @@ def render(job: Job, site: Site) -> str:
 
 
 def doubt_of(site: Site) -> str:
-    """Return a line for the user if nothing says which PMI the ranks need, else ""."""
+    """Return a warning if neither the site file nor the MPI found here tells which PMI the ranks need, else ""."""
     if site.launch or _mpi().vendor in PMI:
         return ""
     library = _mpi().vendor or _mpi().library
@@ -91,7 +91,7 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
 
 
 def doubt_of_start(script: Path) -> str:
-    """Return a line with SLURM's answer if no nodes could start the job of a script, as ``sbatch --test-only`` says."""
+    """Return the refusal of ``sbatch --test-only`` if no nodes could start a script's job, else ""."""
     tried = _slurm(["sbatch", "--test-only", *_options(script.read_text(encoding="utf-8")), str(script)])
     if tried.returncode == 0:
         return ""
@@ -114,7 +114,7 @@ def jobs_named(label: str) -> list[QueuedJob]:
 
 
 def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
-    """Submit a script as `chain` jobs; each waits for the one before and starts only if that did not finish its run.
+    """Submit a script as `chain` jobs; each starts once the one before has ended without finishing its run.
 
     A job whose run ends for good cancels all waiting ones (see ``slurm.sh.j2``): SLURM counts a cancelled job as not
     finished, so cancelling the next job alone would start the one after it.

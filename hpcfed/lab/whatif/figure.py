@@ -1,17 +1,14 @@
-"""The page of contributions: the table of clients with a figure, in one file without script."""
+"""The figure of contributions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jinja2
 import numpy as np
 
-from hpcfed.errors import visible
 from hpcfed.io.figure import literal
-from hpcfed.io.figure_style import DARK, LIGHT, Medium, blank, to_files, to_svg
-from hpcfed.version import __version__
+from hpcfed.io.figure_style import LIGHT, Medium, blank, to_files, to_svg
 
 FONT, WIDTH, MARGIN, EACH = 10.5, 6.4, 1.4, 0.34
 """Points; inches of the figure's width, of its axes, and of a client."""
@@ -19,51 +16,13 @@ MAX_CLIENTS = 40
 """Clients in the figure."""
 
 
-def render(
-    name: str,
-    about: Mapping[str, str],
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    notes: Sequence[str],
-    figure: str,
-) -> str:
-    """Return the page's HTML.
-
-    Args:
-        name: of the recorded run.
-        about: facts on it.
-        head, rows: of the table of clients.
-        notes: remarks below the table.
-        figure: an ``svg`` element.
-    """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hpcfed", "lab/whatif"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("contributions.html.j2").render(
-        version=__version__,
-        light=LIGHT.variables(),
-        dark=DARK.variables(),
-        name=name,
-        about=about,
-        head=head,
-        rows=rows,
-        notes=notes,
-        figure=figure,
-    )
-    return visible(page)
-
-
 def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -> tuple[str, dict[str, bytes]]:
-    """Return a bar for each client as ``svg`` and as files: Shapley values, else leave-one-out, with intervals.
+    """Draw a bar a client, its Shapley value or else leave-one-out, with intervals; return the ``svg`` and the files.
 
     Args:
         clients: the contributions.
         column: of the score.
-        over: values that means and intervals are over, ``5 seeds``.
+        over: what means and intervals are taken over, ``5 seeds``.
         has_shapley: whether there are Shapley values.
     """
     key, title = ("shapley", "Shapley value") if has_shapley else ("left_out", "leave-one-out value")
