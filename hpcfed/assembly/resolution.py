@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcfed import algorithms, models, updates
 from hpcfed.algorithms._compatibility import check_combination, check_parts
+from hpcfed.assembly.secure import check_secure
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import check_metrics, check_stop
@@ -40,7 +41,9 @@ def _resolve(recipe: Recipe) -> Recipe:
     own_step(recipe.local, recipe.python_path)
     with Federation.open(recipe.data) as federation:
         recipe = _with_numbers(recipe, federation)
-        updates.check(recipe, chain, method, federation.num_clients)
+        num_classes = None if federation.target_shape else federation.num_classes
+        updates.check(recipe, chain, method, federation.num_clients, num_classes)
+        check_secure(recipe, chain, method, federation.num_clients)
         if recipe.bits == "portable":
             check_portable(asked, federation.task)
             recipe = recipe.model_copy(update={"device": "cpu"})  # auto would take a GPU where there is one

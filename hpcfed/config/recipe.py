@@ -33,6 +33,7 @@ from hpcfed.config.limits import (
     LrFrom,
     Period,
     Section,
+    SecureAggregation,
     Stop,
     a_guess,
     a_schedule,
@@ -438,7 +439,16 @@ class Recipe(Section):
     """The recipe of a run; docs/recipe.md explains its fields, the docstrings of sections theirs."""
 
     later: ClassVar[frozenset[str]] = frozenset(
-        {"parameters", "update_hashes", "bits", "deterministic", "sentinel", "updates", "means"}
+        {
+            "parameters",
+            "update_hashes",
+            "bits",
+            "deterministic",
+            "sentinel",
+            "updates",
+            "means",
+            "secure_aggregation",
+        }
     )
 
     name: str = Field(min_length=1, pattern=rf"^[{LETTERS}][{LETTERS}._ -]*$")
@@ -495,6 +505,8 @@ class Recipe(Section):
     (docs/updates.md)."""
     means: Annotated[list[ChainPart], BeforeValidator(parts_named)] = Field(default_factory=list)
     """What happens to the round's means before the server's step, likewise: `[{clip: {norm: 1.0}}]`."""
+    secure_aggregation: SecureAggregation | None = None
+    """Masked sums, simulated, behind a `clip` in `updates`: `{dropout: 0.1}` (docs/updates.md)."""
     evaluate: Evaluate = Evaluate()
     """Evaluations on the test set, the training sets and each client."""
     stop: Stop = Stop()

@@ -46,6 +46,7 @@ class PartContext:
         coding: how a vector is packed that reaches this part.
         places: entries of each vector that are sent, (k,) int64, where a part before has chosen some; by name.
         carried: vectors of which the client's own state carries on what is lost.
+        num_classes: of labels; None in `send` and after the sum.
     """
 
     round: int
@@ -56,6 +57,7 @@ class PartContext:
     coding: Coding | None = None
     places: Vectors = field(default_factory=dict)
     carried: frozenset[str] = frozenset()
+    num_classes: int | None = None
 
     def stream(self, *, each_round: bool = True) -> np.random.Generator:
         """Return the random stream of (seed, list, place in it, round, client): equal on any rank, and at each call.
@@ -112,6 +114,13 @@ class UpdatePart(Part):
         """Return what the server keeps for the part before round 1; float64, as are the zeros `vectors`."""
         return {}
 
+    def samples(self, x: Tensor, y: Tensor, context: PartContext) -> tuple[Tensor, Tensor]:
+        """Return the samples that a client trains on in this round, from its own, (n, …) each, which stay as they are.
+
+        It is measured on its own ones.
+        """
+        return x, y
+
     def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
         """Return what the server decodes of these vectors, and the client's next state; `shared` in the run's dtype.
 
@@ -133,6 +142,8 @@ class MeansPart(Part):
 
     keeps: ClassVar[frozenset[str]] = frozenset()
     """What stays true behind it, of `NORMS`, `SUM` and `DELTA_ITSELF`."""
+    replaces_mean: ClassVar[bool] = False
+    """Whether it takes the place of the weighted mean (`hpcfed.RobustMean`)."""
 
     def after(self, means: Means, context: PartContext) -> Means:
         """Return the means with other ``vectors``, (d,), float64; pure, the same on every rank.

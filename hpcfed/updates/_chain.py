@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from hpcfed.types import DELTA, MOVED, LocalMethod, LocalResult, Means, Method, RoundContext, State, Tilt, Update
 from hpcfed.updates._base import SUM, MeansPart, PartContext, UpdatePart, Vectors
 from hpcfed.updates._coding import Coding, plain
+from hpcfed.updates._robust import RobustMean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfed.models.flat import FlatModel
 
+Samples = tuple["Tensor", "Tensor"]
+"""x and y, (n, …) each."""
 PREFIX = "updates."
 """Beginning of the names of parts' tensors in a client's state and in the shared one: ``updates.<place>.<name>``."""
 
@@ -75,6 +78,12 @@ class Chain:
         return all(SUM in part.keeps for part in self.means)
 
     @property
+    def robust(self) -> RobustMean | None:
+        """What takes the place of the weighted mean."""
+        first = self.means[0] if self.means and self.means[0].replaces_mean else None
+        return cast("RobustMean | None", first)
+
+    @property
     def tells_others(self) -> bool:
         """Whether what follows from Δ̄ may be derived from it behind both lists."""
         return self.keeps_sums and all(part.treats_alike for part in self.updates)
@@ -89,6 +98,13 @@ class Chain:
         for part in self.updates:
             found.append(part.coded(found[-1]))
         return found
+
+    def samples(self, own: Samples, context: RoundContext, num_classes: int | None) -> Samples:
+        """Return what a client trains on in a round, from its own samples."""
+        for place, part in enumerate(self.updates):
+            about = PartContext(context.round, context.lr, context.seed, place, context.client, num_classes=num_classes)
+            own = part.samples(*own, about)
+        return own
 
     def after(self, means: Means, seed: int) -> Means:
         """Return the means behind the parts of ``means``, which see what the server's step sees."""
