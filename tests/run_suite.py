@@ -88,7 +88,7 @@ SEVERAL = {
     ),
     3: (
         *_files("mpi", "corruption", "drawn", "given", "moving_states", "neighbours", "portable", "resume"),
-        *_files("mpi", "rounds", "same_result", "sentinel", "shared_sums", "signs_of_life", "tile_recorded"),
+        *_files("mpi", "rounds", "same_result", "secure", "sentinel", "shared_sums", "signs_of_life", "tile_recorded"),
         *_files("mpi", "updates", "world"),
         *_files("contract", "client_states", "combinations", "devices", "exact_sums", "fast_sums", "own_step"),
         *_files("contract", "add_a_method", "stopping", "units", "updates", "worked_methods"),
