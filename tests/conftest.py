@@ -47,14 +47,17 @@ SERIAL = {
 DEADLINE = float(os.environ.get("MPI_TEST_DEADLINE", "45"))
 SERIAL_DEADLINE = 6 * DEADLINE
 """Tests that start jobs give each of them a limit of its own."""
-WHOLE, THINNED = 2, 4
-"""On more ranks than so many, one in so many of the tests marked `thinned` runs, outside the soak."""
+OF_THE_RANKS = {"world", "comm"}
+"""Fixtures of the ranks: a test without them is the same on any number of ranks."""
+THINNED = 4
+"""On several ranks one in so many of the tests marked `thinned` runs, another one on each number of ranks."""
 ON_CI = os.environ.get("CI") == "true"
 NEXT = {"setup": "call", "call": "teardown"}
 
 RANKS = Ranks()
 TOO_FEW = pytest.StashKey[bool]()
 FAILED = pytest.StashKey[bool]()
+BEGAN = pytest.StashKey[float]()
 COLLECTION_ERRORS = pytest.StashKey[list[str]]()
 
 
@@ -120,17 +123,27 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return (is_inside and collection_path.relative_to(FOLDER).parts[0] in SERIAL and RANKS.size > 1) or None
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
+def pytest_mark_what_is_alike(items: list[pytest.Item]) -> None:
+    """Before pytest chooses by marks."""
     for item in items:
         if item.path.relative_to(FOLDER).parts[0] in SERIAL:
             item.add_marker("serial")
+        of_ranks = OF_THE_RANKS & {*getattr(item, "fixturenames", ())} or item.get_closest_marker("ranks")
+        if item.get_closest_marker("serial") or not of_ranks:
+            item.add_marker("alike")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
         _skip_if_too_few(item)
     if RANKS.size > 1:
         left_out = {item for item in items if item.get_closest_marker("serial")}
-        if RANKS.size > WHOLE and "not soak" in config.option.markexpr:
-            many = [item for item in items if item.get_closest_marker("thinned")]
-            left_out |= {item for number, item in enumerate(many) if number % THINNED}
+        if "not soak" in config.option.markexpr:
+            many = [item for item in items if _is_thinned(item)]
+            left_out |= {item for number, item in enumerate(many) if (number + RANKS.size) % THINNED}
+            left_out |= {item for item in items if item.get_closest_marker("alike")}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
         _agree_on_collection(config, items)
@@ -139,6 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     RANKS.watch(f"{item.nodeid} (setup)", _deadline(item))
+    item.stash[BEGAN] = _cpu_seconds()
     try:
         return (yield)
     finally:
@@ -149,6 +163,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    if call.when == "teardown":
+        item.user_properties.append(("cpu", f"{_cpu_seconds() - item.stash[BEGAN]:.2f}"))
     report = yield
     if ON_CI and report.skipped and not hasattr(report, "wasxfail") and not item.stash.get(TOO_FEW, False):
         report.outcome, report.longrepr = "failed", f"skipped, which CI does not allow: {_reason(report.longrepr)}"
@@ -210,11 +226,21 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     return call
 
 
+def _cpu_seconds() -> float:
+    """Seconds of this process and of the processes that it has seen end."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def _deadline(item: pytest.Item) -> float:
     mark = item.get_closest_marker("deadline")
     if mark:
         return float(mark.args[0])
     return SERIAL_DEADLINE if item.get_closest_marker("serial") else DEADLINE
+
+
+def _is_thinned(item: pytest.Item) -> bool:
+    return bool(item.get_closest_marker("thinned")) and not item.get_closest_marker("of_ranks")
 
 
 def _skip_if_too_few(item: pytest.Item) -> None:

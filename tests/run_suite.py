@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -46,34 +47,58 @@ OF_A_LAUNCHER = (
 """Of those, what starts jobs by that MPI's launcher."""
 ONE_MORE = ("-m", "not soak and not one_mpi")
 """On a second MPI: the tests whose result may differ from the first's."""
-APART = ("tests/contract", "tests/data", "tests/numerics"), ("tests/cli",), ("tests/faults", "tests/harness")
-"""Folders that have a launch of their own on one rank, by group; the others are in one more."""
-SIDE_BY_SIDE = 3
-"""Launches of one rank that run at the same time, one of them mostly waiting."""
+ON_ONE_RANK_TOO = ("-m", "not soak and (alike or thinned and not of_ranks)")
+"""Of files that run on several ranks: what would be the same there, or is of a kind of which some run there."""
+APART = (
+    ("tests/cli",),
+    ("tests/study", "tests/sweep", "tests/report"),
+    ("tests/contract", "tests/numerics"),
+    ("tests/device",),
+    ("tests/faults", "tests/harness"),
+)
+"""Folders that have a launch of their own on one rank, by group, the longest first; the others are in one more."""
+SIDE_BY_SIDE = max(3, len(cores()))
+"""Launches of one rank that run at the same time; one of three mostly waits."""
+MEMORY_DISK, ROOM = Path("/dev/shm"), 4 << 30
+"""Where launches of runs write, which else wait for the disk, and the bytes that it must have free."""
+OF_DISKS = ("tests/cli", "tests/faults")
+"""What is tested on a disk; so are the folders that have no launch of their own, tests/data among them."""
 
 
 def _files(folder: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/{folder}/test_{name}.py" for name in names)
 
 
-LEFT_OUT = {
-    1: ("tests/mpi", "tests/numerics/test_reference.py"),
-    2: ("tests/contract", "tests/numerics", *_files("device", "accelerators", "counts", "parameters")),
+OF_FOUR = (
+    *(
+        f"test_a_run_is_the_same_as_alone[{case}]"
+        for case in ("plain-fedavg", "two-clients-scaffold", "float64-scaffold")
+    ),
+    "test_states_that_move_to_where_their_clients_are_trained_change_nothing[feddyn]",
+    "test_a_round_that_is_run_twice_is_the_same_as_alone",
+)
+"""Tests of the first file of ranks that run on four, too."""
+SEVERAL = {
+    2: (
+        *_files("mpi", "bad_clients", "clients_evaluated", "corruption", "measurements", "metrics", "models"),
+        *_files("mpi", "moving_states", "observers", "own_shapes", "parameters", "read_modules", "rebinding"),
+        *_files("mpi", "replay", "shared_sums", "shipped_recipes", "signs_of_life", "sweep", "tensor_kinds"),
+        *_files("mpi", "trail", "verify", "without", "world"),
+        *_files("device", "faults", "mixed"),
+    ),
     3: (
-        "tests/device",
-        *_files("contract", "add_a_method", "engines", "layers", "methods", "products"),
-        *_files("numerics", "client", "closed_problems", "models", "quadratics", "tasks"),
-        *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "replay", "verify"),
-        *_files("mpi", "metrics", "trail"),
+        *_files("mpi", "corruption", "drawn", "given", "moving_states", "neighbours", "portable", "resume"),
+        *_files("mpi", "rounds", "same_result", "secure", "sentinel", "shared_sums", "signs_of_life", "tile_recorded"),
+        *_files("mpi", "updates", "world"),
+        *_files("contract", "client_states", "combinations", "devices", "exact_sums", "fast_sums", "own_step"),
+        *_files("contract", "add_a_method", "stopping", "units", "updates", "worked_methods"),
     ),
     4: (
-        *("tests/contract", "tests/device", "tests/numerics"),
-        *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "resume", "sweep"),
-        *_files("mpi", "metrics", "parameters", "replay", "shipped_recipes", "signs_of_life", "trail", "verify"),
-        *_files("mpi", "rebinding", "tensor_kinds", "own_shapes"),
+        *_files("mpi", "moving_states", "shared_sums", "world"),
+        *(f"tests/mpi/test_same_result.py::{test}" for test in OF_FOUR),
     ),
 }
-"""What says nothing new at a rank count: references are followed on 3 ranks, tests/mpi whole on 2."""
+"""The files that run on several ranks, by their number; on one, only what is alike or thinned of them."""
 ELSEWHERE = ("tests/slurm", "tests/docs", "tests/network", "tests/gpu")
 """They have targets of their own: ``make test-slurm``, ``make test-docs``, ``make test-network``, ``make test-gpu``."""
 REBOUND = "test_it_trains_as_its_twin_that_writes_in_place"
@@ -104,17 +129,31 @@ class Launch:
 
     @property
     def label(self) -> str:
-        return f"{launcher(self.python).mpi:8}  {self.ranks} rank{'s' if self.ranks > 1 else ' '}"
+        folders = [one.removeprefix("tests/") for one in self._named if one.count("/") == 1]
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ' '}"
+        return f"{launcher(self.python).mpi:8}  {ranks}  {' '.join(folders):18.18}"
+
+    @property
+    def spares_the_disk(self) -> bool:
+        """Whether its tests only run, and need no disk that keeps what they write."""
+        return self.ranks > 1 or (bool(self._named) and not any(one.startswith(OF_DISKS) for one in self._named))
+
+    @property
+    def _named(self) -> list[str]:
+        return [one for one in self.arguments if one.startswith("tests/")]
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a launch ended: number of tests by outcome, wall time in seconds, and its output if it is to be shown."""
+    """How a launch ended: number of tests by outcome, wall time in seconds, its output if it is to be shown, and the
+    CPU seconds of each test on rank 0, with the processes that it started.
+    """
 
     counts: Counter[str]
     seconds: float
     trouble: str = ""
     output: str = ""
+    costs: Counter[str] = field(default_factory=Counter)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,6 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(ending.output)
                 outcome = f"{_closing_line(ending.counts)}  {ending.trouble}".rstrip()
                 print(f"{planned.label}  {ending.seconds:6.1f} s  {outcome}", flush=True)
+                if options.costs:
+                    print(_costliest(ending.costs, options.costs), flush=True)
     print(_closing_line(total))
     return 1 if total["failed"] else 0
 
@@ -158,34 +199,41 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
     if options.device and not options.paths:
         yield tuple(Launch(sys.executable, ranks, ("-v", *paths)) for ranks, paths in OF_A_DEVICE)
         return
-    of_the_mpi = tuple(folder for folder in OF_THE_MPI if (ROOT / folder).is_dir())
     second = [Launch(options.openmpi, 1, (*ONE_MORE, *OF_A_LAUNCHER))] if options.openmpi else []
     if options.soak:
         for ranks in options.ranks * options.soak:
             for python in filter(None, (sys.executable, options.openmpi)):
-                what = of_the_mpi if python == options.openmpi else tuple(f"--ignore={path}" for path in ELSEWHERE)
+                what = OF_THE_MPI if python == options.openmpi else tuple(f"--ignore={path}" for path in ELSEWHERE)
                 yield (Launch(python, ranks, ("-m", "", *what)),)
         return
     for ranks in options.ranks:
-        left_out = () if options.paths else (*LEFT_OUT.get(ranks, ()), *ELSEWHERE)
-        ignored = tuple(f"--ignore={path}" for path in left_out)
-        whole = Launch(sys.executable, ranks, (*options.paths, *ignored))
-        if ranks > 1 or options.paths:
-            yield (whole,)
+        if options.paths or ranks > 1:
+            yield (Launch(sys.executable, ranks, tuple(options.paths) or SEVERAL[ranks]),)
         else:
-            rest = (*whole.arguments, *(f"--ignore={path}" for group in APART for path in group))
-            apart = (Launch(sys.executable, 1, (*group, *ignored)) for group in APART)
-            yield Launch(sys.executable, 1, rest), *apart, *second
+            yield *(Launch(sys.executable, 1, what) for what in _of_one_rank()), *second
     if options.openmpi and not options.paths:
-        left_out = (path for path in LEFT_OUT[3] if path.startswith(of_the_mpi))
-        yield (Launch(options.openmpi, 3, (*ONE_MORE, *of_the_mpi, *(f"--ignore={path}" for path in left_out))),)
+        of_the_mpi = (path for path in SEVERAL[3] if path.startswith(OF_THE_MPI))
+        yield (Launch(options.openmpi, 3, (*ONE_MORE, *of_the_mpi)),)
+
+
+def _of_one_rank() -> Iterator[tuple[str, ...]]:
+    """Yield the arguments of the launches of one rank, the longest first."""
+    several = {path.partition("::")[0] for paths in SEVERAL.values() for path in paths}
+    ignored = tuple(f"--ignore={path}" for path in sorted({"tests/mpi", *several}))
+    yield from ((*group, *ignored) for group in APART)
+    yield (*ignored, *(f"--ignore={path}" for group in (*APART, ELSEWHERE) for path in group))
+    slow = {*_files("mpi", "shipped_recipes")}  # to collect, and nothing in it is alike
+    yield (*ON_ONE_RANK_TOO, *sorted(several - slow))
 
 
 def run(planned: Launch, timeout: float) -> Ending:
     """Run one launch and read the report that its rank 0 left."""
-    with tempfile.TemporaryDirectory() as folder:
+    in_memory = planned.spares_the_disk and MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM
+    with tempfile.TemporaryDirectory(dir=MEMORY_DISK if in_memory else None) as folder:
         report = Path(folder) / "report.xml"
         pytest = ["--with-mpi", "--color=no", "-p", "no:cacheprovider", f"--junitxml={report}", *planned.arguments]
+        if in_memory:
+            pytest += [f"--basetemp={folder}/tmp", "-o", "tmp_path_retention_policy=failed"]
         try:
             done = launch(
                 planned.ranks if planned.ranks > 1 else 0,
@@ -197,7 +245,7 @@ def run(planned: Launch, timeout: float) -> Ending:
             )
         except Overtime as overtime:
             return Ending(Counter(failed=1), timeout, f"stopped after {timeout:g} s", str(overtime))
-        counts = _read(report)
+        counts, costs = _read(report)
     trouble = ""
     if done.returncode != 0:
         trouble = f"exit code {done.returncode}"
@@ -205,24 +253,35 @@ def run(planned: Launch, timeout: float) -> Ending:
         trouble = "ran no test, or left no report"
     if trouble and not counts["failed"]:
         counts["failed"] = 1  # the launch hung or crashed, and no test of it could say so
-    return Ending(counts, done.seconds, trouble, done.stdout + done.stderr)
+    return Ending(counts, done.seconds, trouble, done.stdout + done.stderr, costs)
 
 
-def _read(report: Path) -> Counter[str]:
-    """Count a JUnit report's tests by outcome; empty, where a session ended before it wrote one."""
-    counts: Counter[str] = Counter()
+def _read(report: Path) -> tuple[Counter[str], Counter[str]]:
+    """Return a JUnit report's tests by outcome and CPU seconds by test; empty, where a session wrote none."""
+    costs: Counter[str] = Counter()
     if not report.exists():
-        return counts
-    outcomes: dict[tuple[str | None, str | None], str] = {}
+        return Counter(), costs
+    outcomes: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        test = case.get("classname"), case.get("name")
+        test = f"{str(case.get('classname')).replace('.', '/')}.py::{case.get('name')}"
+        for measured in case.iterfind("properties/property[@name='cpu']"):
+            costs[test] += float(measured.get("value", 0))
         if case.find("failure") is not None or case.find("error") is not None:
             outcomes[test] = "failed"
         elif case.find("skipped") is not None:
             outcomes.setdefault(test, "skipped")
         else:
             outcomes.setdefault(test, "passed")
-    return Counter(outcomes.values())
+    return Counter(outcomes.values()), costs
+
+
+def _costliest(costs: Counter[str], number: int) -> str:
+    """Return lines with CPU seconds: of all tests, and of the `number` files and tests that took most."""
+    files: Counter[str] = Counter()
+    for test, seconds in costs.items():
+        files[test.partition("::")[0]] += seconds
+    most = [("in all", costs.total()), *files.most_common(number), *costs.most_common(number)]
+    return "\n".join(f"  {seconds:8.1f} s  {name}" for name, seconds in most)
 
 
 def _closing_line(counts: Counter[str]) -> str:
@@ -241,6 +300,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--soak", type=int, default=0, metavar="N", help="run everything N times, the long tests included"
     )
+    parser.add_argument("--costs", type=int, default=0, metavar="N", help="show the N files and tests that cost most")
     parser.add_argument("--timeout", type=float, default=1800, metavar="S", help="seconds that one launch may take")
     return parser.parse_args(arguments)
 

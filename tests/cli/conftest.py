@@ -11,6 +11,7 @@ import pytest
 from tests.launch import LEAKED, ROOT, launcher
 from tests.mpi.recipes import write_recipe, write_small
 from tests.numerics.test_reference import softmax  # noqa: F401  (a fixture)
+from tests.pictures import blank_pictures  # noqa: F401  (a fixture)
 
 
 @pytest.fixture

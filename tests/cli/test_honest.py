@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hpcfed.run_folder.certificate import write_certificate
 from hpcfed.run_folder.folder import RunFolder
 from tests.launch import Completed, launch
 from tests.mpi.recipes import METHODS, small, write_recipe, write_small
+from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi
 
@@ -43,7 +46,11 @@ def check(run: Path, command: Command, *options: object) -> None:
     assert (done.returncode, "spot-checked: round " in done.stdout) == (0, True), done.stdout
 
 
-@pytest.mark.parametrize("method", METHODS)
+OFTEN = ("fedavg", "fedexp-m", "fednova", "fedsplit", "scaffold")
+"""Methods that differ most in what they keep; tests/mpi/test_verify.py has others."""
+
+
+@pytest.mark.parametrize("method", often(OFTEN, METHODS))
 def test_of_each_method(method, folder, command):
     check(trained(algorithm={"name": method, **METHODS[method]}), command)
 
@@ -93,6 +100,7 @@ class Once:
 """
 
 
+@pytest.mark.soak
 def test_that_went_on_on_other_ranks_after_a_kill(folder, command):
     (folder / "killer.py").write_text(KILLER)
     about = {"algorithm": {"name": "scaffold"}, "checkpoint": {"every": 1}, "observers": [{"factory": "killer:Once"}]}
@@ -148,7 +156,7 @@ def test_of_a_sweep(folder, command):
     check(runs[1], command)
 
 
-def test_of_a_study(folder, command):
+def test_of_a_study(folder, command, blank_pictures):
     write_recipe(folder, output=None)
     settings = ["--tune", "local.lr=0.05,0.1", "--splits", "2", "--baselines", "none", "--bootstrap", "100"]
     done = command(["study", "recipe.yaml", "rounds=2", *settings, "--output", "study", "--quiet"], folder)
@@ -187,26 +195,39 @@ ELSEWHERE = {"ATEN_CPU_CAPABILITY": "default"}
 CLIENTS = {"every": 2, "models": ["global", "fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}}
 
 
-MORE = [pytest.param(kind, marks=pytest.mark.soak) for kind in ("float64", "private")]
+KINDS: dict[str, dict[str, Any]] = {
+    "fedavg": {"update_hashes": True, "evaluate": {"model": "last-two", "train": {"every": 3}, "clients": CLIENTS}},
+    "scaffold": {"algorithm": {"name": "scaffold"}, "cohort": {"size": 3}},
+    "float64": {"dtype": "float64", "evaluate": {"metrics": ["auroc"], "clients": {"every": 2}}},
+    "private": {"parameters": {"private": ["*.bias"]}, "evaluate": {"every": 0, "clients": {"every": 2}}},
+}
 
 
-@pytest.fixture(params=["fedavg", "scaffold", *MORE])
-def elsewhere(request, folder) -> Path:
-    """A run of eight rounds that was computed with other instructions than this process has."""
-    changes: dict[str, Any] = {
-        "fedavg": {"update_hashes": True, "evaluate": {"model": "last-two", "train": {"every": 3}, "clients": CLIENTS}},
-        "scaffold": {"algorithm": {"name": "scaffold"}, "cohort": {"size": 3}},
-        "float64": {"dtype": "float64", "evaluate": {"metrics": ["auroc"], "clients": {"every": 2}}},
-        "private": {"parameters": {"private": ["*.bias"]}, "evaluate": {"every": 0, "clients": {"every": 2}}},
-    }[request.param]
-    write_recipe(folder, rounds=8, local={"steps": 20, "batch_size": 10, "lr": 0.1}, **changes)
-    done = launch(2, ["run", "recipe.yaml", "-q"], cwd=folder, env=ELSEWHERE)
-    assert done.returncode == 0, done.stderr
-    here = trained("here", rounds=8, local={"steps": 20, "batch_size": 10, "lr": 0.1}, **changes)
-    if (here / "model.safetensors").read_bytes() == (folder / "run" / "model.safetensors").read_bytes():
-        check(folder / "run", command=request.getfixturevalue("command"))
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory) -> Callable[[str], Path]:
+    """Return the folder of a kind's run of eight rounds, computed with other instructions than this process has."""
+
+    @cache
+    def of(kind: str) -> Path:
+        place = tmp_path_factory.mktemp(kind)
+        write_small(place)
+        write_recipe(place, rounds=8, local={"steps": 20, "batch_size": 10, "lr": 0.1}, **KINDS[kind])
+        done = launch(2, ["run", "recipe.yaml", "-q"], cwd=place, env=ELSEWHERE)
+        assert done.returncode == 0, done.stderr
+        return place / "run"
+
+    return of
+
+
+@pytest.fixture(params=often(["fedavg"], KINDS))
+def elsewhere(request, computed, folder) -> Path:
+    """A copy of such a run."""
+    run = Path(shutil.copytree(computed(request.param), folder / "run"))
+    here = trained("here", rounds=8, local={"steps": 20, "batch_size": 10, "lr": 0.1}, **KINDS[request.param])
+    if (here / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes():
+        check(run, command=request.getfixturevalue("command"))
         pytest.skip("this processor has no other instructions")
-    return folder / "run"
+    return run
 
 
 def test_of_another_processor_that_computes_other_bits(elsewhere, folder, command):
@@ -220,11 +241,10 @@ def test_of_another_processor_that_computes_other_bits(elsewhere, folder, comman
         assert "clients.csv" not in done.stdout
 
 
+@pytest.mark.parametrize("elsewhere", often(["fedavg"], ["fedavg", "float64", "private"]), indirect=True)
 def test_other_bits_of_clients_are_rounding_alone(elsewhere, folder, command):
     """Their rows are checked within the tolerance: rounding is, an invented number is not."""
     table = elsewhere / "clients.csv"
-    if not table.exists():
-        return
     lines = table.read_text().splitlines()
     names, row = lines[0].split(","), lines[-1].split(",")
     for name, value, code in (("loss", 1 + 1e-15, 5), ("loss", 1.2, 1), ("accuracy", 0.1, 1), ("name", 0, 1)):

@@ -231,11 +231,12 @@ def test_weights_of_clients_that_never_take_part_are_reported(overrides, said, f
     assert found == [f"{what}; cohort.without leaves clients out"] * bool(said)
 
 
-def test_a_finished_run_without_its_model_is_not_called_finished(folder):
-    command = ["run", "recipe.yaml", "rounds=1", "output=lost"]
-    assert launch(1, command, cwd=folder).returncode == 0
+@pytest.mark.one_mpi
+def test_a_finished_run_without_its_model_is_not_called_finished(folder, command):
+    words = ["run", "recipe.yaml", "rounds=1", "output=lost"]
+    assert command(words, folder).returncode == 0
     (folder / "lost" / "model.safetensors").write_bytes(b"")
-    again = launch(1, command, cwd=folder)
+    again = command(words, folder)
     assert (again.returncode, "the model of this finished run was removed or damaged" in again.stderr) == (2, True)
 
 

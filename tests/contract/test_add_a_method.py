@@ -47,6 +47,7 @@ def recipe(place: Path, output: str, algorithm: dict[str, Any]) -> dict[str, Any
     )
 
 
+@pytest.mark.thinned
 def test_the_example_runs_with_its_own_step(world, place):
     algorithm = YAML(typ="safe").load(block("yaml-grads"))["algorithm"]
     together = hpcfed.run(recipe(place, "together", algorithm), world=world, quiet=True)
@@ -57,6 +58,7 @@ def test_the_example_runs_with_its_own_step(world, place):
     assert models[0] == models[1]
 
 
+@pytest.mark.thinned
 def test_its_resolved_recipe_keeps_its_keys(world, place):
     first = hpcfed.run(
         recipe(place, "first", {"factory": "grads:fedexprox", "mu": 0.1, "gain": 0.5}), world=world, quiet=True
@@ -111,6 +113,7 @@ class Counting(ClientRule):
 """
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
@@ -373,6 +376,7 @@ def made(client="Plain", rule="ServerStep", scale=None):
 """
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("parts", "line", "says"),
     [
@@ -419,6 +423,7 @@ def test_a_method_that_errs_is_reported_by_file_and_line(parts, line, says, worl
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.thinned
 def test_the_global_generators_and_a_metric_of_the_clock_may_be_used(world, place):
     """Each call has the generators' same stream, and no metric is computed with."""
     world.on_root(lambda: (place / "erring.py").write_text(ERRING))
@@ -429,6 +434,7 @@ def test_the_global_generators_and_a_metric_of_the_clock_may_be_used(world, plac
     assert len({result.metrics[-1]["hash"] for result in results}) == 1
 
 
+@pytest.mark.thinned
 def test_factors_may_draw_from_the_global_generators(world, place):
     """The same on every rank, and in a run that is resumed; arrays are their own to write to."""
     world.on_root(lambda: (place / "erring.py").write_text(ERRING))
@@ -439,6 +445,7 @@ def test_factors_may_draw_from_the_global_generators(world, place):
     assert [row["hash"] for row in parts.metrics] == [row["hash"] for row in whole.metrics]
 
 
+@pytest.mark.thinned
 def test_a_state_may_be_assigned_to_and_returned(world, place):
     """As if it had been copied: each call has a mapping of its own."""
     world.on_root(lambda: (place / "erring.py").write_text(ERRING))
@@ -451,6 +458,7 @@ def test_a_state_may_be_assigned_to_and_returned(world, place):
     assert len({result.metrics[-1]["hash"] for result in results}) == 1
 
 
+@pytest.mark.thinned
 @pytest.mark.ranks(2)
 def test_a_step_with_random_numbers_of_its_own_is_reported_before_the_memory(world, place):
     world.on_root(lambda: (place / "erring.py").write_text(ERRING))
@@ -521,6 +529,7 @@ def test_hosts_with_other_code_are_named(world, place):
         check_hosts(loaded, world)
 
 
+@pytest.mark.thinned
 def test_a_full_disk_is_not_the_methods_fault(world, place):
     world.on_root(lambda: (place / "erring.py").write_text(ERRING))
     with pytest.raises(EnvironmentFailure, match=r"erring.py, line \d+, in step: OSError: .*no space left"):

@@ -277,6 +277,7 @@ def test_fast_sums_are_close(world, place):
     assert exact.metrics[-1]["test_loss"] == pytest.approx(fast.metrics[-1]["test_loss"], rel=1e-4)
 
 
+@pytest.mark.thinned
 def test_built_in_steps_leave_no_trace_in_a_recipe(world, place):
     """Nor does an own step's absence: recorded recipes of earlier versions stay the same."""
     kept = (run(place, "run", world, {}).folder / "recipe.yaml").read_text()
@@ -312,6 +313,7 @@ NO_MEANING = [
 ]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("changes", "local", "says"), NO_MEANING, ids=range(len(NO_MEANING)))
 def test_a_step_beside_an_incompatible_method_is_refused(changes, local, says, world, place):
     with pytest.raises(hpcfed.InputError) as refused:
@@ -324,6 +326,7 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(OWN.splitlines(), 1) if text in line)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("step", "at", "says"),
     [
@@ -351,6 +354,7 @@ def test_a_step_that_errs_is_reported_by_file_line_and_function(step, at, says, 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("local", "changes"),
     [({"step": "own:scaling"}, {}), ({"engine": "sequential"}, {"model": {"factory": "own:Scaling"}})],
@@ -361,11 +365,13 @@ def test_samples_that_are_written_to_are_refused(local, changes, world, place):
         run(place, "run", world, local, evaluate={"every": 1}, **changes)
 
 
+@pytest.mark.thinned
 def test_a_full_disk_is_not_the_steps_fault(world, place):
     with pytest.raises(EnvironmentFailure, match=r"own.py, line \d+, in full: OSError: .*no space left"):
         run(place, "run", world, {"step": "own:full"})
 
 
+@pytest.mark.thinned
 @pytest.mark.serial
 def test_a_sweep_over_its_arguments(command, place):
     """And a run says that it trains clients one after another, although the model could be stacked."""

@@ -306,6 +306,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("name", "changes", "unequal"), VARIANTS)
 def test_parts_that_change_nothing_leave_the_plain_run(name, changes, unequal, place):
     algorithm = {"name": name, **METHODS[name], **changes}
@@ -505,6 +506,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_has_no_meaning_is_refused_in_one_line(case, place):
     changes, words = REFUSED[case]
@@ -529,6 +531,7 @@ WRONG: Mapping[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("case", WRONG)
 def test_a_part_of_the_users_is_checked(case, place):
     body, words = WRONG[case]

@@ -93,6 +93,7 @@ def test_fedsam_on_any_number_of_ranks(world, place):
     assert in_turn.metrics[-1]["gradients"] == 3 * 5 * 4
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("case", OLD)
 def test_a_method_of_an_earlier_version_names_the_page(case, world, place):
     world.on_root(lambda: (place / f"old_{case}.py").write_text(HEAD + OLD[case] + TAIL) and None)
@@ -127,6 +128,7 @@ def noisy_clients():
 """
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("case", MISTYPED)
 def test_a_function_that_would_never_be_called_is_refused(case, world, place):
     part, words = MISTYPED[case]
@@ -278,6 +280,7 @@ def skeleton(line: str = "") -> str:
     return SKELETON.format(**{**lines, **({place: text} if place else {})})
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("case", BAD)
 def test_what_a_method_does_wrong_is_one_line_on_all_ranks(case, world, place):
     """Also what one rank alone would not notice, or what would end one rank alone."""

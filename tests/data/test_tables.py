@@ -770,5 +770,5 @@ def test_tables_of_many_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     said: list[str] = []
     monkeypatch.setattr(progress, "PERIOD", 0.0)
     with progress.shown(said.append):
-        own.load(folder)
-    assert said[0] == "reading a.csv: row 1, 6,001 columns"
+        own.load(tmp_path / "1500")
+    assert said[0] == "reading a.csv: row 1, 1,501 columns"

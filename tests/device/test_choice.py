@@ -23,6 +23,7 @@ from tests.cli.test_readme import blocks
 from tests.device import strict
 from tests.federations import blobs, write_federation
 from tests.mpi.recipes import small, write_small
+from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi
 OURS, IN_PART = LEAST_ON_GPU, 5
@@ -52,7 +53,11 @@ def test_the_rule_holds_at_its_boundary(more, kind, stub, world, folder, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("name", "device"), [("mlp", "auto"), ("cnn", "auto"), ("lstm", "auto"), ("resnet18", "auto"), ("logistic", "cpu")]
+    ("name", "device"),
+    often(
+        [("cnn", "auto"), ("logistic", "cpu")],
+        [("mlp", "auto"), ("cnn", "auto"), ("lstm", "auto"), ("resnet18", "auto"), ("logistic", "cpu")],
+    ),
 )
 def test_the_workloads_of_the_bench_take_the_device_that_is_faster(name, device, stub, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(auto_device, "LEAST_ON_GPU", OURS)

@@ -18,6 +18,7 @@ from tests.device.strict import KIND, Counts, Stub
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_models import CASES as MODELS
 from tests.mpi.test_models import write_all
+from tests.soak import often
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
 ENGINES = ("sequential", "batched")
@@ -95,7 +96,7 @@ def test_batched_clients_launch_an_eighth_of_the_kernels(counted) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "waits", "up"), [("mlp", 2, 0), ("logistic", 2, 2), pytest.param("cnn", 2, 0, marks=pytest.mark.soak)]
+    ("name", "waits", "up"), often([("mlp", 2, 0)], [("mlp", 2, 0), ("logistic", 2, 2), ("cnn", 2, 0)])
 )
 def test_a_round_of_the_benchmark_launches_no_more_than_a_few_graphs(name, waits, up, stub, tmp_path):
     """A, C and B, as `python -m jobs.bench.counts` prints them for docs/gpu.md; A's and B's server is on the device."""
@@ -123,12 +124,10 @@ def of_a_bare_step(module: torch.nn.Module, stub: Stub, shape: tuple[int, ...], 
 
 @pytest.mark.parametrize(
     ("case", "shape"),
-    [
-        ("dropout", (16, 16)),
-        ("cifar-cnn", (3, 16, 16)),
-        ("lstm", (9,)),
-        pytest.param("resnet18-gn", (3, 16, 16), marks=pytest.mark.soak),
-    ],
+    often(
+        [("dropout", (16, 16)), ("lstm", (9,))],
+        [("dropout", (16, 16)), ("cifar-cnn", (3, 16, 16)), ("lstm", (9,)), ("resnet18-gn", (3, 16, 16))],
+    ),
 )
 def test_a_round_of_a_large_model(case, shape, stub, world, tmp_path, monkeypatch) -> None:
     """A step adds no launch; where it is not recorded, at most twice the bare loop's. The waits are for the clients'

@@ -13,6 +13,7 @@ from hpcfed.client.state_store import ClientStates
 from hpcfed.errors import EnvironmentFailure
 from tests.device.strict import KIND, Stub
 from tests.mpi.recipes import small, write_small
+from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi
 
@@ -72,7 +73,7 @@ def test_a_model_that_does_not_fit_is_one_line(stub, world, folder) -> None:
 
 
 @pytest.mark.serial  # a rank that fails alone ends the job, and these tests with it
-@pytest.mark.parametrize("eighths", range(1, 8))
+@pytest.mark.parametrize("eighths", often([1, 4, 7], range(1, 8)))
 def test_memory_that_is_nearly_full_ends_the_run_wherever_it_is(eighths, stub, world, folder, monkeypatch) -> None:
     """In the set-up, training, the sums, the server's step or an evaluation: exit code 4, with what to reduce."""
     monkeypatch.setattr("hpcfed.assembly.parts.LARGEST_ON_HOST", 0)

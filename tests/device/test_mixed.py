@@ -15,6 +15,7 @@ from hpcfed.evaluation import blocks
 from hpcfed.reduce import memory
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_same_result import left_by
+from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi
 ALONE = {"steps": 3, "batch_size": 10, "lr": 0.1, "engine": "sequential"}
@@ -49,9 +50,13 @@ SUMS: Mapping[str, Mapping[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("reduction", ["exact", "fast"])
-@pytest.mark.parametrize("sums", SUMS)
-@pytest.mark.parametrize("mpi_reads_it", [False, True])
+WAYS = [(sums, reduction, mpi) for sums in SUMS for reduction in ("exact", "fast") for mpi in (False, True)]
+USUAL = [way for way in WAYS if way[1:] == ("exact", False)]
+USUAL += [("whole", "fast", True), ("in pieces", "fast", False), ("large by each rule", "exact", True)]
+"""Exact sums through the host, of every size, and some of the others."""
+
+
+@pytest.mark.parametrize(("sums", "reduction", "mpi_reads_it"), often(USUAL, WAYS))
 def test_all_ranks_sum_in_the_same_pieces(sums, reduction, mpi_reads_it, mixed, stub, world, monkeypatch) -> None:
     for name, value in SUMS[sums].items():
         monkeypatch.setattr(memory, name, value)

@@ -14,6 +14,7 @@ from tests.mpi.recipes import small, write_small
 from tests.mpi.test_models import CASES, LOCAL, write_all
 from tests.mpi.test_parameters import FEDBN, FEDPER, everything, recipe
 from tests.mpi.test_replay import check_steps
+from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi
 ROLES: Mapping[str, Mapping[str, Any]] = {
@@ -24,6 +25,8 @@ ROLES: Mapping[str, Mapping[str, Any]] = {
     "private statistics": {"buffers": "private", "frozen": ["1.*"]},
     "fixed": {"buffers": "fixed", "private": ["4.bias"]},
 }
+OFTEN = ("a private head", "averaged")
+"""Roles with the server on the device, too: parts that stay with their clients, and ones beside the parameters."""
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def test_the_bits_are_the_cpus_also_after_a_checkpoint(role, stub, world, folder
         check_steps(found)
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", often(OFTEN, ROLES))
 def test_so_they_are_with_the_server_on_the_device(role, stub, world, folder, monkeypatch) -> None:
     monkeypatch.setattr("hpcfed.assembly.parts.LARGEST_ON_HOST", 0)
     cpu, device = (hpcfed.run(of(kind, role, device=kind), world=world, quiet=True) for kind in ("cpu", "auto"))
@@ -89,7 +92,7 @@ def test_a_private_part_that_is_not_finite_names_its_client(device, stub, world,
         hpcfed.run(small("run", device=device, local=local, cohort=cohort, **about), world=world, quiet=True)
 
 
-@pytest.mark.parametrize("state", ["device", "host", "disk"])
+@pytest.mark.parametrize("state", often(["device"], ["device", "host", "disk"]))
 def test_private_parts_beside_states_that_move(state, stub, world, folder) -> None:
     changes = {"algorithm": {"name": "feddyn", "alpha": 0.1}, "placement": "balanced", "client_state": state}
     tuned = {"every": 2, "models": ["global", "last", "fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}}

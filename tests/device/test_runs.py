@@ -22,6 +22,7 @@ from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_models import CASES as MODELS
 from tests.mpi.test_models import LOCAL, write_all
 from tests.mpi.test_same_result import check_same_as_alone, left_by
+from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi
 ONE_BY_ONE = {"steps": 3, "batch_size": 10, "lr": 0.1, "engine": "sequential"}
@@ -68,6 +69,8 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         },
     },
 }
+OFTEN = ("batched", "two vectors", "states on disk", "states that move", "all measures")
+"""Paths with the server on the host, too."""
 
 
 @pytest.fixture
@@ -97,7 +100,7 @@ def both(stub: Stub, world, folder) -> Callable[..., list[dict[str, Any]]]:
     return check
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", often(OFTEN, PATHS))
 def test_the_bits_are_the_cpus(path, both) -> None:
     both(rounds=2, **PATHS[path])
 
@@ -112,7 +115,11 @@ def test_a_server_on_the_device_leaves_the_bits_that_it_leaves_on_the_host(path,
     both(rounds=2, **PATHS[path])
 
 
-@pytest.mark.parametrize("method", [*METHODS])
+SERVER_OF_ANOTHER = ("dsgd", "fednova", "fedprox", "scaffold-exp")
+"""Methods whose server does what another method's does."""
+
+
+@pytest.mark.parametrize("method", often(METHODS.keys() - {*SERVER_OF_ANOTHER}, METHODS))
 def test_every_methods_server_has_the_hosts_bits_on_the_device(method, both, stub, monkeypatch) -> None:
     """Where a device multiplies by the inverse of Python's numbers, as a GPU does."""
     monkeypatch.setattr(ON_THE_DEVICE, 0)
@@ -167,9 +174,23 @@ def test_models_of_other_kernels_are_close_and_the_same_on_all_ranks(case, stub,
         np.testing.assert_allclose(found[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("through", ["host", "host in pieces", "mpi", "nccl"])
-@pytest.mark.parametrize("reduction", ["exact", "fast"])
-@pytest.mark.parametrize("home", ["host", "device"])
+WAYS = [
+    (home, reduction, through)
+    for home in ("host", "device")
+    for reduction in ("exact", "fast")
+    for through in ("host", "host in pieces", "mpi", "nccl")
+]
+USUAL = [way for way in WAYS if way[:2] == ("host", "exact")]
+USUAL += [
+    ("device", "exact", "mpi"),
+    ("device", "exact", "host in pieces"),
+    ("device", "fast", "host"),
+    ("host", "fast", "nccl"),
+]
+"""Exact sums of a server on the host, which leave by every way, and each way once more."""
+
+
+@pytest.mark.parametrize(("home", "reduction", "through"), often(USUAL, WAYS))
 def test_sums_leave_the_device_whole(home, through, reduction, both, stub, world, monkeypatch) -> None:
     if home == "device":
         monkeypatch.setattr(ON_THE_DEVICE, 0)

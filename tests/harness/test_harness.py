@@ -30,7 +30,7 @@ def session(tmp_path):
         test.write_text("import os, time, pytest\nfrom pathlib import Path\n" + dedent(body))
         return launch(
             ranks,
-            ["--with-mpi", "--color=no", "--rootdir", tmp_path, "-p", "no:cacheprovider", tmp_path],
+            ["--with-mpi", "--color=no", "--no-header", "--rootdir", tmp_path, "-p", "no:cacheprovider", tmp_path],
             program=("-m", "mpi4py", "-m", "pytest"),
             env={"CI": ci, "MPI_TEST_DEADLINE": str(deadline)},
             cwd=tmp_path,
@@ -44,6 +44,19 @@ def test_passing_session_has_one_closing_line(session):
     assert done.returncode == 0, done
     assert len(CLOSING.findall(done.stdout)) == 1
     assert "1 passed" in done.stdout
+
+
+def test_several_ranks_run_what_takes_ranks_and_is_not_alike(session):
+    done = session("""
+        def test_without(tmp_path): pass
+        @pytest.mark.alike
+        def test_alike(comm): pass
+        @pytest.mark.parametrize("n", range(8))
+        @pytest.mark.thinned
+        def test_many(comm, n): assert n % 4 == 1
+        """)
+    assert done.returncode == 0, done
+    assert "2 passed, 8 deselected" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -136,7 +149,7 @@ def test_hang_of_all_ranks_and_in_teardown_ends_the_session(session):
 
 @pytest.mark.soak
 def test_hang_that_keeps_the_interpreters_lock_ends_the_session(session):
-    done = session("import ctypes\ndef test_it(): ctypes.PyDLL(None).sleep(60)", deadline=2)
+    done = session("import ctypes\ndef test_it(comm): ctypes.PyDLL(None).sleep(60)", deadline=2)
     assert done.returncode != 0, done
     assert done.seconds < PROMPT
     assert "in test_it" in done.stderr
@@ -165,13 +178,13 @@ def test_skips_must_agree(session):
 @pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_skip_is_a_failure_on_ci_unless_it_needs_more_ranks(session, ranks):
     body = """
-        def test_absent(): pytest.skip("needs a thing that is absent")
+        def test_absent(comm): pytest.skip("needs a thing that is absent")
         @pytest.mark.ranks(4)
         def test_wide(comm): pass
         @pytest.mark.mpi(min_size=4)
         def test_wide_in_words_of_pytest_mpi(comm): pass
         @pytest.mark.xfail(raises=ValueError)
-        def test_known(): raise ValueError
+        def test_known(comm): raise ValueError
         """
     here = session(body, ranks=ranks)
     assert here.returncode == 0, here
@@ -208,7 +221,7 @@ def test_different_tests_on_one_rank_end_the_session(session):
     done = session("""
         from mpi4py import MPI
         @pytest.mark.parametrize("n", range(1 + MPI.COMM_WORLD.rank))
-        def test_it(n): pass
+        def test_it(n, comm): pass
         """)
     assert done.returncode == 3, done
     assert "ranks 0 and 1 collected different tests: ['mpi/test_it.py::test_it[1]']" in done.stdout

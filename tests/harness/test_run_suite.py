@@ -15,7 +15,7 @@ import torch
 
 from tests.harness.machine import machine
 from tests.launch import ROOT
-from tests.run_suite import OF_A_DEVICE, main
+from tests.run_suite import OF_A_DEVICE, SEVERAL, main
 
 pytest.importorskip("mpi4py", reason="needs mpi4py", exc_type=ImportError)
 
@@ -36,7 +36,7 @@ def suite(tmp_path, capsys):
 
 
 def test_adds_up_what_passed(suite):
-    code, lines = suite("@pytest.mark.ranks(2)\ndef test_a(comm): pass\ndef test_b(): pass")
+    code, lines = suite("@pytest.mark.ranks(2)\ndef test_a(comm): pass\ndef test_b(comm): pass")
     assert code == 0
     alone, together = sorted(lines[:2])
     assert "1 rank " in alone
@@ -47,7 +47,7 @@ def test_adds_up_what_passed(suite):
 
 @pytest.mark.soak
 def test_failure_at_one_rank_count_fails_the_suite(suite):
-    code, lines = suite("def test_a(comm): assert comm.size == 1\ndef test_b(): pass")
+    code, lines = suite("def test_a(comm): assert comm.size == 1\ndef test_b(comm): pass")
     assert code == 1
     assert lines[-1] == "3 passed, 1 failed"
 
@@ -60,7 +60,7 @@ def test_failure_at_one_rank_count_fails_the_suite(suite):
         ("def test_a(comm): os.abort()", "exit code"),
         ("raise ValueError", "exit code"),
         ("def helper(): pass", "exit code 5"),
-        ("def test_a():\n    while True: time.sleep(1)", "stopped after 8 s"),
+        ("def test_a(comm):\n    while True: time.sleep(1)", "stopped after 8 s"),
     ],
 )
 def test_launch_that_does_not_end_well_fails_the_suite(suite, body, reason):
@@ -81,6 +81,12 @@ def test_without_a_gpu_it_says_that_nothing_was_tested_on_one(monkeypatch, capsy
 
 def test_what_is_run_on_a_device_is_there():
     assert all((ROOT / path.partition("::")[0]).exists() for _, paths in OF_A_DEVICE for path in paths)
+
+
+def test_what_is_run_on_several_ranks_is_there_and_all_that_is_of_ranks():
+    several = {path.partition("::")[0] for paths in SEVERAL.values() for path in paths}
+    assert all((ROOT / path).is_file() for path in several)
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "mpi").glob("test_*.py")} <= several
 
 
 def test_a_suite_that_is_terminated_leaves_no_process(tmp_path):

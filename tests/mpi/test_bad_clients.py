@@ -72,6 +72,7 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
     return shared_tmp
 
 
+@pytest.mark.thinned
 def test_numbers_of_x_that_are_not_finite_are_named(folder, world):
     """Where an update is not finite, the client's samples may be the reason, not the step size."""
 
@@ -104,6 +105,7 @@ def moody(deed: str, whose: list[int], **changes: Any) -> dict[str, Any]:
     return small(**{**base, **changes})
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("algorithm", "deed", "whose", "steps"),
     [

@@ -27,6 +27,7 @@ from tests.mpi import nets
 from tests.mpi.recipes import small
 from tests.mpi.test_resume import stopped
 from tests.mpi.test_same_result import left_by
+from tests.soak import often
 
 TUNING = {"steps": 3, "lr": 0.2, "batch_size": "full"}
 ALL = {"every": 2, "models": ["global", "last", "fine-tuned"], "fine_tune": TUNING}
@@ -156,6 +157,7 @@ def scores(world: World, path: Path, clients: Sequence[Arrays], seed: int, **cha
     return found, evaluator(w, test=False, train=True)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     "changes",
     [
@@ -168,10 +170,11 @@ def scores(world: World, path: Path, clients: Sequence[Arrays], seed: int, **cha
     ],
     ids=["logistic", "perceptron", "a metric of all", "the user's loss", "portable", "batch statistics"],
 )
-def test_a_clients_scores_know_nothing_of_other_clients(changes, world, shared_tmp, monkeypatch):
+@pytest.mark.parametrize("seeds", often([range(2)], [range(2), range(2, 4)]), ids=str)
+def test_a_clients_scores_know_nothing_of_other_clients(changes, seeds, world, shared_tmp, monkeypatch):
     """Bit for bit: alone in a federation, and among others, few or many, in other blocks, on any number of ranks."""
     features = 12 if "python_path" in changes else None
-    for seed in range(4):
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         width = features or int(rng.integers(1, 40))
         sizes = [0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 31, 70, *rng.integers(1, 40, size=12).tolist()]
@@ -197,6 +200,7 @@ def test_a_clients_scores_know_nothing_of_other_clients(changes, world, shared_t
             assert score["train_loss"] == alone[0, 0, 0, 0] / alone[0, 0, 0, 1]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("changes", [{}, {"loss": {"reduction": "sum"}, "model": {"name": "logistic"}}])
 def test_scores_of_small_clients_in_tiles_are_those_of_each_alone(changes, world, folder, monkeypatch):
     """To rounding: a metric by sample, one of all samples, and the mean over clients."""
@@ -217,6 +221,7 @@ def test_scores_of_small_clients_in_tiles_are_those_of_each_alone(changes, world
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     "changes",
     [{"loss": {"factory": "nets:centred"}}, {"model": {"factory": "nets:Unkept"}}],
@@ -253,6 +258,7 @@ def model():
 """
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("damage", ["", "5", "5,0,glo", "9,0,global,train,0.5,0.5,3\n", f"{'9' * 5000},0\n"])
 def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
     """Rows of rounds after it, whole or half, are gone; so it is the table of a run that was never interrupted."""
@@ -269,6 +275,7 @@ def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
     assert (run / "clients.csv").read_bytes() == (folder / "whole" / "clients.csv").read_bytes()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
@@ -293,6 +300,7 @@ def test_a_table_that_another_program_has_changed_is_refused(old, new, complaint
     assert world.on_root(lambda: (path.read_bytes(), (run / "metrics.jsonl").read_bytes())) == before
 
 
+@pytest.mark.thinned
 def test_a_table_that_was_removed_is_refused(world, folder):
     changes = {"rounds": 6, "checkpoint": {"every": 4}, "evaluate": {**EVALUATE, "clients": ALL}}
     run = stopped(recipe("run", **changes), world, 4)
@@ -301,6 +309,7 @@ def test_a_table_that_was_removed_is_refused(world, folder):
         hpcfed.run(recipe("run", **changes), world=world, quiet=True)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("header", [b"", b"round,client,mo"])
 def test_a_header_cut_before_any_client_was_evaluated_is_written_again(header, world, folder):
     """As a job leaves it that was killed in its first evaluation of clients."""
@@ -323,6 +332,7 @@ def test_it_may_begin_and_end_on_the_way(world, folder):
     assert [row["clients"] is None for row in result.metrics] == [True, True, False, False, True, True]
 
 
+@pytest.mark.thinned
 def test_a_run_that_starts_again_starts_a_table(world, folder):
     changes = {"checkpoint": {"every": 0}, "evaluate": {**EVALUATE, "clients": ALL}}
     run = stopped(recipe("run", **changes), world, 2)
@@ -332,6 +342,7 @@ def test_a_run_that_starts_again_starts_a_table(world, folder):
     assert {row["round"] for row in table(run)} == {"2", "3"}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

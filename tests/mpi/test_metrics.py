@@ -175,6 +175,7 @@ def check(found: Any, metric: str, name: str, count: int) -> Any:
     return value
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", TASKS)
 def test_metrics_are_the_librarys(name, world, folder):
     result = hpcfed.run(recipe(name, "run"), world=world, quiet=True)
@@ -233,6 +234,7 @@ def test_undefined_values_are_reported(world, folder, capsys):
     assert all(np.isfinite(row["train_auroc"]) for row in result.metrics)
 
 
+@pytest.mark.thinned
 def test_metrics_may_change_when_a_run_goes_on(world, folder):
     changes = {"checkpoint": {"every": 1}, "rounds": 4}
     for rounds, metrics in ((1, ["auroc"]), (2, []), (3, ["f1-macro", "confusion-matrix"])):
@@ -246,6 +248,7 @@ def test_metrics_may_change_when_a_run_goes_on(world, folder):
     assert len(rows) == 3 * 8
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("name", "metrics", "says"),
     [
@@ -310,6 +313,7 @@ def test_the_partial_likelihood_of_the_last_event_has_no_gradient():
         assert not torch.autograd.grad(cox(risk[:count], target[:count]).mean(), risk)[0].any()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("method", [{"name": "scaffold-exp"}, {"name": "feddyn", "alpha": 0.1}, {"name": "dsgd"}])
 def test_survival_is_learnt_by_every_kind_of_method(method, world, folder):
     changes = {"algorithm": method, "local": {"steps": 5, "batch_size": 8, "lr": 0.1}, "rounds": 10}
@@ -317,6 +321,7 @@ def test_survival_is_learnt_by_every_kind_of_method(method, world, folder):
     assert result.metrics[-1]["test_concordance"] > 0.7
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("name", "count"), [("binary", 2), ("classes", 4), ("label", 2)])
 def test_balanced_weights_are_those_of_all_training_samples(name, count, world, folder):
     """As the same numbers given by hand; and the loss is the samples', times the weights."""
@@ -371,6 +376,7 @@ def damaged(folder: Path, name: str, **changes: Any) -> None:
             file["train/y"][{"all": slice(None), "event": (0, 0), "time": (0, 1)}[place]] = value
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("name", "damage", "changes", "says"),
     [

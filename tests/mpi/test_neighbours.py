@@ -19,7 +19,9 @@ from hpcfed.ranks.world import World
 from tests.mpi.recipes import METHODS, small
 from tests.mpi.test_sentinel import by_fullness, by_neighbour, by_rank, by_slot, round_by
 from tests.mpi.test_verify import write_true
+from tests.soak import often
 
+pytestmark = pytest.mark.one_mpi
 DEPENDS = r"round \d: the update of client \d \(\d\) depends on {} here: [0-9a-f]{{16}} as on "
 KINDS = [(by_slot, "the slot of its tile"), (by_neighbour, "its neighbours"), (by_fullness, "its neighbours")]
 LOCAL = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "batched", "matmul": "blas", "tile": 4}
@@ -46,9 +48,12 @@ def larger(what: Any) -> Any:
     return rounded
 
 
-@pytest.mark.parametrize("hashes", [True, False])
-@pytest.mark.parametrize(("what", "on"), KINDS)
-def test_compare_blames_no_sum_for_what_neighbours_do(what, on, hashes, world, folder, monkeypatch):
+@pytest.mark.thinned
+@pytest.mark.parametrize(
+    ("hashes", "kind"), often([(True, 0), (False, 1), (True, 2)], [(h, k) for h in (True, False) for k in range(3)])
+)
+def test_compare_blames_no_sum_for_what_neighbours_do(kind, hashes, world, folder, monkeypatch):
+    what, on = KINDS[kind]
     changes = {"update_hashes": hashes, "algorithm": {"name": "scaffold", **METHODS["scaffold"]}}
     trained("honest", world, **changes)
     round_by(monkeypatch, what, world.rank)
@@ -85,6 +90,7 @@ def test_what_the_sentinel_found_by_rank_is_blamed_before_a_sum(hashes, world, f
     assert re.search(said_by_itself, "\n".join(said[len(text.splitlines()) :]))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("what", "on"), KINDS)
 def test_verify_of_an_honest_run_does_not_fail_where_neighbours_decide(what, on, world, folder, monkeypatch):
     with monkeypatch.context() as patch:
@@ -100,6 +106,7 @@ def test_verify_of_an_honest_run_does_not_fail_where_neighbours_decide(what, on,
     assert re.search(DEPENDS.format(on), lines(found)[-1])
 
 
+@pytest.mark.thinned
 def test_where_nothing_depends_on_neighbours_the_fault_is_the_records(world, folder):
     run = trained("run", world)
 

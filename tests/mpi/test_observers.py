@@ -148,6 +148,7 @@ def test_a_run_goes_on_with_other_observers(world, folder):
     assert len(diary(folder / "diary")) == len(told)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("observers", "message"),
     [
@@ -170,6 +171,7 @@ def test_what_cannot_observe_is_refused_before_the_run_begins(world, folder, obs
     assert not (folder / "refused").exists()
 
 
+@pytest.mark.thinned
 def test_a_library_that_is_not_installed_is_refused_with_its_remedy(world, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match=r"wandb, which is not installed; pip install wandb"):

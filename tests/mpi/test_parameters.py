@@ -111,6 +111,7 @@ OFTEN = ("fedexp", "scaffold", "feddyn", "fedsplit", "fedsam", "qffl", "guess-an
 """Run every time: a server state, client states, a start elsewhere, gradients and losses elsewhere, parts that move."""
 
 
+@pytest.mark.of_ranks
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in OFTEN else pytest.mark.soak) for c in CASES])
 def test_a_run_with_a_private_head_is_the_same_as_alone(case, world, folder):
     base = recipe("run", FEDPER, **{"local": LOCAL, **CASES[case]})
@@ -118,6 +119,7 @@ def test_a_run_with_a_private_head_is_the_same_as_alone(case, world, folder):
     check_same_as_alone(world, folder, base)
 
 
+@pytest.mark.of_ranks
 @pytest.mark.parametrize(
     "parameters",
     [

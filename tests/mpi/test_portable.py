@@ -12,7 +12,7 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import read_certificate
 from tests.mpi.recipes import METHODS, small, write_small
 
-pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
+pytestmark = pytest.mark.one_mpi
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn", "fednova"])

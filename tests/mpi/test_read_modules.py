@@ -46,6 +46,7 @@ def test_ranks_have_the_bits_of_one(name, method, world, folder):
         assert account == f"6 clients a tile, read as {'a perceptron' if name == 'perceptron' else 'operators'}"
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.5, "clip_norm": 1.0}, {"optimizer": "adam", "lr": 0.01}])
 def test_a_run_goes_on_and_a_replay_has_its_bits(local, world, folder):
     whole = hpcfed.run(recipe("whole", "residual", rounds=4, local=local), world=world, quiet=True)
@@ -57,6 +58,7 @@ def test_a_run_goes_on_and_a_replay_has_its_bits(local, world, folder):
         assert hpcfed.replay(whole.folder, 3, whole.metrics[2]["cohort"][0]).agrees
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("engine", ["auto", "sequential"])
 def test_frozen_parts_stay(engine, world, folder):
     changes = {"parameters": {"frozen": ["1.*", "2.norm.*"]}, "local": {"engine": engine}}
@@ -68,6 +70,7 @@ def test_frozen_parts_stay(engine, world, folder):
         assert not torch.equal(trained["3.norm.weight"], torch.ones(8))
 
 
+@pytest.mark.thinned
 def test_private_parts_are_trained_one_after_another(world, folder, capsys):
     run = hpcfed.run(recipe("run", "residual", parameters={"private": ["4.*"]}, evaluate={"every": 0}), world=world)
     assert load_recipe(run.folder / "recipe.yaml").local.engine == "sequential"
@@ -75,6 +78,7 @@ def test_private_parts_are_trained_one_after_another(world, folder, capsys):
         assert "one after another, since the batched engine takes no parameters (private)" in capsys.readouterr().out
 
 
+@pytest.mark.thinned
 def test_a_setting_that_takes_the_module_itself_is_named(world, folder, capsys):
     run = hpcfed.run(recipe("run", "residual", precision="bf16-mixed", rounds=1), world=world)
     assert load_recipe(run.folder / "recipe.yaml").local.engine == "sequential"

@@ -70,6 +70,17 @@ def of(variant: str, **changes: Any) -> dict[str, Any]:
     return small(algorithm={"name": method, **METHODS[method]}, **{**base, **changes})
 
 
+WHOLE: dict[str, Any] = {}
+
+
+def whole_of(variant: str, world: World) -> Any:
+    """Return what a variant's run leaves that is never interrupted, in a world of one; each rank computes it once."""
+    if variant not in WHOLE:
+        found = hpcfed.run(of(variant, output=f"whole-{world.rank}"), world=World(), quiet=True)
+        WHOLE[variant] = left_by(found)
+    return WHOLE[variant]
+
+
 def stopped(recipe: Mapping[str, Any], world: World, *after: int) -> Path:
     """Run a recipe to smaller numbers of rounds than it asks for, each with a checkpoint, as if it had been stopped."""
     for rounds in after or (2, 4):
@@ -87,11 +98,12 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("round-")) for path in (run / "checkpoints").glob("*.json"))
 
 
+@pytest.mark.of_ranks
 @pytest.mark.parametrize("together_first", [True, False], ids=["together-alone", "alone-together"])
 @pytest.mark.parametrize("variant", [pytest.param(v, marks=[] if v in OFTEN else pytest.mark.soak) for v in VARIANTS])
 def test_a_run_goes_on_with_the_same_bits(variant, together_first, world, folder):
     """Its first rounds on all ranks and the others on one, and the other way round; in one go for comparison."""
-    whole = left_by(hpcfed.run(of(variant, output=f"whole-{world.rank}"), world=World(), quiet=True))
+    whole = whole_of(variant, world)
     recipe, left = of(variant), []
     if together_first:
         stopped(recipe, world)
@@ -104,6 +116,7 @@ def test_a_run_goes_on_with_the_same_bits(variant, together_first, world, folder
     assert len(left) == 1 or world.rank > 0
 
 
+@pytest.mark.of_ranks
 @pytest.mark.parametrize(("before", "after"), [("device", "disk"), ("disk", "host")])
 def test_client_states_may_lie_elsewhere_from_a_checkpoint_on(before, after, world, folder):
     """As after a full disk; and the finished run is finished, wherever they are to lie."""
@@ -117,7 +130,7 @@ def test_client_states_may_lie_elsewhere_from_a_checkpoint_on(before, after, wor
 
 @pytest.mark.parametrize("variant", ["scaffold", "fedexp-m"])
 def test_a_finished_run_takes_more_rounds(variant, world, folder):
-    whole = left_by(hpcfed.run(of(variant, output=f"whole-{world.rank}"), world=World(), quiet=True))
+    whole = whole_of(variant, world)
     hpcfed.run(of(variant, rounds=3), world=world, quiet=True)
     assert left_by(hpcfed.run(of(variant), world=world, quiet=True)) == whole
 
@@ -214,7 +227,7 @@ DAMAGES: Mapping[str, tuple[str, Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(damage, world, folder, capfd):
     suffix, spoil, complaint = DAMAGES[damage]
-    whole = left_by(hpcfed.run(of("scaffold", output=f"whole-{world.rank}"), world=World(), quiet=True))
+    whole = whole_of("scaffold", world)
     run = stopped(of("scaffold"), world, 4, 5)
     assert checkpoints(run) == [4, 5]
     world.on_root(lambda: spoil(run / "checkpoints" / f"round-00000005.{suffix}"))
@@ -571,6 +584,7 @@ def test_a_recipe_where_no_run_began_is_refused(world, folder):
         hpcfed.run(of("scaffold"), world=world, quiet=True)
 
 
+@pytest.mark.of_ranks
 def test_what_a_run_was_for_is_remembered(world, folder):
     """A target to be reached several times in a row, and one that had been reached when the job was killed."""
     recipe = of("fedavg", rounds=12, stop={"test_accuracy": 0.3, "for": 5}, checkpoint={"every": 1})
@@ -641,6 +655,7 @@ def _signal_after(record: Path, rounds: int, number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+@pytest.mark.of_ranks
 def test_time_that_is_up_stops_with_a_checkpoint(world, folder):
     recipe = of("fedavg", rounds=100_000, stop={"max_hours": 0.5 / 3600}, evaluate={"every": 0})
     rounds = 0

@@ -86,11 +86,13 @@ def check_same_as_alone(world: World, folder: Path, recipe: Mapping[str, Any]) -
 
 OFTEN = "scaffold"
 """A method with client states that reduces two vectors, run with every variant; test_drawn.py mixes the rest."""
+METHODS_OF_EVERY_MPI = ("fedavg", "feddyn", OFTEN)
 
 
 def marks(variant: str, method: str) -> list[pytest.MarkDecorator]:
     usual = variant == "plain" or method == OFTEN
-    return ([] if usual else [pytest.mark.soak]) + ([] if variant in OF_EVERY_MPI else [pytest.mark.one_mpi])
+    of_every_mpi = variant in OF_EVERY_MPI and method in METHODS_OF_EVERY_MPI
+    return ([] if usual else [pytest.mark.soak]) + ([] if of_every_mpi else [pytest.mark.one_mpi])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hpcfed.errors import EnvironmentFailure
 from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_same_result import left_by
 
+pytestmark = pytest.mark.one_mpi
 LAST_BIT = 2.0**-20
 TILES = 200
 OFTEN = ("dsgd", "feddyn", "scaffold")

@@ -17,6 +17,7 @@ from tests.devices import KIND
 from tests.mpi.recipes import small, write_small
 from tests.mpi.tensor_kinds import VALUES, Buffered, Orthogonal, short
 from tests.mpi.test_same_result import left_by
+from tests.soak import often
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
 HERE = str(Path(__file__).parent)
@@ -28,6 +29,9 @@ OF_RUN = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn), torch.float32),
 }
 """What a dtype becomes in a run of float32; others stay."""
+OFTEN = [torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.complex64, torch.complex128]
+OFTEN += [torch.int8, torch.int64, torch.uint8, torch.uint64, torch.bool]
+"""Dtypes of each kind: those that become others in a run, and of whole numbers the smallest and the largest."""
 SPARSE = pytest.mark.skipif(KIND == "stub", reason="the strict device has no sparse tensors")
 
 
@@ -45,7 +49,7 @@ def recipe(output: str, name: str, *, args: Any = None, **changes: Any) -> dict[
     return small(output, model=model, python_path=[HERE], **changes)
 
 
-@pytest.mark.parametrize("dtype", VALUES, ids=short)
+@pytest.mark.parametrize("dtype", often(OFTEN, VALUES), ids=short)
 def test_a_buffer_keeps_its_values_in_every_role(dtype, world, folder):
     kept = Buffered(short(dtype)).table.to(OF_RUN.get(dtype, dtype))
     for number, parameters in enumerate(ROLES):
@@ -58,7 +62,9 @@ def test_a_buffer_keeps_its_values_in_every_role(dtype, world, folder):
             assert torch.equal(file["table"], kept)
 
 
-@pytest.mark.parametrize("dtype", [one for one in VALUES if one not in OF_RUN or one == torch.complex64], ids=short)
+@pytest.mark.parametrize(
+    "dtype", often(OFTEN, [one for one in VALUES if one not in OF_RUN or one == torch.complex64]), ids=short
+)
 def test_a_buffer_that_counts_is_averaged_or_its_clients(dtype, world, folder):
     """Each step adds 1: a mean of the same numbers, or their maximum, of a boolean likewise; refused without a role."""
     args, counted = {"dtype": short(dtype), "counts": True}, {"algorithm": {"name": "fedavg"}, "rounds": 2}

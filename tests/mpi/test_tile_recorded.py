@@ -15,6 +15,8 @@ from hpcfed.provenance.recorded import placed_recipe, recorded
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_same_result import left_by
 
+pytestmark = pytest.mark.one_mpi
+
 
 @pytest.fixture
 def folder(world, shared_tmp, monkeypatch) -> Path:
@@ -45,6 +47,7 @@ def test_a_run_goes_on_with_the_tile_that_it_began_with(world, folder):
         hpcfed.run(recipe("parts", 8, tile=3), world=world, quiet=True)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -57,6 +60,7 @@ def test_a_tile_of_several_is_refused_where_clients_are_trained_one_by_one(chang
         hpcfed.run(recipe("run", tile=3, **changes), world=world, quiet=True)
 
 
+@pytest.mark.thinned
 def test_rounds_of_another_arithmetic_are_refused_in_one_line(world, folder, monkeypatch):
     with monkeypatch.context() as patch:
         for module in ("hpcfed.run_folder.checkpoint.layout", "hpcfed.run_folder.environment"):

@@ -40,6 +40,7 @@ def of(method: str, **changes) -> dict:
     return small(**{"algorithm": {"name": method, **METHODS[method]}, "cohort": {"size": 3}, "rounds": 4, **changes})
 
 
+@pytest.mark.of_ranks
 @pytest.mark.parametrize("method", ["fedexp", "scaffold", "fedsplit"])
 def test_hashes_of_updates_are_the_same_on_any_number_of_ranks_and_resumed(method, world, folder):
     recipe = of(method, update_hashes=True, checkpoint={"every": 1}, output="together")
@@ -98,6 +99,7 @@ def test_a_skipped_client_has_no_hash():
     assert hashes.tolist() == [0, hash_of_update({"delta": good}, ["delta"])]
 
 
+@pytest.mark.of_ranks
 @pytest.mark.parametrize("method", ["feddyn", "fedavg"])
 def test_the_chain_of_the_certificate_is_the_same_wherever_a_run_was_computed(method, world, folder):
     recipe = of(method, checkpoint={"every": 1, "keep": "spaced"}, output="together")

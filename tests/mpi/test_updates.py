@@ -15,7 +15,7 @@ from hpcfed.ranks.world import World
 from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_same_result import left_by
 
-pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
+pytestmark = pytest.mark.one_mpi
 
 CHAINS: Mapping[str, Mapping[str, Any]] = {
     "topk-quantize": {"updates": [{"topk": {"fraction": 0.2}}, {"quantize": {"bits": 4, "block": 32}}]},

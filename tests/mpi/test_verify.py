@@ -68,6 +68,7 @@ def verified(run: Path, world: World, rounds: int | None = None, **options: Any)
     return code, "\n".join(world.broadcast(said))
 
 
+@pytest.mark.of_ranks
 @pytest.mark.parametrize("method", [pytest.param(m, marks=[] if m in OFTEN else pytest.mark.soak) for m in METHODS])
 def test_a_run_of_one_rank_is_verified_on_all(method, world, folder):
     world.on_root(lambda: hpcfed.run(of(method), world=World(), quiet=True) and None)
@@ -83,6 +84,7 @@ def test_a_run_of_one_rank_is_verified_on_all(method, world, folder):
 SELDOM = ("client-average", "float64")
 
 
+@pytest.mark.of_ranks
 @pytest.mark.parametrize(
     "variant", [pytest.param(v, marks=[pytest.mark.soak] if v in SELDOM else []) for v in VARIANTS]
 )

@@ -13,6 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from hpcfed.lab.report.read import Run, find_runs, read_run
+from tests.pictures import blank_pictures  # noqa: F401  (a fixture)
 
 RECIPE: dict[str, Any] = {
     "name": "digits",

@@ -61,7 +61,7 @@ def test_the_table_of_differences(two_groups):
 
 
 @pytest.mark.parametrize("measured", [(), ("run", "without"), ("without",)], ids=["unknown", "counted", "one"])
-def test_scores_of_other_samples_have_no_difference(measured, accuracies, tmp_path):
+def test_scores_of_other_samples_have_no_difference(measured, accuracies, tmp_path, blank_pictures):
     """Those of a run without a client, whose test set it measures apart; all clients' or a common one's have."""
     run, every = accuracies("run", [0.5, 0.6]), accuracies("all", [0.5, 0.6], change=without("all"))
     other = accuracies("without", [0.5, 0.7], change=without("others"))

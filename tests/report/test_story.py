@@ -18,6 +18,7 @@ from tests.contract.test_add_a_method import block
 from tests.federations import blobs, write_federation
 from tests.launch import ROOT, launch
 from tests.mpi.recipes import small, write_recipe
+from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi
 OWN = {"factory": "grads:fedexprox", "mu": 0.1}
@@ -112,7 +113,7 @@ main()
 """A report that is killed when it has written so many files; when it has drawn all and written none, for -1."""
 
 
-@pytest.mark.parametrize("files", [-1, 1, *(pytest.param(number, marks=pytest.mark.soak) for number in range(2, 20))])
+@pytest.mark.parametrize("files", often([1], [-1, *range(1, 20)]))
 def test_a_killed_report_is_simply_called_again(project, tmp_path, files):
     arguments = ["report", str(project / "runs" / "federated-0"), "--output", str(tmp_path / "report")]
     options = ["--page-only"] if files < 2 else []

@@ -20,6 +20,7 @@ from hpcfed.lab.reproduce.measure import criterion_of
 from hpcfed.lab.reproduce.plan import lay_out
 from tests.launch import ROOT
 from tests.mpi.recipes import write_small
+from tests.mpi.test_shipped_recipes import cut_down, of_experiments
 
 OWN: dict[str, Any] = {
     "title": "A method beside two others",
@@ -311,11 +312,15 @@ def test_a_seed_means_all_streams_and_a_method_may_be_a_name(tmp_path: Path) -> 
 
 
 def test_the_example_of_the_page_is_sound(tmp_path: Path) -> None:
+    """It has recipes like those that the project ships."""
     page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     example = page.split("## An experiment of one's own\n")[1].split("```yaml\n")[1].split("```")[0]
     (tmp_path / "mine.yaml").write_text(example, encoding="utf-8")
     (found,) = find(str(tmp_path / "mine.yaml"))
     assert found.name == "mine"
+    known = {json.dumps(cut_down(recipe)["model"]) for _, _, recipe in of_experiments()}
+    recipes = [found.recipe_of(case, name, "full") for case in found.cases.values() for name in found.methods_of(case)]
+    assert {json.dumps(cut_down(recipe)["model"]) for recipe in recipes} <= known
 
 
 def test_an_empty_file_is_no_experiment_yet(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hpcfed.lab.sweep.failures import endings, raise_if_failed
 from hpcfed.lab.sweep.run import Redo
 from hpcfed.ranks.world import World
 from tests.mpi.recipes import write_recipe
+from tests.pictures import blank_pictures  # noqa: F401  (a fixture)
 
 SITES = ("north", "south", "west")
 SIZES = {"train": (30, 24, 20), "test": (10, 8, 8)}
@@ -98,6 +99,17 @@ def table(path: Path) -> list[dict[str, str]]:
     """Return a CSV file's rows."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Asked for by tests of pictures; a study of another test has blank ones."""
+
+
+@pytest.fixture(autouse=True)
+def _blank(request: pytest.FixtureRequest) -> None:
+    if "drawn" not in request.fixturenames:
+        request.getfixturevalue("blank_pictures")
 
 
 @pytest.fixture

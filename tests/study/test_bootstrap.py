@@ -16,7 +16,6 @@ from sklearn.metrics import roc_auc_score
 from data_prep.streams import stream
 from hpcfed.errors import InputError
 from hpcfed.lab.study.bootstrap import ResampleProgress, auroc
-from tests.launch import launch
 from tests.study.conftest import SITES, done, of_numbers, planned, recipe, table
 
 RESAMPLES = 100
@@ -158,12 +157,12 @@ def share(output, target):
 """A metric that is computed anew on each resample, and stops the resampling once."""
 
 
-def test_resampling_that_is_stopped_leaves_the_page_without_it(folder):
+def test_resampling_that_is_stopped_leaves_the_page_without_it(folder, command):
     """Page and tables are written before; the same command goes on, and says how much is done."""
     (folder / "sick.py").write_text(STOPS)
     recipe(folder, rounds=1, evaluate={"metrics": {"sick": {"whole": "sick:share"}}})
-    words = ["study", "recipe.yaml", "--splits", "2", "--baselines", "none", "--bootstrap", "200"]
-    first = launch(0, words, cwd=folder)
+    words = ["study", "recipe.yaml", "--splits", "2", "--baselines", "none", "--bootstrap", "100"]
+    first = command(words, folder)
     assert first.returncode == 75, first.stderr
     assert first.stderr.splitlines() == [
         "hpcfed: run-study: resampling stopped, the page has no intervals over patients; the same command computes them"
@@ -172,9 +171,9 @@ def test_resampling_that_is_stopped_leaves_the_page_without_it(folder):
     assert page.endswith("</html>\n") or page.endswith("</html>")
     assert "Intervals over patients are not here yet" in page
     assert not (folder / "run-study/tables/bootstrap.csv").exists()
-    again = launch(0, words, cwd=folder)
+    again = command(words, folder)
     assert again.returncode == 0, again.stderr
-    assert "run-study: 200 resamples of the patients of each of 3 sites" in again.stdout
+    assert "run-study: 100 resamples of the patients of each of 3 sites" in again.stdout
     assert "Intervals over patients are not here yet" not in (folder / "run-study/study.html").read_text()
     assert (folder / "run-study/tables/bootstrap.csv").exists()
 

@@ -681,7 +681,7 @@ def test_a_method_of_ones_own_has_its_title(folder):
 def test_tables_of_an_earlier_call_are_removed(folder):
     """Those that hpcfed wrote and nobody has changed; files of others stay, whatever their names."""
     recipe(folder, rounds=1, evaluate={})
-    options = {"splits": 2, "fraction": 0.4}
+    options = {"splits": 1, "fraction": 0.4}
     more = {"baselines": "alone", "bootstrap": 100, "tune": ["local.lr=0.01,0.1"]}
     tables = done(planned(folder, "fedavg,fedexp", **options, **more)) / "tables"
     old = {path.name for path in tables.iterdir()}

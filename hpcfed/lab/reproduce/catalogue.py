@@ -17,16 +17,23 @@ REQUIRED_KEYS = "title, cases, methods and measure"
 """Keys that an experiment's file has."""
 
 
-@cache
 def experiments() -> dict[str, Experiment]:
     """Return every experiment by name, in the order of papers and files.
 
     Raises:
         InputError: a file does not fit the schema `Experiment`.
     """
-    return {name: read(file, name, paper) for name, (file, paper) in _files().items()}
+    return {name: _experiment(name) for name in _files()}
 
 
+@cache
+def _experiment(name: str) -> Experiment:
+    """Return the experiment of a name; to read all takes seconds."""
+    file, paper = _files()[name]
+    return read(file, name, paper)
+
+
+@cache
 def _files() -> dict[str, tuple[Traversable, str]]:
     """Return name → file and paper, in the order of papers and files."""
     found = {}
@@ -99,15 +106,16 @@ def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool]
 
     if name.endswith((".yaml", ".yml")):
         return [scaled(read_own(Path(name)))]
+    files = _files()
+    if name in files:
+        return [scaled(_experiment(name))]
+    paper, _, item = name.partition("-")
+    of_paper = [_experiment(one) for one, (_, its_paper) in files.items() if its_paper == paper]
+    if made_of := [scaled(one) for one in of_paper if item in one.shows]:
+        return [one.limited([case for case in one.shows[item] if case in one.cases]) for one in made_of]
     every = experiments()
-    if name in every:
-        return [scaled(every[name])]
     items = {f"{one.paper}-{item}": None for one in every.values() for item in one.shows}
     if name in {one.paper for one in every.values()}:
         expected = "one of its experiments, tables or figures"
         raise InputError(f"{name} is a paper", expected=expected, remedy=f"see --list {name}")
-    if name not in items:
-        raise InputError(f"no experiment {name!r}", remedy=nearest(name, [*every, *items]))
-    paper, _, item = name.partition("-")
-    made_of = [scaled(one) for one in every.values() if one.paper == paper and item in one.shows]
-    return [one.limited([case for case in one.shows[item] if case in one.cases]) for one in made_of]
+    raise InputError(f"no experiment {name!r}", remedy=nearest(name, [*every, *items]))
