@@ -7,7 +7,7 @@
 ``hpcfed.write_federation("own.h5", {"north": (x, y), …})`` makes a federation file of your own samples.
 ``hpcfed.partition(labels, "dirichlet-client", alpha=0.3, clients=10)`` deals samples to clients.
 ``hpcfed.ClientRule`` and ``hpcfed.ServerRule`` are the bases of your own methods' parts, ``hpcfed.UpdatePart`` and
-``hpcfed.MeansPart`` of what happens to updates on their way.
+``hpcfed.MeansPart`` of what happens to updates on their way, ``hpcfed.RobustMean`` of what takes the mean's place.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hpcfed.lab.runs import runs
     from hpcfed.provenance.replay.replay import Replay, replay
     from hpcfed.updates._base import MeansPart, UpdatePart
+    from hpcfed.updates._robust import RobustMean
 
 __all__ = [
     "ClientRule",
@@ -45,6 +46,7 @@ __all__ = [
     "Partition",
     "Replay",
     "Result",
+    "RobustMean",
     "ServerRule",
     "Stopped",
     "UpdatePart",
@@ -67,6 +69,7 @@ _MODULES = {
     "Partition": "data_prep.dealt",
     "Replay": "hpcfed.provenance.replay.replay",
     "Result": "hpcfed.api",
+    "RobustMean": "hpcfed.updates._robust",
     "ServerRule": "hpcfed.algorithms._base",
     "UpdatePart": "hpcfed.updates._base",
     "load": "hpcfed.lab.loaded",

@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 from torch import Tensor
 
+from hpcfed.algorithms._base import ClientRule
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.batched.tiles import cut
 from hpcfed.client.private_parts import private_part
@@ -30,6 +32,8 @@ from hpcfed.rng import Purpose
 from hpcfed.types import DELTA, ClientInfo, RoundContext, State
 
 log = logging.getLogger("hpcfed")
+About = tuple[int, float, ClientInfo, bool, float | None, int]
+"""The first fields of a `RoundContext`."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class RoundPlan:
         w: the server's model, (d,) in the run's dtype on the device.
         shared: the method's shared state, likewise.
         touched: (N,) bool, clients that have a state of their own; the others' are the initial one.
+        dropped: (S,) bool, members that drop out before they send; None without secure aggregation.
     """
 
     round: int
@@ -62,6 +67,7 @@ class RoundPlan:
     w: Tensor
     shared: State
     touched: np.ndarray
+    dropped: np.ndarray | None = None
 
 
 class Training:
@@ -116,6 +122,10 @@ class Training:
     def _train(self, plan: RoundPlan, arriving: frozenset[int], states: dict[int, State]) -> HpcfedError | None:
         clients, steps = plan.cohort.clients.tolist(), plan.cohort.steps.tolist()
         mine = [place for place, rank in enumerate(plan.ranks) if rank == self._parts.world.rank]
+        if plan.dropped is not None:
+            for place in (place for place in mine if plan.dropped[place]):
+                self._buffer.skip(place)
+            mine = [place for place in mine if not plan.dropped[place]]
         # Clients whose state is still on its way come last; those of equal steps end together.
         mine.sort(key=lambda place: (clients[place] in arriving, -steps[place]))
         tiles = deque(self._tiles(plan, mine))
@@ -164,6 +174,9 @@ class Training:
             info = ClientInfo(client, sizes[row], self._parts.cohorts.mean_size)
             state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             own = private_part(state)
+            if self._parts.chain.updates:
+                context = RoundContext(plan.round, plan.lr, info, seed=self._parts.seed)
+                samples = self._parts.chain.samples(samples, context, federation.num_classes)
             loss = self._parts.loss_of(client, plan.w, samples, own) if method.loss_at_w else None
             about = plan.round, plan.lr, info, plan.alike, loss, self._parts.seed
             tilt = method.tilt(plan.w, plan.shared, state, RoundContext(*about, Purpose.TILT, count))
@@ -172,6 +185,7 @@ class Training:
             members.append((about, state))
         names = self._parts.method.reported(plan.alike)
         joined: list[tuple[TileUpdate, int, State | None]] = []
+        personal = self._personal(plan, members, tasks)
         # lazy: a client may be trained when its result is asked for
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
         # All Δs of a tile are valid until the next tile.
@@ -180,11 +194,13 @@ class Training:
             client, place = clients[row], places[row]
             effective_steps = plan.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
+            known = replace(known, personal=personal[row]) if personal else known
             update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT, count))
             vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
-            if local.own:
+            own = {**local.own, "personal parameters": personal[row]} if personal else local.own
+            if own:
                 where = partial(self._where, plan.round, client)
-                buffer.check_own(place, local.own, where, at_once=self._parts.skips_bad)
+                buffer.check_own(place, own, where, at_once=self._parts.skips_bad)
             if local.buffers:
                 vectors = {**vectors, **self._averaged.changes(local.buffers)}
                 scalars = {**scalars, **self._averaged.counts(local.buffers)}
@@ -214,6 +230,20 @@ class Training:
                 states[client] = next_state
         buffer.add_tile([update for update, _, _ in joined])
         states |= {client: state for _, client, state in joined if state is not None}
+
+    def _personal(self, plan: RoundPlan, members: Sequence[tuple[About, State]], tasks: Sequence[Task]) -> list[Tensor]:
+        """Return the last iterates of second solves, (d,) each, of methods with a personal model; else none."""
+        method, count = self._parts.method.local, self._parts.model.num_parameters
+        if not getattr(method, "trains_personal", False):
+            return []
+        tilts = (
+            cast("ClientRule", method).personal(
+                plan.w, plan.shared, state, RoundContext(*about, Purpose.PERSONAL, count)
+            )
+            for about, state in members
+        )
+        second = [replace(task, tilt=tilt, guessed=0.0) for task, tilt in zip(tasks, tilts, strict=True)]
+        return [plan.w - local.delta for local in self._parts.engine.solve(plan.w, second, plan.round)]
 
     def _where(self, round: int, client: int) -> str:
         world = self._parts.world

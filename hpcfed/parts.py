@@ -22,6 +22,7 @@ from hpcfed.ranks.devices import WorldDevices
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
+from hpcfed.reduce.masks import Masks
 from hpcfed.types import Method, State
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._samples import SampleMechanism
@@ -59,6 +60,8 @@ class Parts:
     """Kind of the round's sums, ``exact`` or ``fast``."""
     hashes_updates: bool
     """Whether the hash of each client's update travels with it."""
+    masks: Masks | None
+    """Of secure aggregation."""
     sentinel: str
     """``on``, ``off`` or ``strict``."""
     repeats_bits: bool

@@ -46,6 +46,9 @@ class Purpose(IntEnum):
     SENTINEL = 18
     UPDATES = 19
     MEANS = 20
+    PERSONAL = 24
+    MASKS = 25
+    DROPOUTS = 26
 
 
 LEAST_SECRET = 2**64

@@ -34,7 +34,11 @@ from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffi
 from hpcfed.rng import Purpose
 from hpcfed.sentinel import Check, Sentinel, Suspicion
 from hpcfed.server import Server
-from hpcfed.types import DELTA, Means, Request, RoundContext, ServerUpdate, State
+from hpcfed.types import DELTA, MOVED, Means, Request, RoundContext, ServerUpdate, State
+from hpcfed.updates import PartContext
+
+ROBUST_EXCHANGES = "robust_allreduces"
+"""Allreduces of a robust mean, in the record's column ``method``."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,8 @@ class Simulation:
             home=parts.server_home,
             mixed=parts.devices.are_mixed,
             graphs=parts.engine.graphs,
+            keeps_vectors=parts.chain.robust is not None,
+            masked=parts.masks is not None,
         )
         self._squares = Squares(parts.engine.graphs)
         self._initial_buffers = self.buffers.state
@@ -170,12 +176,13 @@ class Simulation:
         if self._buffer.is_large:
             return_freed_memory()
         plan = self.plan(round)
-        if not len(plan.cohort.clients):
+        if not len(plan.cohort.clients) or self._are_too_few(plan):
             return self._round_without_clients(plan, requests, written)
         cohort, ranks = plan.cohort, plan.ranks
         vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
         counts = counts_of(vectors, cohort.counts, plan.factors)
-        units: Mapping[str, Units] = self.magnitudes.predict(counts)
+        masks = self._parts.masks
+        units: Mapping[str, Units] = self.magnitudes.predict(counts) if masks is None else masks.units(counts)
         checks = self._sentinel.draw(plan)
         sums, states, spent = self._attempt(plan, units, requests, written, checks)
         suspicions = self._compared(plan, checks, sums)
@@ -194,7 +201,8 @@ class Simulation:
             spent = {name: seconds + spent.get(name, 0.0) for name, seconds in first_spent.items()}
             self.magnitudes.repeats += 1
         reduced = time.perf_counter()
-        means, clip = self._means(plan, sums), self._clip_as_recorded()
+        clip = self._clip_as_recorded()
+        means, noted = self._means(plan, sums)
         update = self._step(means, plan)
         self.buffers.step(sums, _kept(cohort, sums))
         self.magnitudes.learn(sums.bounds)
@@ -207,7 +215,7 @@ class Simulation:
             means=replace(means, vectors={}, delta_sq=self._server.delta_sq),
             vectors=tuple(means.vectors),
             server_lr=update.server_lr,
-            metrics={**update.metrics, **clip},
+            metrics={**update.metrics, **noted, **clip},
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
             gradients=steps,
             requests=Request(int(np.bitwise_or.reduce(sums.requests))),
@@ -254,6 +262,7 @@ class Simulation:
             metrics={} if update is None else {**update.metrics, **clip},
             requests=Request(int(np.bitwise_or.reduce(ranks["requests"]))),
             written=int(ranks["written"].min()),
+            skipped=plan.cohort.clients.tolist(),
             seconds={"local": 0.0, "convert": 0.0, "wait": 0.0, "reduce": time.perf_counter() - started, "server": 0.0},
             state_hash=self._state_hash(),
             units=self._finest(self.magnitudes.predict(dict.fromkeys(means.vectors, np.empty(0)))),
@@ -276,6 +285,11 @@ class Simulation:
 
     def _finest(self, units: Mapping[str, Units]) -> Mapping[str, float] | None:
         return {name: own[-1] for name, own in units.items()} if self._is_exact else None
+
+    def _are_too_few(self, plan: RoundPlan) -> bool:
+        """Whether fewer clients are left than a secure aggregation opens a sum of."""
+        masks = self._parts.masks
+        return masks is not None and plan.dropped is not None and int((~plan.dropped).sum()) < masks.survivors
 
     def _never_drawn(self) -> int | None:
         """Return the number of clients whose private part is still the initial one; None without private parts."""
@@ -319,7 +333,11 @@ class Simulation:
         scalars = (*self._parts.method.local.scalars, *self.buffers.scalars)
         own = int(np.count_nonzero(np.equal(plan.ranks, self._world.rank)))
         watched = [check.place for check in checks]
-        self._buffer.open(units, len(plan.cohort.clients), scalars, own, watched)  # which may wait for other ranks
+        masks = None
+        if self._parts.masks is not None:
+            about = plan.cohort.clients.tolist(), plan.cohort.counts, plan.factors
+            masks = self._parts.masks.of_round(round, *about)
+        self._buffer.open(units, len(plan.cohort.clients), scalars, own, watched, masks)  # may wait for other ranks
         started = time.perf_counter()
         states, failure = self._training(plan)
         self._parts.watchdog.stage(f"round {round}: training, the device's last work")
@@ -354,6 +372,8 @@ class Simulation:
         self, units: Mapping[str, Units], counts: Mapping[str, np.ndarray], sums: Sums, round: int
     ) -> Mapping[str, Units] | None:
         """Return units that suit what the clients reported, where those that were used do not; else None."""
+        if self._parts.masks is not None:
+            return None
         if not self._is_exact or self._is_bounded:
             check_range(sums, counts, round, self._parts.reduction)
             return None
@@ -383,6 +403,7 @@ class Simulation:
             w=w,
             shared=shared,
             touched=self.touched,
+            dropped=None if self._parts.masks is None else self._parts.masks.dropped(round, len(cohort.clients)),
         )
 
     def _step(self, means: Means, plan: RoundPlan) -> ServerUpdate:
@@ -424,10 +445,17 @@ class Simulation:
         """
         return self._server.evaluated()
 
-    def _means(self, plan: RoundPlan, sums: Sums) -> Means:
+    def _means(self, plan: RoundPlan, sums: Sums) -> tuple[Means, Mapping[str, float]]:
+        """Return the round's means, and numbers for the record on how they were made."""
         cohort, done, kept = plan.cohort, sums.status != SKIPPED, _kept(plan.cohort, sums)
         reported = {name: total for name, total in sums.vectors.items() if name not in self.buffers.entries}
-        vectors = reported if kept == 1.0 else {name: quotient(total, kept) for name, total in reported.items()}
+        vectors: Mapping[str, Tensor] = (
+            reported if kept == 1.0 else {name: quotient(total, kept) for name, total in reported.items()}
+        )
+        noted: dict[str, float] = {}
+        if self._parts.chain.robust is not None:
+            vectors, exchanges = self._robust_means(plan, sums, vectors)
+            noted = {ROBUST_EXCHANGES: exchanges}
         factor = self._skip_correction(plan, done)
         if factor != 1.0 and DELTA in vectors:
             vectors = {**vectors, DELTA: vectors[DELTA] * factor}
@@ -449,8 +477,29 @@ class Simulation:
         )
         means = self._parts.chain.after(means, self._parts.seed, self._clip)
         if DELTA not in means.vectors or not self._server.needs_delta_sq:
-            return means
-        return replace(means, delta_sq=self._norm(means.delta))
+            return means, noted
+        return replace(means, delta_sq=self._norm(means.delta)), noted
+
+    def _robust_means(
+        self, plan: RoundPlan, sums: Sums, means: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], int]:
+        """Return what takes the place of the vectors' means, and the number of Allreduces that it took."""
+        cohort, kept, rule = plan.cohort, self._buffer.kept, self._parts.chain.robust
+        counts = (sums.status != SKIPPED) & (cohort.shares > 0)
+        assert kept is not None
+        assert rule is not None
+        if not counts.any():
+            return means, 0
+        self._parts.watchdog.stage(f"round {plan.round}: robust mean", waits=True)
+        found, exchanges, places = dict(means), 0, np.flatnonzero(counts).tolist()
+        for name in (name for name in means if name != MOVED):
+            bounds = sums.bounds[name] * np.abs(plan.factors) if name == DELTA else sums.bounds[name]
+            about = places, cohort.shares[counts], bounds[counts], self._dtype
+            vectors = kept.of(name, means[name], *about)
+            context = PartContext(plan.round, plan.lr, self._parts.seed, 0)
+            found[name] = rule.of(vectors, context).to(means[name].device)
+            exchanges += vectors.exchanges
+        return found, exchanges
 
     def _norm(self, delta: Tensor) -> float:
         """Return ‖Δ̄‖², in the same bits wherever Δ̄ lies."""

@@ -36,6 +36,8 @@ Never changed in place; a step returns new ones.
 
 DELTA = "delta"
 """Name of Δ_i among the vectors of a round."""
+PERSONAL = "personal"
+"""Name of the client's own model in the state of methods that train one (`hpcfed.ClientRule.personal`)."""
 RESERVED = LAST, MOVED, AVERAGE, STEP_AVERAGE, STEPS, BUFFERS = (
     "last-model",
     "moved",
@@ -156,6 +158,7 @@ class LocalResult:
             ``uses_effective_steps``, and for client optimizers that have none (Adam, Yogi).
         own: the client's private parameters and buffers after training, new tensors; empty without.
         buffers: the averaged buffers after training, likewise. Methods use neither.
+        personal: last iterate of the second solve, (d,), of rules that say `trains_personal`; else None.
     """
 
     delta: Tensor
@@ -165,6 +168,7 @@ class LocalResult:
     effective_steps: float | None = None
     own: State = field(default_factory=dict)
     buffers: State = field(default_factory=dict)
+    personal: Tensor | None = None
 
 
 @dataclass

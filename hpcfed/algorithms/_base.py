@@ -28,6 +28,8 @@ class ClientRule(Part):
     carried: ClassVar[frozenset[str] | None] = None
     loss_at_w: ClassVar[bool] = False
     evaluates_elsewhere: ClassVar[bool] = False
+    trains_personal: ClassVar[bool] = False
+    """Whether each client trains a second model, by the tilt of `personal`; costs a solve more."""
 
     @property
     def prox_mu(self) -> float:
@@ -44,6 +46,13 @@ class ClientRule(Part):
 
     def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
         return Tilt()
+
+    def personal(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
+        """Return the tilt of the second solve, on the same minibatches.
+
+        Its last iterate is ``local.personal``, which `next_state` keeps under the name `hpcfed.types.PERSONAL`.
+        """
+        raise NotImplementedError
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
         return Update(local.delta)

@@ -187,6 +187,13 @@ def check_combination(recipe: Recipe, method: Method) -> None:
 
 def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str, str]]:
     optimizer, guess = recipe.local.optimizer, recipe.guess
+    if recipe.parameters.private_first and (method.uses_effective_steps or guess != "none"):
+        what = f"guess: {guess}" if guess != "none" else method.name
+        reason = "it counts the steps of the shared parameters, which take only those after the first"
+        yield f"parameters.private_first with {what}", reason, "leave private_first out, or use fedavg without a guess"
+    if "personal" in recipe.evaluate.clients.models and not getattr(method.local, "trains_personal", False):
+        what = f"evaluate.clients.models: personal with {method.name}"
+        yield what, "its clients keep no model of their own", "use ditto, or last with evaluate.model: client-average"
     if method.uses_effective_steps and optimizer != "sgd":
         needs = "a normalisation by steps" if method.normalize is not None else f"the local method of {method.name}"
         reason = f"{needs} divides by ‖a_i‖₁, and steps of {optimizer} are no fixed combination of gradients"

@@ -15,6 +15,7 @@ from hpcfed.arithmetic.operations import arithmetic_of
 from hpcfed.assembly.loss import build_loss, build_measured_loss
 from hpcfed.assembly.model import build_model, zeros
 from hpcfed.assembly.private import privacy_of, sample_mechanism_of
+from hpcfed.assembly.secure import masks_of
 from hpcfed.client.engine import ClientWork, trained_by, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private
 from hpcfed.client.solver import Engine, Stepping
@@ -42,6 +43,7 @@ from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.reduce.device import device_sum
+from hpcfed.reduce.kept import bytes_needed
 from hpcfed.server import LARGEST_ON_HOST
 from hpcfed.types import Method
 from hpcfed.updates._chain import Chain, sending
@@ -94,6 +96,7 @@ def parts_of(
     _check_scores(recipe, model, outputs)
     cohorts = Cohorts(recipe, federation.sizes)
     room = {"device": _room(device, slot.sharing), "host": _room(torch.device("cpu"), slot.neighbours)}
+    _check_kept(recipe, chain, method, model, cohorts, room["host"] // 2, world)
     again = _reads_again(recipe, cohorts)
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
     work = ClientWork(cohorts.most_members, federation.sizes, cohorts.typical_steps)
@@ -120,7 +123,9 @@ def parts_of(
         sized_for=sized_for,
     )
     fine_tune, seed = recipe.evaluate.clients.fine_tune, recipe.seed.batches
-    arithmetic = arithmetic_of(recipe.bits)
+    arithmetic, masks = arithmetic_of(recipe.bits), masks_of(recipe, chain)
+    if masks is not None and device.type != "cpu":
+        raise InputError(f"secure_aggregation with device: {recipe.device}", expected="cpu", remedy="set device: cpu")
     parts = Parts(
         method=method,
         chain=chain,
@@ -141,7 +146,8 @@ def parts_of(
         watchdog=watchdog,
         reduction=recipe.reduction,
         hashes_updates=recipe.update_hashes,
-        sentinel=recipe.sentinel if repeats_bits else "off",
+        masks=masks,
+        sentinel=recipe.sentinel if repeats_bits and masks is None else "off",
         repeats_bits=repeats_bits,
         sum_on_device=device_sum(recipe.gpu_reduce, slot, world, mixed=devices.are_mixed),
         server_home=_server_home(recipe, model) if devices.are_alike else torch.device("cpu"),
@@ -154,6 +160,28 @@ def parts_of(
         sample_noise=sample_mechanism_of(recipe, federation),
     )
     return parts, evaluator
+
+
+def _check_kept(
+    recipe: Recipe, chain: Chain, method: Method, model: FlatModel, cohorts: Cohorts, room: int, world: World
+) -> None:
+    """Refuse a robust mean of updates that do not fit into this rank's memory, of which `room` bytes are free for them.
+
+    Raises:
+        InputError: with the memory that they need.
+    """
+    if chain.robust is None:
+        return
+    size, vectors = cohorts.most_members, len(method.reported(alike=False))
+    dims = model.vector.numel(), model.vector.element_size()
+    needed = bytes_needed(size, *dims, vectors, world.size, all_of_them=chain.robust.holds_all)
+    if needed > room:
+        raise InputError(
+            f"means: {recipe.means[0].name or recipe.means[0].factory} keeps the updates of {size} clients",
+            expected=f"{needed / 2**30:.3g} GiB of memory for each rank",
+            got=f"{room / 2**30:.3g} GiB (half of what is free on {world.hosts[world.rank]}, shared by its ranks)",
+            remedy="use a smaller cohort, geometric-median, which needs a rank's own alone, or clip in updates",
+        )
 
 
 def _method(recipe: Recipe, model: FlatModel, chain: Chain) -> Method:
@@ -245,6 +273,7 @@ def _engine(
         draws=_draws(recipe),
         elsewhere=method.local.evaluates_elsewhere,
         own_step=own_step(recipe.local, recipe.python_path),
+        private_first=recipe.parameters.private_first or 0,
         arithmetic=arithmetic_of(recipe.bits),
         sized_for=sized_for,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hpcfed import algorithms, models, updates
 from hpcfed.algorithms._compatibility import check_combination, check_parts
 from hpcfed.assembly.private import committed, private, private_samples
+from hpcfed.assembly.secure import check_secure
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import check_metrics, check_stop
@@ -43,7 +44,9 @@ def _resolve(recipe: Recipe) -> Recipe:
     own_step(recipe.local, recipe.python_path)
     with Federation.open(recipe.data) as federation:
         recipe = _with_numbers(recipe, federation)
-        updates.check(recipe, chain, method, federation.num_clients)
+        num_classes = None if federation.target_shape else federation.num_classes
+        updates.check(recipe, chain, method, federation.num_clients, num_classes)
+        check_secure(recipe, chain, method, federation.num_clients)
         recipe = private(recipe, chain, method, federation)
         chain = updates.build(recipe)
         if recipe.bits == "portable":

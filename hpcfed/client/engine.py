@@ -74,6 +74,7 @@ def trained_by(
     draws: bool,
     elsewhere: bool = False,
     own_step: Callable[..., Any] | None = None,
+    private_first: int = 0,
     arithmetic: Arithmetic = LIBRARIES,
     sized_for: torch.device | None = None,
 ) -> tuple[Engine, Training]:
@@ -91,6 +92,7 @@ def trained_by(
         draws: whether the model, the loss or the step draws random numbers.
         elsewhere: whether tilts may have an offset or a radius.
         own_step: the function that the recipe's ``local.step`` names.
+        private_first: the recipe's ``parameters.private_first``, or 0.
         arithmetic: of the recipe's ``bits``.
         sized_for: the device whose rule gives the tile's size, which is one on all ranks; default: the model's.
 
@@ -121,10 +123,11 @@ def trained_by(
             _check_tile(section.tile, 1, alone)
     if network is None:
         _check_tile(section.tile, 1, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
-        build = partial(SequentialSolver, model, loss, section, seed, precision=precision, draws=draws)
+        of_model = partial(SequentialSolver, model, loss, section, seed)
+        build = partial(of_model, precision=precision, draws=draws, private_first=private_first)
         solver = try_compiled(build, like) if section.compile else build()
         training = Training("sequential", "blas", "auto", section.memory_format, why=why)
-        if on_device(model.vector.device) and own_step is None and loss.by_client is None:
+        if on_device(model.vector.device) and own_step is None and loss.by_client is None and not private_first:
             width = max(1, int(work.sizes.max(initial=1)))
             if section.batch_size != "full":
                 width = min(int(section.batch_size), width)

@@ -45,10 +45,6 @@ class Short:
         values.masked_fill_(self.fillers.view(*self.fillers.shape, *trailing), 0)
         return values.mul_(self.factors.view(-1, 1, *trailing))
 
-    def repeated(self, count: int) -> Short:
-        """Return the same of as many steps for each slot, (R · count, B)."""
-        return Short.of(*(part.repeat_interleave(count, 0) for part in (self.fillers, self.factors)))
-
 
 def short_steps(sizes: np.ndarray, width: int, averages: bool, like: Tensor) -> list[Short | None]:
     """Return `Short` of each step of a round, None where no minibatch is short; steps that are alike share one.

@@ -201,6 +201,7 @@ class SequentialSolver:
         draws: whether the model, the loss or the step draws random numbers, which then come from the client's stream.
         precision: the recipe's.
         streams: what the minibatches, and what the model draws, come from.
+        private_first: the recipe's ``parameters.private_first``; 0: all parameters take all steps.
 
     Attributes:
         precision: the recipe's.
@@ -220,6 +221,7 @@ class SequentialSolver:
         draws: bool,
         precision: str = "float32",
         streams: tuple[Purpose, Purpose] = (Purpose.BATCHES, Purpose.DROPOUT),
+        private_first: int = 0,
     ):
         self._model = model
         self._module = _compiled(model) if section.compile else model.module
@@ -233,6 +235,8 @@ class SequentialSolver:
         self._draws = draws
         self._optimizer = optimizer_for(section, model.trained)
         self._on_device: Recorder | None = None
+        self._private_first = private_first
+        self._still: slice | None = None  # the trained parameters that the present step leaves as they are
 
     def train_by(self, device: Recorder, graphs: Graphs) -> None:
         """Let clients be trained on a device by steps that are recorded."""
@@ -301,11 +305,25 @@ class SequentialSolver:
         self._optimizer.reset()
         losses: list[Tensor] = []
         for x_batch, y_batch in self.minibatches(task, round):
-            numbers = self._optimizer.numbers(lr, len(losses) + 1)
+            numbers = self._optimizer.numbers(lr, self._step_number(task, len(losses)))
             losses.append(self.take_step(x_batch, y_batch, parts, scales, numbers))
             if on_step is not None:
                 on_step(task.client, len(losses), model.vector)
         return self._result(w, task, lr, _summed(losses), on_step)
+
+    def _step_number(self, task: Task, taken: int) -> int:
+        """Return the number, from 1, of the step after so many, for the optimizer, which begins anew with the shared
+        parameters where the private ones come first.
+        """
+        if not self._private_first:
+            return taken + 1
+        first, shared = self._private_first, len(self._model.vector)
+        if self._section.epochs is not None and self._section.batch_size != "full":
+            first *= -(-len(task.samples[1]) // int(self._section.batch_size))
+        if taken == first:
+            self._optimizer.reset()
+        self._still = slice(shared) if taken < first else slice(shared, None)
+        return taken + 1 if taken < first else taken - first + 1
 
     def _solve_on(
         self, device: Recorder, w: Tensor, task: Task, round: int, on_step: StepCallback | None
@@ -385,12 +403,16 @@ class SequentialSolver:
     def _descend(self, scales: Scales, numbers: Sequence[Number]) -> None:
         """One step of the client optimizer from the flat gradient; a clip takes the norm of all that is trained."""
         model, g = self._model, self._model.trained_grad
+        if self._still is not None:
+            g[self._still] = 0
         if self._section.clip_norm is not None:
             g.mul_((self._section.clip_norm / (torch.linalg.vector_norm(g) + 1e-6)).clamp_(max=1.0))
             if Scales.has(scales.after_clip):
                 LIBRARIES.add_scaled(model.grad, model.vector, scales.after_clip)
             if model.private is not None and (decay := self._stepping.scales(0.0)[1]):
                 g[len(model.grad) :].add_(model.private, alpha=decay)
+            if self._still is not None:
+                g[self._still] = 0
         self._optimizer.move(model.trained, g, numbers)
 
 

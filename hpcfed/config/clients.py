@@ -30,14 +30,15 @@ class EvaluateClients(Section):
     """Models to evaluate on each client's own samples, and how often; one row a client in ``clients.csv``.
 
     `models`: ``global``, the model that ``evaluate.model`` names; ``last``, each client's own last model (the initial
-    one until it takes part); ``fine-tuned``, the global one after the steps of `fine_tune`.
+    one until it takes part); ``fine-tuned``, the global one after the steps of `fine_tune`; ``personal``, the
+    client's own of a method that trains one, such as Ditto.
     """
 
     every: Period = 0
     """In rounds; 0: never."""
-    models: list[Literal["global", "last", "fine-tuned"]] = Field(["global"], min_length=1)
+    models: list[Literal["global", "last", "fine-tuned", "personal"]] = Field(["global"], min_length=1)
     """`global`; `last`: clients' last models (with `model: client-average`); `fine-tuned`: the global one after
-    `fine_tune`."""
+    `fine_tune`; `personal`: clients' own models (of `ditto`)."""
     fine_tune: FineTune | None = None
     """Steps of SGD on a client's training samples."""
 

@@ -187,6 +187,15 @@ class LrFrom(Section):
     """Step size from then on."""
 
 
+class SecureAggregation(Section):
+    """Secure aggregation, simulated: the server sees sums alone, of pairwise masked words (docs/updates.md)."""
+
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability with which a client drops out of a round before it sends."""
+    survivors: int = Field(2, ge=2)
+    """Least number of clients of whom a sum is opened; with fewer the model stays as it is."""
+
+
 class Checkpoint(Section):
     """When to save the run, in rounds or in time (0: only if it is stopped early), and which checkpoints to keep.
 

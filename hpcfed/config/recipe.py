@@ -34,6 +34,7 @@ from hpcfed.config.limits import (
     LrFrom,
     Period,
     Section,
+    SecureAggregation,
     Stop,
     a_guess,
     a_schedule,
@@ -463,7 +464,7 @@ class Recipe(Section):
     later: ClassVar[frozenset[str]] = frozenset(
         {
             *("parameters", "update_hashes", "bits", "deterministic", "sentinel", "updates", "means"),
-            *("secret_seed", "secret_commitment"),
+            *("secret_seed", "secret_commitment", "secure_aggregation"),
         }
     )
 
@@ -525,6 +526,8 @@ class Recipe(Section):
     (docs/updates.md)."""
     means: Annotated[list[ChainPart], BeforeValidator(parts_named)] = Field(default_factory=list)
     """What happens to the round's means before the server's step, likewise: `[{clip: {norm: 1.0}}]`."""
+    secure_aggregation: SecureAggregation | None = None
+    """Masked sums, simulated, behind a `clip` in `updates`: `{dropout: 0.1}` (docs/updates.md)."""
     evaluate: Evaluate = Evaluate()
     """Evaluations on the test set, the training sets and each client."""
     stop: Stop = Stop()

@@ -1,8 +1,8 @@
 """Per-client evaluation: loss and accuracy of global, local and fine-tuned models on each client's own samples.
 
-The models are the global one, the client's last one, and the global one after a few steps of fine-tuning. A client's
-home rank measures it into the client's own slots, so the table is bit-identical on any number of ranks. Fine-tuning has
-separate random streams and leaves training unchanged.
+The models are the global one, the client's last one or the personal one of its method, and the global one after a few
+steps of fine-tuning. A client's home rank measures it into the client's own slots, so the table is bit-identical on any
+number of ranks. Fine-tuning has separate random streams and leaves training unchanged.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from hpcfed.config.recipe import Evaluate
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.measures import Layout, Value, value_of
 from hpcfed.parts import Parts
-from hpcfed.types import Tilt
+from hpcfed.types import PERSONAL, Tilt
 
+KEPT = {"last": LAST, "personal": PERSONAL}
+"""Models that clients keep → their names in a client's state."""
 ROWS = 1 << 12
 """Clients whose rows of the table are made together."""
 
@@ -188,10 +190,10 @@ class ClientEvaluator:
             own = self._parts.private.of(client)
             task = Task(client, self._parts.shards.client(client), Tilt(), steps, guessed=0.0, own=own)
             next(self._parts.tuner.solve(w, [task], round))  # which leaves the client's last iterate in the model
-        elif which == "last":
+        elif which in KEPT:
             state = self._parts.clients.get(client)
-            last = self._parts.initial_w if state is None else state[LAST]
-            self._parts.model.load(last, self._parts.private.of(client))
+            kept = self._parts.initial_w if state is None else state[KEPT[which]]
+            self._parts.model.load(kept, self._parts.private.of(client))
         else:
             self._parts.model.load(w, self._parts.private.of(client))
 

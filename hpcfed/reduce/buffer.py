@@ -25,20 +25,22 @@ import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
-from hpcfed.errors import HpcfedError
+from hpcfed.errors import Diverged, HpcfedError
 from hpcfed.ranks.accelerators import is_fault
 from hpcfed.ranks.devices import fault
 from hpcfed.ranks.graphs import Graphs
 from hpcfed.ranks.world import World
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
-from hpcfed.reduce.finite import Unread, check_own, failures, unread
+from hpcfed.reduce.finite import LOWER, Unread, check_own, failures, unread
+from hpcfed.reduce.kept import KeptVectors
+from hpcfed.reduce.masks import NUMBERS, RoundMasks, wrong_with
 from hpcfed.reduce.memory import HOST, SumMemory, Totals
 from hpcfed.reduce.rows import Number, Numbers, Words, read_together, rows_of
 from hpcfed.reduce.slots import DONE, FAILED, RANK_SLOT, SKIPPED, Sums, client_slot
 from hpcfed.reduce.units import Units
 from hpcfed.reduce.update_hash import hash_of_update
-from hpcfed.types import DELTA, State
+from hpcfed.types import DELTA, MOVED, State
 
 KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """By the recipe's ``reduction``."""
@@ -84,8 +86,11 @@ class RoundBuffer:
         home: where the sums over ranks are wanted: the host, or the device, on all ranks alike.
         mixed: whether some ranks have a GPU, and others none; then `home` is the host, and nothing `sum_on_device`.
         graphs: records the adding of tiles on a device, in exact sums.
+        keeps_vectors: whether updates are kept beside their sum, for a robust mean.
+        masked: whether rounds have masks: slots then tell of clients whether they sent, and no more.
 
     Attributes:
+        kept: those of the open round; None where none are.
         is_torn: whether an update was added in part: the round cannot go on.
         seconds: what this rank has spent on the open round: in `add` (``pack``), in the Allreduce, waiting for other
             ranks included (``allreduce``), and on turning its result into float64 (``unpack``).
@@ -107,14 +112,20 @@ class RoundBuffer:
         home: torch.device = HOST,
         mixed: bool = False,
         graphs: Graphs | None = None,
+        keeps_vectors: bool = False,
+        masked: bool = False,
     ):
+        self._extra = NUMBERS if masked else 0
+        self._masks: RoundMasks | None = None
+        self._numbers, self._left_over = np.empty(0, np.int64), np.empty(0, np.uint64)
+        self.kept = KeptVectors(world) if keeps_vectors else None
         self._hashes_updates, self._watched = hashes_updates, watched
         self._to_check: frozenset[int] = frozenset()
         self._num_entries, self._others = num_entries, others or {}
         self._dtype, self._device, self._world = dtype, device, world
         self._kind = KINDS[kind]
         self._new_sum = partial(ExactSum, arithmetic=arithmetic, graphs=graphs) if kind == "exact" else FastSum
-        self._memory = SumMemory(self._kind.word, device, world, sum_on_device, home, mixed=mixed)
+        self._memory = SumMemory(self._kind.word, device, world, sum_on_device, home, mixed=mixed, whole=masked)
         self._most_words = 0
         self._sums: Totals = {}
         self._units: Mapping[str, Units] = {}
@@ -137,12 +148,14 @@ class RoundBuffer:
         scalars: Sequence[str] = (),
         expected: int = 1,
         to_check: Iterable[int] = (),
+        masks: RoundMasks | None = None,
     ) -> None:
         """Start sums of 0 for a round of S clients that report vectors and scalars of these names, in these units.
 
         `expected` is the number of updates that this rank is predicted to add: sums subtract their rounding constants
-        in advance. The updates of the places `to_check` are hashed for the sentinel.
+        in advance. The updates of the places `to_check` are hashed for the sentinel. `masks` are the round's.
         """
+        self._masks, self._numbers, self._left_over = masks, np.zeros(self._extra, np.int64), np.empty(0, np.uint64)
         self._to_check = frozenset(to_check)
         layout = tuple(units), [self._kind.words_of(own) for own in units.values()], cohort_size, tuple(scalars)
         if layout == self._layout:
@@ -159,6 +172,8 @@ class RoundBuffer:
         self._waiting.clear()
         self._unread.clear()
         self._own_parts.clear()
+        if self.kept is not None:
+            self.kept.begin([name for name in units if name not in self._others and name != MOVED])
         self.is_torn, self._failure = False, None
         self.seconds = self._memory.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
 
@@ -171,12 +186,13 @@ class RoundBuffer:
             self._sums = {}
         self._most_words = max(each)
         self._memory.lay_out(
-            [(words, self.entries_of(name)) for words, name in zip(each, names, strict=True)], clients + ranks
+            [(words, self.entries_of(name)) for words, name in zip(each, names, strict=True)],
+            clients + ranks + self._extra,
         )
-        self._slots = np.zeros((clients + ranks) // self._kind.slot_words, np.int64)
+        self._slots = np.zeros((clients + ranks) // self._kind.slot_words + self._extra, np.int64)
         first_of_ranks = clients // self._kind.slot_words
         self._clients = self._slots[:first_of_ranks].view(self._client_slot(len(each), len(scalars)))
-        self._ranks = self._slots[first_of_ranks:].view(RANK_SLOT)
+        self._ranks = self._slots[first_of_ranks : len(self._slots) - self._extra].view(RANK_SLOT)
         self._status = self._clients["status"]
 
     def _client_slot(self, num_vectors: int, num_scalars: int) -> np.dtype[np.void]:
@@ -240,6 +256,8 @@ class RoundBuffer:
             if not all(map(math.isfinite, (*own_scalars, *largest_entries))):
                 self.skip(place)
                 return False
+        if self._masks is not None:
+            self._refuse_unbounded(vectors, loss_sum)
         started = time.perf_counter()
         self.is_torn = True  # until the update is added whole
         report = _Report(place, weight, factor, loss_sum, steps, own_scalars)
@@ -256,6 +274,8 @@ class RoundBuffer:
             ]
             self._fill([report], [(_several(squared), _several(largest)) for squared, largest in added])
         self._hash(place, vectors, own_scalars)
+        if self.kept is not None:
+            self._keep(self.kept, place, vectors, factor)
         self._status[place] = DONE
         self.is_torn = False
         self.seconds["pack"] += time.perf_counter() - started
@@ -263,7 +283,7 @@ class RoundBuffer:
 
     def add_tile(self, updates: Sequence[TileUpdate]) -> None:
         """Add the updates of a tile, as `add` does one by one."""
-        if self._at_once == 1 or len(self._sums) > 1:
+        if self._at_once == 1 or len(self._sums) > 1 or self._masks is not None:
             for update in updates:
                 place, weight, factor, loss_sum, steps, scalars, delta = update
                 vectors = {DELTA: delta}
@@ -280,11 +300,19 @@ class RoundBuffer:
                 own_scalars = [float(scalars[name]) for name in self._scalars]
                 self._waiting.append(_Report(place, weight, factor, loss_sum, steps, own_scalars))
                 self._hash(place, {DELTA: delta}, own_scalars)
+                if self.kept is not None:
+                    self._keep(self.kept, place, {DELTA: delta}, factor)
             if len(self._waiting) == self._at_once:
                 self._add_waiting()
             self._status[[update.place for update in some]] = DONE
         self.is_torn = False
         self.seconds["pack"] += time.perf_counter() - started
+
+    @staticmethod
+    def _keep(kept: KeptVectors, place: int, vectors: Mapping[str, Tensor], factor: float) -> None:
+        """Keep an update, Δ_i as its sum has it."""
+        for name, vector in vectors.items():
+            kept.keep(place, name, vector, factor if name == DELTA else 1.0)
 
     def _hash(self, place: int, vectors: Mapping[str, Tensor], scalars: Sequence[float]) -> None:
         """Write the hash of an update where it is wanted."""
@@ -355,6 +383,9 @@ class RoundBuffer:
 
     def _write(self, reports: Sequence[_Report], added: Sequence[Sequence[Numbers]]) -> None:
         """Write the scalars of updates (n,), from the squared norms and largest entries, (n,), of each vector."""
+        if self._masks is not None:
+            self._add_numbers(self._masks, reports, dict(zip(self._sums, added, strict=True)))
+            return
         slots, places = self._clients, [report.place for report in reports]
         slots["loss_sum"][places] = [report.loss_sum for report in reports]
         slots["steps"][places] = [report.steps for report in reports]
@@ -364,6 +395,43 @@ class RoundBuffer:
             slots["bounds"][places, number] = largest
             if name == DELTA:
                 slots["delta_sq"][places] = squared * np.square([report.factor for report in reports])
+
+    def _refuse_unbounded(self, vectors: Mapping[str, Tensor], loss_sum: Number) -> None:
+        """Refuse what the masked words have no room for.
+
+        Raises:
+            Diverged: saying what.
+        """
+        assert self._masks is not None
+        for name in self._sums:
+            if what := wrong_with(name, float(vectors[name].abs().max()), self._masks.run.bound(name)):
+                raise Diverged(what, remedy=LOWER)
+        if not math.isfinite(float(loss_sum)):
+            raise Diverged("its loss is not finite", remedy=LOWER)
+
+    def _add_numbers(
+        self, masks: RoundMasks, reports: Sequence[_Report], added: Mapping[str, Sequence[Numbers]]
+    ) -> None:
+        """Add the squared norms, losses and steps of updates to the numbers that are masked."""
+        squares = np.asarray(added[DELTA][0]) if DELTA in added else np.zeros(len(reports))
+        for report, square in zip(reports, squares.tolist(), strict=True):
+            weight = abs(report.weight) * report.factor**2
+            self._numbers += masks.numbers(weight, square, float(report.loss_sum), report.steps)
+
+    def _mask(self, masks: RoundMasks) -> None:
+        """Add the masks of this rank's clients to what it sends."""
+        words = masks.of(np.flatnonzero(self._status == DONE).tolist(), self._num_masked)
+        self._slots[-NUMBERS:] = self._numbers + words[-NUMBERS:].view(np.int64)
+        first = 0
+        for total in self._sums.values():
+            (integers,) = cast("ExactSum", total).integers
+            integers.add_(torch.from_numpy(words[first : first + len(integers)].view(np.int64)))
+            first += len(integers)
+
+    @property
+    def _num_masked(self) -> int:
+        """Words that are masked in a round."""
+        return sum(self.entries_of(name) for name in self._sums) + NUMBERS
 
     def is_filled(self, place: int) -> bool:
         """Whether the client at this place has been added, skipped or failed."""
@@ -417,6 +485,8 @@ class RoundBuffer:
         """
         self.settle()
         self._ranks[self._world.rank] = state_hash, requests, written, local_seconds, idle_seconds
+        if self._masks is not None:
+            self._mask(self._masks)
         self._kind.write_slots(self._slots, self._memory.tail)
         summed = self._memory.reduce(self._sums, self._read, self._failure)
         if not self._sums:  # which large ones leave behind
@@ -427,6 +497,8 @@ class RoundBuffer:
     def _result(self, summed: Mapping[str, Tensor]) -> Sums:
         """Return the sums of the vectors, and what all ranks wrote into the slots."""
         clients, ranks = self._clients.copy(), self._ranks.copy()
+        if self._masks is not None:
+            self._open_numbers(self._masks, clients)
         return Sums(
             vectors=summed,
             bounds={name: clients["bounds"][:, number] for number, name in enumerate(summed)},
@@ -444,6 +516,23 @@ class RoundBuffer:
             again=clients["again"] if self._watched else None,
         )
 
+    def _open_numbers(self, masks: RoundMasks, clients: np.ndarray) -> None:
+        """Write the sums of the masked numbers as if each client had the mean, of squared norms the weighted one."""
+        square, loss, steps = masks.read(self._slots[-NUMBERS:] - self._left_over[-NUMBERS:].view(np.int64))
+        clients["delta_sq"], clients["loss_sum"] = square / len(clients), loss / len(clients)
+        clients["steps"][0] = steps
+
+    def _unmask(self, name: str, words: Words) -> None:
+        """Subtract the masks that clients who dropped out have left over in a vector's sum."""
+        assert self._masks is not None
+        if not len(self._left_over):
+            self._kind.read_slots(self._memory.tail, self._slots)
+            self._left_over = self._masks.left_over(np.flatnonzero(self._status == DONE).tolist(), self._num_masked)
+        names = list(self._sums)
+        first = sum(self.entries_of(other) for other in names[: names.index(name)])
+        left_over = self._left_over[first : first + self.entries_of(name)].view(np.int64)
+        words[0].sub_(torch.from_numpy(left_over))
+
     def exchange(self, state_hash: int, *, requests: int = 0, written: int = 0) -> np.ndarray:
         """Exchange the ranks' flags alone, in a round that nobody trains: one Allreduce; return `RANK_SLOT`s, (P,)."""
         ranks = np.zeros(self._world.size, RANK_SLOT)
@@ -453,6 +542,8 @@ class RoundBuffer:
 
     def _read(self, name: str, words: Words, out: Tensor) -> None:
         """Write a vector's sum over |S|, or a part of it, from its words, (words, n), as float64, (n,)."""
+        if self._masks is not None:
+            self._unmask(name, words)
         self._kind.read(words, self._units[name], len(self._clients), out)
 
 

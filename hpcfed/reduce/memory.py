@@ -60,6 +60,7 @@ class SumMemory:
         sum_on_device: sums the device's memory over ranks; None: MPI sums a copy on the host, in page-locked memory.
         home: where results are wanted: the host, or the device, on all ranks alike.
         mixed: whether some ranks have a GPU, and others none.
+        whole: whether all of it is always one Allreduce.
 
     Attributes:
         parts: memory of each vector's sum.
@@ -78,7 +79,9 @@ class SumMemory:
         home: torch.device = HOST,
         *,
         mixed: bool = False,
+        whole: bool = False,
     ):
+        self._whole = whole
         self._device, self._world, self._sum_on_device = device, world, sum_on_device
         self._home, self._stays = home, home.type != "cpu"
         self._moves = not self._stays or world.size > 1
@@ -103,7 +106,9 @@ class SumMemory:
         """Make room for vectors of (words, entries), and for so many words of slots."""
         self._shapes, vectors = list(shapes), sum(words * entries for words, entries in shapes)
         alone = self._device.type == "cpu" and self._sum_on_device is None
-        self.is_large = alone and not self._mixed and vectors * self._memory.element_size() > LARGE_BYTES
+        self.is_large = (
+            alone and not self._mixed and not self._whole and vectors * self._memory.element_size() > LARGE_BYTES
+        )
         if self.is_large:
             self._memory, self._shared = self._memory.new_empty(0), []
             self._device_memory = self._memory
@@ -123,7 +128,7 @@ class SumMemory:
 
     def _share(self, sum_bytes: int, words: int, *, willing: bool) -> bool:
         """Map the sums of all ranks of the host, `words` long each, if they are large enough; return whether so."""
-        if not self._can_share or self._mixed or not SHARED_BYTES <= sum_bytes <= LARGE_BYTES:
+        if not self._can_share or self._mixed or self._whole or not SHARED_BYTES <= sum_bytes <= LARGE_BYTES:
             return False
         if not self._shared or len(self._shared[0]) < words:
             found = shared_memory(self._world, words * self._memory.element_size(), willing=willing)

@@ -1,7 +1,7 @@
 """What happens to an update on its way: the parts of a recipe's lists ``updates`` and ``means``, one file each.
 
     updates: [{topk: {fraction: 0.01}}, {quantize: {bits: 8}}]      a client's vectors, in order, before the sum
-    means: [{clip: {norm: 1.0}}]                                    the means, once, before the server's step
+    means: [median, {clip: {norm: 1.0}}]                            the means, once, before the server's step
     updates: [{factory: "mine:Part", args: {gain: 2}}]              the user's own
 
 A file has ``UPDATE`` or ``MEANS`` or both, ``TITLE`` and ``EXAMPLE``; a new part is a new file here.
@@ -23,11 +23,15 @@ from hpcfed.errors import InputError, nearest
 from hpcfed.types import Method, Part
 from hpcfed.updates._base import CARRIED, DELTA_ITSELF, NORMS, SUM, TWICE, MeansPart, PartContext, Sent, UpdatePart
 from hpcfed.updates._chain import Chain
+from hpcfed.updates._robust import ClientVectors, RobustMean
+from hpcfed.updates.krum import Krum
 
 __all__ = [
     "Chain",
+    "ClientVectors",
     "MeansPart",
     "PartContext",
+    "RobustMean",
     "Sent",
     "UpdatePart",
     "build",
@@ -41,8 +45,8 @@ __all__ = [
 
 LISTS: Mapping[str, tuple[str, type[Part]]] = {"updates": ("UPDATE", UpdatePart), "means": ("MEANS", MeansPart)}
 """The recipe's key → its parts' name in their files, and their base."""
-WORK = {"updates": "send", "means": "after"}
-"""The function that a part must have."""
+WORK: Mapping[type[Part], str] = {UpdatePart: "send", RobustMean: "of", MeansPart: "after"}
+"""The function that a part must have, by its base."""
 KEPT = {"updates": {NORMS, DELTA_ITSELF, CARRIED, TWICE}, "means": {NORMS, SUM, DELTA_ITSELF}}
 """What parts of each list may leave untrue."""
 WHY = {
@@ -81,6 +85,10 @@ def build(recipe: Recipe) -> Chain:
     """
     lists: Any = [tuple(_built(key, getattr(recipe, key), recipe)) for key in LISTS]
     chain = Chain(*lists)
+    for place, part in enumerate(chain.means):
+        if part.replaces_mean and place:
+            what = f"means.{place}: {recipe.means[place].name or recipe.means[place].factory} takes the mean's place"
+            raise InputError(what, remedy="put it first, once")
     chain.codings((1000,), 32)
     return chain
 
@@ -93,8 +101,9 @@ def _built(key: str, sections: list[ChainPart], recipe: Recipe) -> Iterator[Part
             if not isinstance(part, base):
                 expected = f"a hpcfed.{base.__name__}"
                 raise InputError(f"{at}.factory {section.factory!r}", expected=expected, got=type(part).__name__)
-            if getattr(type(part), WORK[key]) is getattr(base, WORK[key]):
-                what = f"{at}.factory: {type(part).__name__} has no {WORK[key]!r}"
+            base, work = next((base, work) for base, work in WORK.items() if isinstance(part, base))
+            if getattr(type(part), work) is getattr(base, work):
+                what = f"{at}.factory: {type(part).__name__} has no {work!r}"
                 raise InputError(what, where=defined_at(part), remedy=f"hpcfed.{base.__name__} says what it takes")
             yield part
             continue
@@ -119,8 +128,10 @@ def resolved(recipe: Recipe, chain: Chain) -> dict[str, list[ChainPart]]:
     return {key: [whole(*pair) for pair in zip(sections, parts, strict=True)] for key, sections, parts in lists}
 
 
-def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int) -> None:
+def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_classes: int | None) -> None:
     """Refuse parts behind which a method would not be right, or that name clients and vectors which do not exist.
+
+    `num_classes` is None in a federation whose samples do not have one label each.
 
     Raises:
         InputError: with the reason.
@@ -132,10 +143,16 @@ def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int) -> Non
             if not 0 <= client < num_clients:
                 expected = f"clients from 0 to {num_clients - 1}"
                 raise InputError(f"updates: {section.name}.clients", expected=expected, got=str(client))
+        if getattr(part, "what", None) == "labels" and num_classes is None:
+            expected, remedy = "a federation with one label for each sample", "use what: own or mean"
+            raise InputError("updates: attack on labels", expected=expected, remedy=remedy)
         for name in getattr(part, "scales", ()):
             if name not in reported:
                 what = f"updates: {section.name}.scales: {method.name} reports no {name!r}"
                 raise InputError(what, remedy=nearest(name, reported))
+    size = recipe.cohort.size_in(num_clients)
+    if isinstance(chain.robust, Krum) and size is not None and recipe.cohort.sampling == "uniform":
+        chain.robust.check_size(size)
     for key in LISTS:
         for section, part in zip(getattr(recipe, key), getattr(chain, key), strict=True):
             what, lost = f"{key}: {section.name or section.factory}", KEPT[key] - part.keeps

@@ -52,6 +52,7 @@ class PartContext:
         carried: vectors of which the client's own state carries on what is lost.
         privacy: what `noise` takes its size from; None where nothing is noised.
         clip: C of the round, which a quantile moves; None where nothing is clipped.
+        num_classes: of labels; None in `send` and after the sum.
     """
 
     round: int
@@ -62,6 +63,7 @@ class PartContext:
     coding: Coding | None = None
     places: Vectors = field(default_factory=dict)
     carried: frozenset[str] = frozenset()
+    num_classes: int | None = None
     privacy: Privacy | None = None
     clip: float | None = None
 
@@ -127,6 +129,13 @@ class UpdatePart(Part):
         """Return what the server keeps for the part before round 1; float64, as are the zeros `vectors`."""
         return {}
 
+    def samples(self, x: Tensor, y: Tensor, context: PartContext) -> tuple[Tensor, Tensor]:
+        """Return the samples that a client trains on in this round, from its own, (n, …) each, which stay as they are.
+
+        It is measured on its own ones.
+        """
+        return x, y
+
     def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
         """Return what the server decodes of these vectors, and the client's next state; `shared` in the run's dtype.
 
@@ -151,6 +160,8 @@ class MeansPart(Part):
 
     keeps: ClassVar[frozenset[str]] = frozenset()
     """What stays true behind it, of `NORMS`, `SUM` and `DELTA_ITSELF`."""
+    replaces_mean: ClassVar[bool] = False
+    """Whether it takes the place of the weighted mean (`hpcfed.RobustMean`)."""
 
     def after(self, means: Means, context: PartContext) -> Means:
         """Return the means with other ``vectors``, (d,), float64; pure, the same on every rank.

@@ -17,12 +17,15 @@ from hpcfed.types import DELTA, MOVED, LocalMethod, LocalResult, Means, Method, 
 from hpcfed.updates._base import MOVED_NORM, SUM, MeansPart, PartContext, UpdatePart, Vectors
 from hpcfed.updates._coding import Coding, plain
 from hpcfed.updates._layout import Layout
+from hpcfed.updates._robust import RobustMean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfed.updates._mechanism import Privacy
 
+Samples = tuple["Tensor", "Tensor"]
+"""x and y, (n, …) each."""
 PREFIX = "updates."
 """Beginning of the names of parts' tensors in a client's state and in the shared one: ``updates.<place>.<name>``."""
 
@@ -44,6 +47,12 @@ class Chain:
     def keeps_sums(self) -> bool:
         """Whether the means are those of what clients sent."""
         return all(SUM in part.keeps for part in self.means)
+
+    @property
+    def robust(self) -> RobustMean | None:
+        """What takes the place of the weighted mean."""
+        first = self.means[0] if self.means and self.means[0].replaces_mean else None
+        return cast("RobustMean | None", first)
 
     @property
     def tells_others(self) -> bool:
@@ -70,6 +79,13 @@ class Chain:
         """Return C of the next round, from the shared state; None where no quantile moves it."""
         found = (shared.get(f"{PREFIX}{place}.{MOVED_NORM}") for place in range(len(self.updates)))
         return next((float(norm) for norm in found if norm is not None), None)
+
+    def samples(self, own: Samples, context: RoundContext, num_classes: int | None) -> Samples:
+        """Return what a client trains on in a round, from its own samples."""
+        for place, part in enumerate(self.updates):
+            about = PartContext(context.round, context.lr, context.seed, place, context.client, num_classes=num_classes)
+            own = part.samples(*own, about)
+        return own
 
     def after(self, means: Means, seed: int, clip: float | None = None) -> Means:
         """Return the means behind the parts of ``means``, which see what the server's step sees; `clip` is C."""

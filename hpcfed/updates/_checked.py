@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -16,15 +16,20 @@ from hpcfed.rng import Purpose
 from hpcfed.types import Means, Part, State
 from hpcfed.updates._base import MeansPart, PartContext, Sent, UpdatePart, Vectors
 from hpcfed.updates._chain import Chain
+from hpcfed.updates._robust import ClientVectors
 
 
 def checked_parts(chain: Chain, model: FlatModel, seed: int) -> Chain:
     """Return the chain with checks around the user's parts."""
     gaps = model.gaps.new_empty(0)
     sends = (_CheckedUpdates(part, gaps, seed) if _is_own(part) else part for part in chain.updates)
-    after = (_CheckedMeans(part, model.gaps.cpu(), seed) if _is_own(part) else part for part in chain.means)
+    after = (_checked_means(part, model.gaps.cpu(), seed) if _is_own(part) else part for part in chain.means)
     lists = cast("tuple[UpdatePart, ...]", tuple(sends)), cast("tuple[MeansPart, ...]", tuple(after))
     return Chain(*lists, chain.privacy)
+
+
+def _checked_means(part: MeansPart, gaps: Tensor, seed: int) -> Checked:
+    return (_CheckedRobust if part.replaces_mean else _CheckedMeans)(part, gaps, seed)
 
 
 def _is_own(part: Part) -> bool:
@@ -49,12 +54,24 @@ class _CheckedUpdates(Checked):
         self._shared = self._signature("begin_shared", state)
         return cast("State", state)
 
-    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+    def samples(self, x: Tensor, y: Tensor, context: PartContext) -> tuple[Tensor, Tensor]:
+        if type(self._part).samples is UpdatePart.samples:
+            return x, y
+        found = self._answer("samples", self._drawn_by(context), x, y, context, x=x, y=y)
+        self._check_kind("samples", found, tuple)
+        for what, own, like in zip("xy", found, (x, y), strict=False):
+            self._check_vector("samples", f"its {what}", own, like, like.dtype)
+        return cast("tuple[Tensor, Tensor]", found)
+
+    def _drawn_by(self, context: PartContext) -> Callable[[], None]:
+        """Return what sets the global generators for a call."""
         client = 0 if context.client is None else context.client.client
         address = Purpose.UPDATES, context.round, client, context.place
-        draw = partial(seed_generators, self._gaps.device, context.seed, *address)
+        return partial(seed_generators, self._gaps.device, context.seed, *address)
+
+    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
         lent: dict[str, Tensor | State] = {"vectors": vectors, "state": state, "shared": shared}
-        sent = self._answer("send", draw, vectors, state, shared, context, **lent)
+        sent = self._answer("send", self._drawn_by(context), vectors, state, shared, context, **lent)
         self._check_kind("send", sent, Sent)
         self._check_names(sent.vectors, vectors)
         for name, vector in vectors.items():
@@ -90,3 +107,14 @@ class _CheckedMeans(Checked):
         for name, vector in means.vectors.items():
             self._check_vector("after", f"its {name!r}", after.vectors[name], vector, float64)
         return replace(after, vectors={name: self._closed(vector) for name, vector in after.vectors.items()})
+
+
+class _CheckedRobust(Checked):
+    def of(self, vectors: ClientVectors, context: PartContext) -> Tensor:
+        def draw() -> None:
+            cast("Any", vectors).restart()  # the call is repeated
+            seed_generators(self._gaps.device, context.seed, Purpose.MEANS, context.round, 0, context.place)
+
+        found = self._answer("of", draw, vectors, context, mean=vectors.mean)
+        self._check_vector("of", "its answer", found, vectors.mean, float64)
+        return self._closed(found)

@@ -101,6 +101,11 @@ def _noise_of(recipe: Recipe, chain: Chain) -> tuple[Amount, Sequence[UpdatePart
         raise InputError("noise in updates and means", expected="once", got=f"{len(found)} times")
     if recipe.noise_at == "clients":
         return found[0], chain.updates[: [isinstance(part, Amount) for part in chain.updates].index(True)]
+    if chain.robust is not None:
+        remedy = "use the mean of clipped updates"
+        raise InputError(
+            "means: noise behind a robust mean, which one client may move by more than its norm", remedy=remedy
+        )
     if not isinstance(chain.means[0], Noise):
         raise InputError("means: noise comes first", remedy="put it at the beginning of the list")
     return found[0], chain.updates

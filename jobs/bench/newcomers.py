@@ -36,6 +36,8 @@ JOBS = (
     FirstJob("a local step of your own, MOON", ["*.py"], ["tests/contract/moon.py", "hpcfed/client/own_step.py"]),
     FirstJob("a part of updates of your own, TernGrad", ["*.py"],
              ["tests/contract/terngrad.py", "hpcfed/updates/_base.py"]),
+    FirstJob("a robust mean of your own", ["*.py"], ["tests/contract/meamed.py", "hpcfed/updates/_robust.py"]),
+    FirstJob("an attack of your own", ["*.py"], ["tests/contract/noisy.py", "hpcfed/updates/_base.py"]),
     FirstJob("a model, in the package", ["hpcfed/models/architectures/*.py", "hpcfed/lab/cite/__init__.py"],
              ["hpcfed/models/architectures/mlp.py", "hpcfed/models/__init__.py:Spec"]),
     FirstJob("a data source, in the package", ["data_prep/sources/*.py", "hpcfed/lab/cite/__init__.py"],

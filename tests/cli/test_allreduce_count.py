@@ -70,6 +70,8 @@ KINDS = {
     "scaffold-unequal": ["algorithm.name=scaffold", "evaluate.every=0", "budget={low: 1, high: 9}"],
     "too-large": ["evaluate.every=0", "local={steps: 1, lr: 1.0e+12, clip_norm: 1}"],
     "evaluating": ["evaluate.every=2", "evaluate.train.every=1"],
+    "geometric": ["evaluate.every=0", "means=[{geometric-median: {steps: 3}}]"],
+    "krum": ["evaluate.every=0", "means=[{krum: {attackers: 1}}]"],
     "shared": ["algorithm={name: feddyn, alpha: 0.05}", "evaluate.every=0"],
 }
 """What is counted, each for a short and for a long run."""
@@ -134,6 +136,13 @@ def test_a_round_is_one_allreduce_and_nothing_else(method, vectors, tallies):
 def test_a_round_whose_units_did_not_suit_is_run_once_more(tallies):
     short, long = tallies["too-large"]
     assert (short.allreduces, long.allreduces) == (SHORT + 1, LONG + 1)
+    assert short.others == long.others
+
+
+@pytest.mark.parametrize(("rule", "more"), [("geometric", 2 * 3), ("krum", 2)])
+def test_a_robust_mean_takes_as_many_more_as_the_record_says(rule, more, tallies):
+    short, long = tallies[rule]
+    assert (short.allreduces, long.allreduces) == ((1 + more) * SHORT, (1 + more) * LONG)
     assert short.others == long.others
 
 

@@ -212,7 +212,7 @@ def test_data_are_cited_by_the_file_where_it_is(tmp_path):
 def test_everything_that_has_a_paper_is_in_the_bibliography():
     tables = (algorithms.references(), updates.references(), cite.MODELS, cite.PARTITIONS, cite.DATA)
     used = {key for table in tables for keys in table.values() for key in keys}
-    used |= {*cite.OPTIMIZERS.values(), cite.GEL, *cite.PRIVATE_PARTS, cite.SILOBN}
+    used |= {*cite.OPTIMIZERS.values(), cite.GEL, *cite.PRIVATE_PARTS, cite.SILOBN, cite.FEDREP, cite.SECURE}
     assert used == set(cite.references())
     assert set(cite.MODELS) == set(named()) - {"linear", "logistic", "quadratic", "mlp"}
     assert set(cite.PARTITIONS) == set(SCHEMES) - {"iid"}

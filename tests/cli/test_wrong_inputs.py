@@ -173,7 +173,7 @@ MORE: Mapping[str, Wrong] = {
     "a-family-of-methods": Wrong(
         RUN + "algorithm.name=fedopt", ("'fedopt'", "fedadam, fedyogi, fedadagrad", "fedavgm")
     ),
-    "a-method-we-lack": Wrong(RUN + "algorithm=ditto", ("'ditto'", "known: dsgd, fedadagrad,")),
+    "a-method-we-lack": Wrong(RUN + "algorithm=apfl", ("'apfl'", "known: ditto, dsgd, fedadagrad,")),
     "private-layers": Wrong(RUN + "algorithm=FedPer", ("'FedPer'", "any method", "parameters.private")),
     "private-everything": Wrong(
         RUN + 'parameters.private=["*"] evaluate.every=0', ("parameters.private", "nothing is left to average")

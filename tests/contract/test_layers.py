@@ -49,6 +49,7 @@ ONLY = {
     "config": {"errors", "io"},
     "config.user_code": {"errors", "io", "ranks", "rng", "types"},
     "reduce": {"arithmetic", "errors", "types", "ranks"},
+    "reduce.masks": {"reduce", "rng", "types"},
     "reduce.checks": {"cohort", "data", "errors", "ranks", "reduce", "types"},
     "algorithms": {"arithmetic", "types", "config", "errors"},
     "updates": {"arithmetic", "types", "config", "errors", "models.flat", "rng"},

@@ -123,7 +123,9 @@ def test_what_the_server_keeps_for_clients_follows_purely(name, alike):
 @pytest.mark.parametrize("name", names())
 def test_the_client_changes_nothing_it_was_given(name, dtype):
     chosen = method(name)
-    w, local = draw(1, dtype), LocalResult(draw(2, dtype), steps=4, loss_sum=1.0, lr=0.1, effective_steps=4.0)
+    personal = draw(3, dtype) if chosen.local.trains_personal else None
+    local = LocalResult(draw(2, dtype), steps=4, loss_sum=1.0, lr=0.1, effective_steps=4.0, personal=personal)
+    w = draw(1, dtype)
     server, client = chosen.local.begin_shared(w), chosen.local.begin(w)
     assert bool(client) == chosen.local.stateful
     for _ in range(2):
@@ -277,6 +279,7 @@ def test_scaffold_of_feddyns_code_where_clients_differ_in_size():
 
 DEGENERATE = {
     "fedprox-mu-0-is-fedavg": ({"name": "fedprox", "mu": 0.0}, {"name": "fedavg"}, 3),
+    "ditto-is-fedavg": ({"name": "ditto", "mu": 0.3}, {"name": "fedavg"}, 3),
     "fedexp-large-eps-is-fedavg": ({"name": "fedexp", "eps": 1e15}, {"name": "fedavg"}, 3),
     "feddyn-first-trains-as-fedprox": ({"name": "feddyn", "alpha": 0.2}, {"name": "fedprox", "mu": 0.2}, 1),
     "fedavgm-beta-0-is-fedavg": ({"name": "fedavgm", "beta": 0.0}, {"name": "fedavg"}, 3),

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.one_mpi
 ROLES: Mapping[str, Mapping[str, Any]] = {
     "private norms": FEDBN,
     "a private head": FEDPER,
+    "a head trained first": {**FEDPER, "private_first": 2},
     "averaged": {"buffers": "averaged"},
     "private statistics": {"buffers": "private", "frozen": ["1.*"]},
     "fixed": {"buffers": "fixed", "private": ["4.bias"]},

@@ -48,6 +48,16 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         "updates": [{"clip": {"norm": 0.2}}, {"randk": {"fraction": 0.5}}, "sign"],
         "means": [{"clip": {"norm": 0.05}}],
     },
+    "a robust mean and flipped labels": {
+        "algorithm": {"name": "scaffold"},
+        "updates": [{"attack": {"clients": [1], "what": "labels"}}],
+        "means": ["geometric-median"],
+    },
+    "rows of all clients": {"means": [{"krum": {"attackers": 1}}]},
+    "personal models": {
+        "algorithm": {"name": "ditto", "mu": 0.1},
+        "evaluate": {"clients": {"every": 1, "models": ["personal"]}, "batch_size": 16},
+    },
     "all measures": {
         "local": ONE_BY_ONE,
         "evaluate": {

@@ -192,14 +192,19 @@ class Perceptron:
 
     def losses(self, z: Tensor, y: Tensor, short: Short | None = None) -> Tensor:
         """Return the loss of each minibatch, (R,), from z (R, B, outputs) and targets (R, B, …)."""
-        each = self._loss.each(self._used(z).flatten(0, 1), y.flatten(0, 1)).view(z.shape[:2])
-        if short is not None:
-            short.selected(each)
-        return each.sum(1).mul_(self.share(z.shape[1]))
+        return self.losses_of_steps(z.unsqueeze(1), y.unsqueeze(1), [short]).squeeze(1)
+
+    def losses_of_steps(self, z: Tensor, y: Tensor, short: Sequence[Short | None]) -> Tensor:
+        """Return the losses of S steps at once, (R, S), from z (R, S, B, outputs) and targets (R, S, B, …)."""
+        each = self._loss.each(self._used(z).flatten(0, 2), y.flatten(0, 2)).view(z.shape[:3])
+        for step, of_step in enumerate(short):
+            if of_step is not None:
+                of_step.selected(each[:, step])
+        return each.sum(2).mul_(self.share(z.shape[2]))
 
     def _used(self, z: Tensor) -> Tensor:
         """Return the columns of z that are outputs, (R, B, C)."""
-        return z if z.shape[2] == self._outputs else z[..., : self._outputs]
+        return z if z.shape[-1] == self._outputs else z[..., : self._outputs]
 
     def _slope(
         self, z: Tensor, encoded: Tensor, short: Short | None, weights: Tensor | None, *, hidden: bool = False

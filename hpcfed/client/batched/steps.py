@@ -6,7 +6,7 @@ own last step.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -307,12 +307,7 @@ class FusedDescent:
             self._scale = scale
             if self._constants is not None:
                 self.stacks.flat.sub_(self._constants.flat, alpha=self._lr / scale)
-        # Losses of many steps at once, since no step waits for its own.
-        for first, last in _runs(short):
-            z, targets = torch.stack(outputs[first:last], 1).flatten(0, 1), y[:, first:last].flatten(0, 1)
-            of_one = short[first]
-            of_run = None if of_one is None else of_one.repeated(last - first)
-            losses[:, first:last] = self._network.losses(z, targets, of_run).view(len(x), -1)
+        losses.copy_(self._network.losses_of_steps(torch.stack(outputs, 1), y, short))
 
     def numbers(self, lr: float, mu: float, sizes: np.ndarray) -> np.ndarray:
         """Return what multiplies D, a constant and V in each step; see `Descent`."""
@@ -359,12 +354,3 @@ class FusedDescent:
             self.stacks.flat.mul_(self._scale)
             self._scale = 1.0
         return 1.0, self._scale * self._keep
-
-
-def _runs(short: Sequence[Short | None]) -> Iterator[tuple[int, int]]:
-    """Yield the first step, and the one after the last, of steps in a row that are short alike."""
-    first = 0
-    for step in range(1, len(short) + 1):
-        if step == len(short) or short[step] is not short[first]:
-            yield first, step
-            first = step

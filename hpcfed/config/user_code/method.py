@@ -226,21 +226,28 @@ class _CheckedLocal(Checked):
         return state
 
     def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
-        arguments: Lendable = {"w": w, "shared": shared, "client": client}
-        tilt = self._answer("tilt", partial(self._draw, context), *arguments.values(), context, **arguments)
-        self._check_kind("tilt", tilt, Tilt)
-        vectors = {"shift": tilt.shift, "anchor": tilt.anchor, "offset": tilt.offset}
-        for what, vector in vectors.items():
-            if vector is not None:
-                self._check_vector("tilt", f"its {what}", vector, w, w.dtype)
-        if (tilt.offset is not None or tilt.radius) and not self._part.evaluates_elsewhere:
-            self._refuse("tilt", "its offset or radius", "a rule with evaluates_elsewhere = True", "False")
-        for what, number in (("mu", tilt.mu), ("radius", tilt.radius)):
-            self._check_number("tilt", f"its {what}", number)
+        tilt = self._tilt("tilt", w, shared, client, context)
         if self._counts_steps and not math.isclose(tilt.mu, self._part.prox_mu, rel_tol=1e-6):
             expected = f"{self._part.prox_mu:g}, its prox_mu, by which the effective steps are counted"
             remedy = "give prox_mu and every tilt of the rule one μ, or use another normalisation"
             self._refuse("tilt", "its mu", expected, f"{tilt.mu:g}", remedy)
+        return tilt
+
+    def personal(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
+        return self._tilt("personal", w, shared, client, context)
+
+    def _tilt(self, name: str, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
+        arguments: Lendable = {"w": w, "shared": shared, "client": client}
+        tilt = self._answer(name, partial(self._draw, context), *arguments.values(), context, **arguments)
+        self._check_kind(name, tilt, Tilt)
+        vectors = {"shift": tilt.shift, "anchor": tilt.anchor, "offset": tilt.offset}
+        for what, vector in vectors.items():
+            if vector is not None:
+                self._check_vector(name, f"its {what}", vector, w, w.dtype)
+        if (tilt.offset is not None or tilt.radius) and not self._part.evaluates_elsewhere:
+            self._refuse(name, "its offset or radius", "a rule with evaluates_elsewhere = True", "False")
+        for what, number in (("mu", tilt.mu), ("radius", tilt.radius)):
+            self._check_number(name, f"its {what}", number)
         return replace(tilt, **{what: self._closed(vector) for what, vector in vectors.items() if vector is not None})
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:

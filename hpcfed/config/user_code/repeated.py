@@ -51,6 +51,8 @@ def hashes_of(answer: object, gaps: Tensor) -> dict[str, int]:
         with suppress(RuntimeError, TypeError, ValueError):
             return {"array": xxhash.xxh3_64_intdigest(np.array(answer, dtype=float).tobytes())}
         return {}
+    elif isinstance(answer, Tensor):
+        found = {"vector": answer}
     else:
         found = dict(answer) if isinstance(answer, Mapping) else {}
     hashes: dict[str, int] = {}

@@ -19,6 +19,7 @@ FEDAVG, FEDPROX = "mcmahan2017communication", "li2020federated"
 ADAPTIVE, LEAF = "reddi2021adaptive", "caldas2018leaf"
 NIID_BENCH = "li2022federated"
 PRIVATE_PARTS, SILOBN = ("li2021fedbn", "arivazhagan2019personalization"), "andreux2020siloed"
+FEDREP, SECURE = "collins2021exploiting", "bonawitz2017practical"
 OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
 MODELS = {
     "emnist-cnn": (ADAPTIVE,),
@@ -104,6 +105,8 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
     for part in (part for key in updates.LISTS for part in recipe.get(key) or ()):
         known, named = updates.references(), next(iter(part))
         yield f"Part of updates {part.get('factory') or named}", known.get(named, ())
+    if recipe.get("secure_aggregation"):
+        yield "Secure aggregation", (SECURE,)
     if local.get("step"):
         yield f"Local step {local['step']}", ()
     if (optimizer := local.get("optimizer")) in OPTIMIZERS:
@@ -113,6 +116,8 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
     parameters = recipe.get("parameters") or {}
     if parameters.get("private"):
         yield "Private parameters", PRIVATE_PARTS
+    if parameters.get("private_first"):
+        yield "Private parameters trained first, FedRep", (FEDREP,)
     if parameters.get("buffers") == "private":
         yield "Private running statistics", (SILOBN,)
     model = recipe.get("model") or {}

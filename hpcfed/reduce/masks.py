@@ -1,0 +1,132 @@
+"""Secure aggregation, simulated: words of the exact sums are masked, pair by pair, and only their sum can be read.
+
+    client i sends   q_i + Σ_{j>i} m_ij − Σ_{j<i} m_ji   mod 2^64;      m_ij from (pair, round)
+
+q_i are its weighted vectors, and its squared norm, loss and steps, as integers in units that follow from the clip, the
+weights and the cohort alone. In the sum over the cohort the masks cancel. Where clients drop out, those that are left
+send their shares of the pairs' secrets, and the masks that are left over are subtracted.
+
+Masks of two clients that one rank has trained, and that both send, cancel in the rank's own sum and are not drawn. Not
+simulated are the agreement on keys, which are draws of the seed here, and a second mask of each client, which protects
+one whose words come late; their bytes are counted.
+
+Reference: Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017, Section 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed.reduce.units import ROUNDABLE, SUMMABLE, Units, exponent
+from hpcfed.rng import Purpose, stream
+from hpcfed.types import DELTA
+
+NUMBERS = 3
+"""Masked numbers beside the vectors: weighted squared norms, losses and steps."""
+LOSS_UNIT, LARGEST_LOSS = 2.0**-20, 2.0**30
+"""Of a client's sum of losses, which is cut there."""
+MARGIN = 1 + 2.0**-10
+"""Of a bound, for the rounding of a clipped vector."""
+KEY, SHARE = 32, 48
+"""Bytes of a public key, and of an encrypted share of a secret."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Masks of a run.
+
+    Attributes:
+        bound: of a vector's norm, by its name.
+        dropout: probability with which a client of a cohort drops out before it sends.
+        survivors: least number of clients of whom a sum is opened.
+        seed: of masks and dropouts.
+    """
+
+    bound: Callable[[str], float]
+    dropout: float
+    survivors: int
+    seed: int
+
+    def dropped(self, round: int, size: int) -> np.ndarray:
+        """Return which members of a round's cohort drop out, (S,) bool; the same on every rank."""
+        return stream(self.seed, Purpose.DROPOUTS, round).random(size) < self.dropout
+
+    def units(self, counts: Mapping[str, np.ndarray]) -> dict[str, Units]:
+        """Return the unit of each vector's sum, one word, from what each member, (S,), counts in it."""
+        return {name: (_unit(np.abs(own) * (self.bound(name) * MARGIN)),) for name, own in counts.items()}
+
+    def of_round(self, round: int, clients: Sequence[int], counts: np.ndarray, factors: np.ndarray) -> RoundMasks:
+        """Return the masks of a round with these clients, by what each counts, and the factor of its Δ_i, (S,)."""
+        squares = np.abs(counts) * factors**2 * (self.bound(DELTA) * MARGIN) ** 2
+        return RoundMasks(self, round, tuple(clients), _unit(squares))
+
+    def bytes_up(self, size: int, left: int, words: int) -> int:
+        """Return what all clients of a cohort of `size` send: words, a key, and shares, of which `left` get so far."""
+        shares = size * (size - 1) * SHARE + left * (size - left) * SHARE
+        return left * 8 * (words + NUMBERS) + size * 2 * KEY + shares
+
+    def bytes_down(self, size: int) -> int:
+        """Return what they receive beside the model: the others' keys and shares."""
+        return size * (size - 1) * (2 * KEY + SHARE)
+
+
+def _unit(largest: np.ndarray) -> float:
+    """Return the unit of a word that holds a sum of numbers of these magnitudes, (n,)."""
+    total, one = float(largest.sum()), float(largest.max(initial=0.0))
+    return 2.0 ** max(exponent(total) - SUMMABLE, exponent(one) - ROUNDABLE) if total > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class RoundMasks:
+    """Masks of a round, and the units of its numbers."""
+
+    run: Masks
+    round: int
+    clients: tuple[int, ...]
+    square_unit: float
+
+    def numbers(self, weight: float, square: float, loss: float, steps: int) -> np.ndarray:
+        """Return the words of a client's weighted squared norm, loss and steps, (3,) int64."""
+        loss = max(-LARGEST_LOSS, min(LARGEST_LOSS, loss))
+        return np.array([round(weight * square / self.square_unit), round(loss / LOSS_UNIT), steps], np.int64)
+
+    def read(self, words: np.ndarray) -> tuple[float, float, int]:
+        """Return the sums of the weighted squared norms, of the losses and of the steps."""
+        square, loss, steps = words.tolist()
+        return square * self.square_unit, loss * LOSS_UNIT, steps
+
+    def of(self, own: Iterable[int], size: int) -> np.ndarray:
+        """Return the masks of the clients at the places `own`, which one rank sends in one sum: (size,) uint64."""
+        mine = frozenset(own)
+        others = [place for place in range(len(self.clients)) if place not in mine]
+        return self._between(mine, others, size)
+
+    def left_over(self, sent: Iterable[int], size: int) -> np.ndarray:
+        """Return what stays of the masks where only the clients at the places `sent` did send: (size,) uint64."""
+        done = frozenset(sent)
+        return self._between(done, [place for place in range(len(self.clients)) if place not in done], size)
+
+    def _between(self, some: Iterable[int], others: Sequence[int], size: int) -> np.ndarray:
+        """Return the sum of the masks that some places have with others."""
+        total = np.zeros(size, np.uint64)
+        for place in sorted(some):
+            for other in others:
+                words = self.pair(min(place, other), max(place, other), size)
+                total = total + words if place < other else total - words
+        return total
+
+    def pair(self, first: int, second: int, size: int) -> np.ndarray:
+        """Return the mask of a pair of places, (size,) uint64."""
+        pair = self.clients[first] << 32 | self.clients[second]
+        return stream(self.run.seed, Purpose.MASKS, self.round, pair).bit_generator.random_raw(size).astype(np.uint64)
+
+
+def wrong_with(name: str, largest: float, bound: float) -> str:
+    """Return what is wrong with a vector's largest entry; empty if nothing is."""
+    if not math.isfinite(largest):
+        return "its update is not finite"
+    return "" if largest <= bound * MARGIN else f"its {name!r} is beyond its clip"

@@ -1,0 +1,145 @@
+"""Secure aggregation: masks cancel, sums are those of the same units without them, and what no server could do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcfed
+from hpcfed.ranks.world import World
+from hpcfed.reduce.masks import KEY, SHARE, Masks, RoundMasks
+from tests.mpi.recipes import METHODS, small, write_small
+
+pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
+CLIP = {"clip": {"norm": 0.3, "scales": {}}}
+COLUMNS = ("hash", "test_loss", "local_loss", "mean_delta_sq", "delta_sq", "skipped", "unit", "gradients")
+
+
+def masks(clients: int, dropout: float = 0.0) -> tuple[Masks, RoundMasks]:
+    run = Masks(lambda name: 0.3, dropout, 2, seed=7)
+    return run, run.of_round(3, range(10, 10 + clients), np.ones(clients), np.ones(clients))
+
+
+@pytest.mark.parametrize("clients", [2, 5, 100])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_masks_cancel_but_for_those_with_clients_that_dropped_out(clients, ranks):
+    run, of_round = masks(clients, 0.3)
+    dropped = run.dropped(3, clients)
+    sent = np.flatnonzero(~dropped).tolist()
+    with np.errstate(over="ignore"):
+        total = sum(of_round.of(sent[rank::ranks], 11) for rank in range(ranks))
+        assert np.array_equal(total, of_round.left_over(sent, 11))
+    assert ranks == 1 or clients == 2 or of_round.of(sent[::ranks], 11).any()
+
+
+def test_masks_of_pairs_and_rounds_differ():
+    run, first = masks(3)
+    second = run.of_round(4, range(10, 13), np.ones(3), np.ones(3))
+    found = [first.pair(0, 1, 50), first.pair(0, 2, 50), first.pair(1, 2, 50), second.pair(0, 1, 50)]
+    assert len({word for words in found for word in words.tolist()}) == 200
+
+
+@pytest.mark.parametrize("clients", [2, 100])
+def test_words_have_room_for_all_clients_at_the_bound(clients):
+    run, of_round = masks(clients)
+    counts = np.linspace(0.5, 1.5, clients)
+    (unit,) = run.units({"delta": counts})["delta"]
+    assert float((counts * 0.3).sum()) / unit < 2.0**62
+    assert 0.3 / unit > 2.0**40  # and are finer than float32 by far
+    whole = sum(of_round.numbers(1.0, 0.09, 2.5, 4) for _ in range(clients))
+    square, loss, steps = of_round.read(whole)
+    assert (square, loss, steps) == (pytest.approx(0.09 * clients, rel=1e-12), 2.5 * clients, 4 * clients)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with data of nine clients."""
+    folder = tmp_path_factory.mktemp("secure")
+    write_small(folder, num_clients=9)
+    return folder
+
+
+def run(folder: Path, output: str, **changes: Any) -> list[dict[str, Any]]:
+    common = {"data": str(folder / "small.h5"), "updates": [CLIP], "rounds": 2}
+    return hpcfed.run(small(folder / output, **{**common, **changes}), world=World(), quiet=True).metrics
+
+
+def unmasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all masks be 0: what is left is the plain exact sum in the same units."""
+    monkeypatch.setattr(RoundMasks, "pair", lambda self, first, second, size: np.zeros(size, np.uint64))
+
+
+NOT = ("fedadagrad", "fedadam", "fedyogi", "fedavgm", "fedexp-m", "scaffold-exp", "fedprox", "dsgd")
+"""Methods whose client side is another one's: in the soak alone."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.soak] if n in NOT else []) for n in METHODS])
+def test_masked_sums_are_those_without_masks(name, place, monkeypatch):
+    about = {"algorithm": {"name": name, **METHODS[name]}, "secure_aggregation": {"dropout": 0.3}}
+    masked = run(place, f"{name}-masked", **about)
+    unmasked(monkeypatch)
+    plain = run(place, f"{name}-plain", **about)
+    assert [[row[column] for column in COLUMNS] for row in masked] == [[row[c] for c in COLUMNS] for row in plain]
+    assert any(row["skipped"] for row in masked)
+
+
+def test_without_dropouts_a_run_is_the_plain_one_but_for_its_units(place):
+    masked, plain = run(place, "masked", secure_aggregation={}), run(place, "unmasked")
+    for column in ("test_loss", "local_loss", "mean_delta_sq", "delta_sq"):
+        assert [row[column] for row in masked] == pytest.approx([row[column] for row in plain], rel=1e-6)
+    assert [row["gradients"] for row in masked] == [row["gradients"] for row in plain]
+
+
+def test_bytes_are_those_of_words_keys_and_shares(place):
+    parameters = 12 * 8 + 8 + 8 * 4 + 4
+    row = run(place, "bytes", secure_aggregation={}, rounds=1)[0]
+    assert row["bytes_up"] == 9 * (8 * (parameters + 3) + 2 * KEY + 8 * SHARE)
+    assert row["bytes_down"] == 9 * (4 * parameters + 8 * (2 * KEY + SHARE))
+
+
+def test_no_sum_of_too_few_is_opened(place):
+    rows = run(place, "few", secure_aggregation={"dropout": 0.9, "survivors": 9})
+    assert [row["skipped"] for row in rows] == [[*range(9)]] * 2
+    assert rows[0]["hash"] == rows[1]["hash"]
+    assert [row["gradients"] for row in rows] == [0, 0]
+
+
+def test_an_update_that_is_not_finite_ends_the_run(place):
+    (place / "infinite.py").write_text(INFINITE)
+    updates = [{"factory": "infinite:Infinite"}, CLIP]
+    with pytest.raises(hpcfed.Diverged, match=r"round 1, client .*its update is not finite"):
+        run(place, "infinite", secure_aggregation={}, updates=updates, python_path=[str(place)])
+
+
+INFINITE = """
+from hpcfed import UpdatePart
+from hpcfed.updates import Sent
+
+
+class Infinite(UpdatePart):
+    def send(self, vectors, state, shared, context):
+        return Sent({name: vector + float("inf") for name, vector in vectors.items()})
+"""
+REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "clip": ({"updates": [CLIP, {"attack": {}}]}, "with no clip last in updates: its bound says"),
+    "median": ({"means": ["median"]}, "secure_aggregation with means: median: it needs each client's vector"),
+    "krum": ({"means": [{"krum": {"attackers": 1}}]}, "with means: krum: it needs"),
+    "hashes": ({"update_hashes": True}, "with update_hashes: true: a hash tells of one client's update"),
+    "sentinel": ({"sentinel": "strict"}, "with sentinel: strict"),
+    "fast": ({"reduction": "fast"}, "with reduction: fast: masks cancel in integers alone"),
+    "average": ({"evaluate": {"model": "client-average"}}, "client-average: its vectors have no bound"),
+    "size": ({"cohort": {"size": 1}}, "expected cohorts of 2 clients or more, got 1"),
+    "survivors": ({"secure_aggregation": {"survivors": 1}}, r"secure_aggregation\.survivors"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_such_a_server_cannot_do_is_refused_in_one_line(case, place):
+    changes, words = REFUSED[case]
+    with pytest.raises(hpcfed.InputError, match=words) as refused:
+        run(place, "refused", **{"secure_aggregation": {}, **changes})
+    assert "\n" not in str(refused.value)
