@@ -34,6 +34,10 @@ def check_secure(recipe: Recipe, chain: Chain, method: Method, num_clients: int)
 def _without_meaning(recipe: Recipe, chain: Chain, method: Method) -> Iterator[tuple[str, str, str]]:
     if not (chain.updates and isinstance(chain.updates[-1], Clip)):
         yield "no clip last in updates", "its bound says how large masked words are", "add {clip: {norm: …}}"
+    if recipe.is_private:
+        yield "noise", "who drops out would be seen, as the noise is to hide", "leave one of them out"
+    if chain.moves_clip:
+        yield "clip.quantile", "masked words have the range of a fixed norm", "fix the norm"
     if chain.robust is not None:
         name = recipe.means[0].name or recipe.means[0].factory
         yield f"means: {name}", "it needs each client's vector", "use clip or centred-clip in updates"

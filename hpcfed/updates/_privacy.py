@@ -32,7 +32,6 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "cohort.without": ("beside the run with all clients it would show what one of them changes", "leave it out"),
     "cohort.stream": ("its seeds are of 32 bits", "leave it out"),
     "algorithm": ("", "use another method, such as fedavg"),
-    "secure_aggregation": ("its words have no room for the noise", "leave it out"),
     "secret_seed": ("clients' states lie in checkpoints, which it encrypts", "set secret_seed (docs/privacy.md)"),
 }
 """Keys of the recipe that noise does not go with → why, and what to do."""
@@ -102,6 +101,11 @@ def _noise_of(recipe: Recipe, chain: Chain) -> tuple[Amount, Sequence[UpdatePart
         raise InputError("noise in updates and means", expected="once", got=f"{len(found)} times")
     if recipe.noise_at == "clients":
         return found[0], chain.updates[: [isinstance(part, Amount) for part in chain.updates].index(True)]
+    if chain.robust is not None:
+        remedy = "use the mean of clipped updates"
+        raise InputError(
+            "means: noise behind a robust mean, which one client may move by more than its norm", remedy=remedy
+        )
     if not isinstance(chain.means[0], Noise):
         raise InputError("means: noise comes first", remedy="put it at the beginning of the list")
     return found[0], chain.updates
@@ -208,7 +212,6 @@ def _hindrances(
         "cohort.schedule": (recipe.cohort.schedule is not None, "a schedule"),
         "cohort.without": (recipe.cohort.without is not None, "some left out"),
         "cohort.stream": (recipe.cohort.stream == "authors", "authors"),
-        "secure_aggregation": (recipe.secure_aggregation is not None, "with masks"),
         "secret_seed": (stateful and recipe.secret_seed is None, f"none, with {method.name} and its updates"),
     }
     for key, (is_so, value) in holds.items():

@@ -2,7 +2,7 @@
 
     v ← v min(n_i / ŵ, 1)
 
-    ŵ     ``samples``
+    ŵ     ``cap``
 
 Behind ``clip`` a client's norm stays at most C, whatever its samples are. Packed: as before. State: none.
 
@@ -25,14 +25,14 @@ class Weight(UpdatePart):
 
     keeps: ClassVar[frozenset[str]] = frozenset({NORMS, CARRIED})
 
-    samples: int = Field(ge=1)
+    cap: int = Field(ge=1)
 
     def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
         assert context.client is not None
-        factor = min(1.0, context.client.num_samples / self.samples)
+        factor = min(1.0, context.client.num_samples / self.cap)
         return Sent({name: vector * factor for name, vector in vectors.items()} if factor != 1.0 else vectors)
 
 
 UPDATE = Weight
 TITLE, REFERENCES = "weights of at most 1", ("mcmahan2018learning",)
-EXAMPLE = {"samples": 30}
+EXAMPLE = {"cap": 30}

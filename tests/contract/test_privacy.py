@@ -165,7 +165,7 @@ def test_no_noise_and_no_bound_leave_the_plain_run(name, place):
 @pytest.mark.parametrize("cohort", [CHANCE, {"size": 2}], ids=["bernoulli", "size"])
 def test_a_round_by_hand(cohort, place):
     """w¹ = w⁰ − (Σ w_i clip(Δ_i) + noise) / (q N), with the cohort's expected size and weights of at most 1."""
-    updates = [CLIP, {"weight": {"samples": 40}}]
+    updates = [CLIP, {"weight": {"cap": 40}}]
     asked = resolve(load_recipe(recipe(place, "run", cohort=cohort, updates=updates, dtype="float64", **secret(place))))
     parts, _ = assemble(asked, World())
     with parts.federation:
@@ -423,6 +423,8 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
         "of a known norm alone: expected clip as the last of updates before it",
     ),
     "quantile": ({"updates": [{"clip": {"norm": 1.0, "quantile": 0.5}}]}, "expected cohorts of more than 10 clients"),
+    "robust": ({"means": ["median", {"noise": {"multiplier": 1.0}}]}, "noise behind a robust mean"),
+    "masks": ({"secure_aggregation": {}}, "secure_aggregation with noise"),
     "no amount": ({"means": ["noise"]}, "'multiplier' or 'epsilon'"),
     "samples": ({"weights": "samples"}, "noise with weights: samples"),
     "skip": ({"on_bad_client": "skip"}, "noise with on_bad_client: skip"),
