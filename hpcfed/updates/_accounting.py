@@ -154,7 +154,7 @@ def _library() -> tuple[Any, Any]:
         from dp_accounting import rdp
     except ImportError as error:
         what = "noise is accounted for by dp-accounting, which is not installed"
-        raise InputError(what, remedy="install it: pip install hpcfed[privacy]") from error
+        raise InputError(what, remedy="pip install 'dp-accounting>=0.6,<0.7'") from error
     return dp_accounting, rdp
 
 
