@@ -352,7 +352,7 @@ def test_a_run_that_starts_again_starts_a_table(world, folder):
         ({"models": ["fine-tuned"], "fine_tune": {}}, r"key 'evaluate\.clients\.fine_tune\.lr' is missing"),
         ({"models": ["global", "global"]}, r"evaluate\.clients: expected different 'models'"),
         ({"models": []}, r"evaluate\.clients\.models: "),
-        ({"models": ["own"]}, r"evaluate\.clients\.models\.0: expected 'global', 'last', 'fine-tuned' or 'personal', got 'own'"),
+        ({"models": ["own"]}, r"models\.0: expected 'global', 'last', 'fine-tuned' or 'personal', got 'own'"),
         ({"models": ["fine-tuned"], "fine_tune": {"lr": 0.1, "step": 3}}, r"unknown key .*did you mean 'steps'"),
     ],
 )
