@@ -242,7 +242,7 @@ class Training:
             )
             for about, state in members
         )
-        second = [replace(task, tilt=tilt, guessed=0.0) for task, tilt in zip(tasks, tilts, strict=True)]
+        second = [replace(task, tilt=tilt, guessed=0.0, personal=True) for task, tilt in zip(tasks, tilts, strict=True)]
         return [plan.w - local.delta for local in self._parts.engine.solve(plan.w, second, plan.round)]
 
     def _where(self, round: int, client: int) -> str:

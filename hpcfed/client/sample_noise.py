@@ -57,13 +57,11 @@ class PrivateSolver(SequentialSolver):
 
     def minibatches(self, task: Task, round: int) -> Iterator[Samples]:
         """Yield minibatches that each sample joins with probability B / n_i; perhaps empty ones."""
-        rng, (x, y) = self._begin(task, round), task.samples
-        size = len(y) if self._section.batch_size == "full" else min(int(self._section.batch_size), len(y))
+        rng, size = self._begin(task, round), expected_size(task.samples, self._section.batch_size)
         self._address, self._expected = (round, task.client), float(size)
         of_crops = stream(self._seed, Purpose.AUGMENT, round, task.client)
-        for self._step in range(task.steps):
-            joined = torch.from_numpy(np.flatnonzero(rng.random(len(y)) * len(y) < size)).to(x.device)
-            x_batch, y_batch = x.index_select(0, joined), y.index_select(0, joined)
+        batches = poisson_minibatches(task.samples, size, task.steps, rng)
+        for self._step, (x_batch, y_batch) in enumerate(batches):
             if self._section.augment is not None and len(y_batch):
                 x_batch = augmented(x_batch, self._section.augment, of_crops)
             yield x_batch, y_batch
@@ -93,6 +91,20 @@ class PrivateSolver(SequentialSolver):
         stacks = [view.expand(len(y), *view.shape) for view in parameters]
         found = [torch.empty_like(stack, memory_format=torch.contiguous_format) for stack in stacks]
         return found, self._gradients.gradients(stacks, x.unsqueeze(1), y.unsqueeze(1), found)
+
+
+def expected_size(samples: Samples, batch_size: int | str) -> int:
+    """Return the size that a client's minibatches have on average."""
+    count = len(samples[1])
+    return count if batch_size == "full" else min(int(batch_size), count)
+
+
+def poisson_minibatches(samples: Samples, size: int, steps: int, rng: np.random.Generator) -> Iterator[Samples]:
+    """Yield minibatches that each of n samples joins with probability size / n; perhaps empty ones."""
+    x, y = samples
+    for _ in range(steps):
+        joined = torch.from_numpy(np.flatnonzero(rng.random(len(y)) * len(y) < size)).to(x.device)
+        yield x.index_select(0, joined), y.index_select(0, joined)
 
 
 def _check(model: FlatModel, loss: Loss, like: Samples, gradients: Vectorized) -> None:

@@ -60,6 +60,7 @@ class Task:
             client's own.
         own: its private parameters and buffers; empty where it has none.
         place: in the cohort, from which its slot follows where the engine has fixed ones.
+        personal: whether its personal model is trained, of which it sends nothing.
     """
 
     client: int
@@ -72,6 +73,7 @@ class Task:
     state: State = field(default_factory=dict)
     own: State = field(default_factory=dict)
     place: int = 0
+    personal: bool = False
 
 
 StepCallback = Callable[[int, int, Tensor], None]

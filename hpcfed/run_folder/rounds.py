@@ -168,9 +168,20 @@ def interval_of(name: str, evaluate: Mapping[str, Any]) -> int:
 
 
 def skipped_in(row: Mapping[str, Any]) -> list[int]:
-    """Return the clients whose updates a round left out (``on_bad_client: skip``)."""
+    """Return the clients whose updates a round did without; `why_skipped` says why."""
     found = row.get("skipped")
     return [client for client in found if isinstance(client, int)] if isinstance(found, list) else []
+
+
+def why_skipped(*, masked: bool) -> str:
+    """Return why rounds did without updates, in words.
+
+    Args:
+        masked: whether the recipe has ``secure_aggregation``, where a failed client ends the run.
+    """
+    if masked:
+        return "clients dropped out before they sent (secure_aggregation)"
+    return "updates were left out (on_bad_client: skip)"
 
 
 def is_own(name: str) -> bool:

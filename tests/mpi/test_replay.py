@@ -16,6 +16,9 @@ from tests.mpi.recipes import METHODS, ORDERED, small, write_small
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
 
+PRIVATE = {"steps": 6, "batch_size": 2, "lr": 0.1, "noise": {"multiplier": 0.5, "clip": 1.0}}
+"""DP-SGD, with minibatches some of which are empty."""
+
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "batched": ("scaffold", {"local": {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "batched"}}),
     "sequential": ("scaffold", {"local": {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "sequential"}}),
@@ -44,13 +47,23 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "last-models": ("fedavgm", {"evaluate": {"model": "client-average", "batch_size": 64}}),
     "full-gradient": ("dsgd", {}),
     "class-weights": ("fedprox", {"loss": {"weights": [0.5, 2.0, 1.0, 4.0]}}),
+    "personal": ("ditto", {}),
+    "private-first": (
+        "fedavg",
+        {"parameters": {"private": ["2.*"], "private_first": 2}, "evaluate": {"every": 0}},
+    ),
+    "flipped-labels": ("fedavg", {"updates": [{"attack": {"clients": [0, 1, 2, 3, 4], "what": "labels"}}]}),
+    "private-samples": ("fedavg", {"local": PRIVATE, "update_hashes": False, "evaluate": None}),
+    "secret-samples": ("fedavg", {"local": PRIVATE, "update_hashes": False, "evaluate": None, "secret_seed": "secret"}),
 }
 
 
 @pytest.fixture
 def folder(world, shared_tmp, monkeypatch) -> Path:
     """A folder with a federation of five clients; the working folder of all ranks."""
-    world.on_root(lambda: write_small(shared_tmp) and None)
+    world.on_root(
+        lambda: write_small(shared_tmp) and (shared_tmp / "secret").write_text(bytes(range(32)).hex()) and None
+    )
     monkeypatch.chdir(shared_tmp)
     return shared_tmp
 
@@ -75,7 +88,7 @@ def test_a_replayed_update_is_the_recorded_one(variant, world, folder):
     round = 6 if world.rank == world.size - 1 else 1
     for client in run.metrics[round - 1]["cohort"][: 3 if round == 6 else 1]:
         found = hpcfed.replay("run", round, client)
-        assert found.recorded_hash == found.reported.hash
+        assert found.recorded_hash in (None, found.reported.hash)
         assert found.agrees
         assert found.start < round  # of the checkpoints that were written: a fast run outpaces them
         check_steps(found)
@@ -90,7 +103,7 @@ def check_steps(found: hpcfed.Replay) -> None:
     assert last.drift == pytest.approx(float(torch.linalg.vector_norm(last.iterate - found.w)), rel=1e-6)
     if "delta" in found.reported.vectors:
         assert torch.equal(found.w - last.iterate, found.reported.vectors["delta"])
-    assert all(step.gradient > 0 for step in found.steps)
+    assert all(step.gradient > 0 or not len(step.y) for step in found.steps)
     assert len(table(found).rows) == len(found.steps)
 
 
@@ -178,6 +191,15 @@ def test_a_skipped_client_is_reported_as_such(world, folder):
     assert (found.skipped, found.agrees) == (True, True)
     assert "left this client out of the round (on_bad_client: skip): its update is not finite here" in lines(found)[-1]
     assert not hpcfed.replay(result.folder, 2, 0).skipped
+
+
+def test_a_client_that_dropped_out_is_reported_as_such(world, folder):
+    masks = {"updates": [{"clip": {"norm": 1.0, "scales": {}}}], "secure_aggregation": {"dropout": 0.4, "survivors": 2}}
+    result = hpcfed.run(of("fedavg", cohort=None, update_hashes=False, **masks), world=world, quiet=True)
+    round, out = next((row["round"], row["skipped"][0]) for row in result.metrics if row["skipped"])
+    found = hpcfed.replay(result.folder, round, out)
+    assert (found.dropped, found.agrees, found.dependence) == (True, True, None)
+    assert lines(found)[-1].startswith("this client dropped out before it sent (secure_aggregation)")
 
 
 def test_another_update_differs(world, folder):

@@ -230,13 +230,20 @@ def test_reader_is_warned(tmp_path):
         assert warning in said
 
 
-def test_updates_that_were_left_out_are_reported(tmp_path):
-    """By client, over the runs of a group."""
+@pytest.mark.parametrize("masked", [False, True])
+def test_updates_that_were_left_out_are_reported(masked, tmp_path):
+    """By client, over the runs of a group, and why."""
+    masks = {"secure_aggregation": {"dropout": 0.1, "survivors": 2}} if masked else {}
     rows = [{**row, "skipped": [2] if row["round"] < 3 else []} for row in make_rows(4, "fedavg", 0)]
     for seed in (0, 1):
-        write_run(tmp_path / f"bad-{seed}", seed=seed, rows=rows, change={"name": "bad"})
+        write_run(tmp_path / f"bad-{seed}", seed=seed, rows=rows, change={"name": "bad", **masks})
     found = CliRunner().invoke(command, [str(tmp_path), "--output", str(tmp_path / "report"), "--page-only"])
-    line = "FedAvg: updates were left out (on_bad_client: skip), of 8 rounds: client 2 in 4."
+    why = (
+        "clients dropped out before they sent (secure_aggregation)"
+        if masked
+        else "updates were left out (on_bad_client: skip)"
+    )
+    line = f"FedAvg: {why}, of 8 rounds: client 2 in 4."
     assert line in found.output.splitlines()
     assert line in (tmp_path / "report/report.html").read_text()
 

@@ -18,6 +18,7 @@ from hpcfed.lab.report.tables import Table
 from hpcfed.lab.report.unlike import unlike
 from hpcfed.lab.report.write import MARKER
 from hpcfed.run_folder.private import NOT_COVERED, in_words
+from hpcfed.run_folder.rounds import why_skipped
 from hpcfed.version import __version__
 
 TITLED, LONGEST = 4, 80
@@ -120,7 +121,8 @@ def warnings(groups: Sequence[Group]) -> list[str]:
         if skipped := sum((Counter(run.skipped) for run in group.runs), Counter()):
             rounds = counted(sum(run.num_rounds for run in group.runs), "round")
             whose = _some([f"client {client} in {count:,}" for client, count in sorted(skipped.items())])
-            notes.append(f"{group.label}: updates were left out (on_bad_client: skip), of {rounds}: {whose}.")
+            why = why_skipped(masked=bool(group.recipe.get("secure_aggregation")))
+            notes.append(f"{group.label}: {why}, of {rounds}: {whose}.")
         for run in group.runs[:1]:
             if "privacy" in run.environment and run.num_rounds:
                 promised = in_words(run.environment["privacy"], float(run.column("epsilon")[-1]))

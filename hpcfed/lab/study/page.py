@@ -29,6 +29,7 @@ from hpcfed.lab.study.rows import at_each, steps_of
 from hpcfed.lab.study.splits import FOLDS, HOLDOUT
 from hpcfed.lab.study.tested import splits_table
 from hpcfed.lab.study.view import View
+from hpcfed.run_folder.rounds import why_skipped
 
 MARKER = '<meta name="generator" content="hpcfed study'
 STANDARDIZED = {
@@ -99,9 +100,8 @@ def without_results(view: View) -> list[str]:
         skipped = Counter(site for run in view.results.runs[arm.key] for site in run.skipped)
         if skipped:
             whose = ", ".join(f"{view.sites[site]} in {count}" for site, count in sorted(skipped.items()))
-            found.append(
-                f"{arm.title}: updates were left out (on_bad_client: skip), of {counted(there, 'run')}: {whose}."
-            )
+            why = why_skipped(masked=view.study.recipe.secure_aggregation is not None)
+            found.append(f"{arm.title}: {why}, of {counted(there, 'run')}: {whose}.")
     return found
 
 

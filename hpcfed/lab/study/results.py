@@ -23,7 +23,7 @@ class RunResult:
         sites: site → its values after the last round, by model, ``global`` or ``fine-tuned``.
         curves: (model, site, metric) → (round, value) of each evaluation.
         whole: values on all test samples together.
-        skipped: sites whose updates some round left out (``on_bad_client: skip``).
+        skipped: sites whose updates some round did without (`why_skipped`).
     """
 
     split: int

@@ -36,7 +36,7 @@ from hpcfed.lab.whatif.shapley import (
 )
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.contents import FIGURES, refuse_link
-from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
+from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in, why_skipped
 
 NOBODY: Subset = frozenset()
 NONE = ContributionEstimate(math.nan)
@@ -100,14 +100,18 @@ class CoalitionValues:
             said.append(f"{counted(diverged, 'run')} diverged: values that depend on it are empty")
         if skipped := self._skipped():
             whose = ", ".join(f"{own.names[k]} in {counted(count, 'run')}" for k, count in sorted(skipped.items()))
-            said.append(f"updates were left out (on_bad_client: skip): {whose}")
+            said.append(f"{why_skipped(masked=self._masked)}: {whose}")
         if own.base.recipe.parameters.keeps_private and own.own_tests:
             said.append("clients outside S are measured with the private part of the initial model")
         return said
 
+    @property
+    def _masked(self) -> bool:
+        return self.coalitions.base.recipe.secure_aggregation is not None
+
     def _skipped(self) -> Counter[int]:
         """Return client → runs of which some round left out its update."""
-        runs = [row.unit.recipe for row in self.rows if row.unit.recipe.on_bad_client == "skip"]
+        runs = [row.unit.recipe for row in self.rows if self._masked or row.unit.recipe.on_bad_client == "skip"]
         records = (read_rounds(recipe.output / RECORD) for recipe in runs if (recipe.output / RECORD).exists())
         return Counter(k for record in records for k in {k for row in record for k in skipped_in(row)})
 

@@ -102,7 +102,7 @@ class SolveProbe(Protocol):
 
 
 class _WatchedEngine:
-    """An engine that shows each step, and keeps the tasks that it was given."""
+    """An engine that shows each step of the training that is reported, and keeps the tasks that it was given."""
 
     def __init__(self, engine: Engine, watch: SolveProbe | None):
         self._engine, self._watch = engine, watch
@@ -113,6 +113,8 @@ class _WatchedEngine:
         self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
     ) -> Iterator[LocalResult]:
         """Train clients; see `Engine`."""
+        if any(task.personal for task in tasks):
+            return self._engine.solve(w, tasks, round)
         for task in tasks:
             self.tasks[task.client] = task
             if self._watch is not None:
@@ -177,7 +179,7 @@ def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]
 
 
 def _part_of(plan: RoundPlan, places: Sequence[int]) -> RoundPlan:
-    """Return a plan for the members at these places alone, all on this rank, with the factors they had."""
+    """Return a plan for the members at these places alone, all on this rank and sending, with the factors they had."""
     cohort = plan.cohort
     part = members(cohort, list(places))
     return replace(
@@ -187,4 +189,5 @@ def _part_of(plan: RoundPlan, places: Sequence[int]) -> RoundPlan:
         places=[plan.places[place] for place in places],
         effective_steps=[plan.effective_steps[place] for place in places],
         factors=plan.factors[list(places)],
+        dropped=None,
     )

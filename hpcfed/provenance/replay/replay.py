@@ -16,8 +16,9 @@ from torch import Tensor
 from hpcfed.assembly import build_loss, build_model
 from hpcfed.client.augment import augmented
 from hpcfed.client.batched.operators.dropping import GivenMasks
+from hpcfed.client.sample_noise import expected_size, poisson_minibatches
 from hpcfed.client.solver import Task, start_of
-from hpcfed.config.recipe import Recipe
+from hpcfed.config.recipe import Local, Recipe
 from hpcfed.config.user_code.generators import Generators
 from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
@@ -50,7 +51,7 @@ class Step:
     Attributes:
         number: k, from 1.
         x, y: its minibatch, (B, …) each.
-        loss: of the minibatch at y_{k−1}, before a clip, a tilt or weight decay.
+        loss: of the minibatch at y_{k−1}, before a clip, a tilt, weight decay or noise; 0 where that is empty.
         gradient: ‖∇f(y_{k−1}; minibatch)‖, likewise.
         drift: ‖y_k − w‖.
         iterate: y_k, (d,); None where all of them would take more than `MOST_BYTES`.
@@ -119,18 +120,23 @@ class Replay:
 
     @property
     def skipped(self) -> bool:
-        """Whether the run left the client out of the round, since its training failed (``on_bad_client: skip``)."""
+        """Whether the run left the client out of the round, since its training failed or it dropped out."""
         return self.client in self._run.rows[self.round - 1].get("skipped", [])
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the client dropped out of the round before it sent (``secure_aggregation.dropout``)."""
+        return self.skipped and self.recipe.secure_aggregation is not None
 
     @cached_property
     def agrees(self) -> bool:
         """Whether the update is the recorded one: by its hash, or if none is recorded by that of the whole round.
 
-        A skipped client agrees if its update is not finite here either.
+        A client whose training failed agrees if its update is not finite here either.
         """
         if self.parted is not None:
             return False
-        if self.skipped:
+        if self.skipped and not self.dropped:
             sums = [float(vector.double().sum()) for vector in self.reported.vectors.values()]
             return not all(map(math.isfinite, (*sums, *self.reported.scalars.values())))
         if self.recorded_hash is not None:
@@ -220,7 +226,7 @@ def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str
     steps: list[Step] = []
     recipe = run.at(round).recipe
     with run.at(round).imported():
-        meter = _StepMeter(recipe, parts, number, round, plan.w, int(plan.cohort.steps[place]), steps)
+        meter = _StepMeter(recipe, parts, number, round, plan.w, steps)
         reported = reports_of(parts, plan, [place], meter)[number]
     sizes = [len(row["cohort"]) for row in run.rows]
     hashes = read_update_hashes(run.folder / UPDATE_HASHES, sizes, round)
@@ -248,14 +254,14 @@ class _StepMeter:
     client's stream again.
     """
 
-    def __init__(self, recipe: Recipe, parts: Parts, client: int, round: int, w: Tensor, steps: int, found: list[Step]):
-        self._parts, self._client, self._w, self._found = parts, client, w, found
+    def __init__(self, recipe: Recipe, parts: Parts, client: int, round: int, w: Tensor, found: list[Step]):
+        self._section, self._parts, self._client, self._w, self._found = recipe.local, parts, client, w, found
         self._round = round
         device, dtype = parts.model.vector.device, parts.model.vector.dtype
         self._model: FlatModel = build_model(recipe, parts.federation, dtype, device)
         self._loss: Loss = build_loss(recipe, parts.federation, dtype, device).of_client(client)
-        self._batches = _batches(recipe, parts, client, round, steps)
-        self._keeps = steps * w.nbytes <= MOST_BYTES
+        self._batches: Iterator[Samples] = iter(())
+        self._keeps = False
         self._draws = Generators(device, parts.seed, Purpose.DROPOUT, round, client)
         self._y: Tensor | None = None
         self._beside: tuple[State, State] = ({}, {})
@@ -265,6 +271,8 @@ class _StepMeter:
         if task.client == self._client:
             self._y = start_of(task.tilt, w).clone()
             self._beside = task.own, self._parts.model.averaged
+            self._batches = _batches(self._section, self._parts.seed, task, self._round)
+            self._keeps = task.steps * w.nbytes <= MOST_BYTES
             self._model.forget()
 
     def __call__(self, client: int, number: int, y: Tensor) -> None:
@@ -286,6 +294,8 @@ class _StepMeter:
         self._y, self._beside = y.clone(), beside
 
     def _measure(self, y: Tensor, x_batch: Tensor, y_batch: Tensor) -> tuple[float, float]:
+        if not len(y_batch):
+            return 0.0, 0.0
         own, buffers = self._beside
         self._model.load(y, own)
         if not self._model.is_plain:
@@ -303,12 +313,14 @@ class _StepMeter:
         return float(loss.detach()), float(torch.linalg.vector_norm(self._model.grad))
 
 
-def _batches(recipe: Recipe, parts: Parts, client: int, round: int, steps: int) -> Iterator[Samples]:
-    """Yield the minibatches of a client in a round, as both engines visit them."""
-    seed, section = parts.seed, recipe.local
-    samples = parts.shards.clients([client])[0]
-    batches = minibatches(samples, section.batch_size, steps, stream(seed, Purpose.BATCHES, round, client))
+def _batches(section: Local, seed: int, task: Task, round: int) -> Iterator[Samples]:
+    """Yield the minibatches of a client in a round, as the engines visit them."""
+    rng, samples = stream(seed, Purpose.BATCHES, round, task.client), task.samples
+    if section.noise is None:
+        batches = minibatches(samples, section.batch_size, task.steps, rng)
+    else:
+        batches = poisson_minibatches(samples, expected_size(samples, section.batch_size), task.steps, rng)
     if section.augment is None:
         return batches
-    rng, augment = stream(seed, Purpose.AUGMENT, round, client), section.augment
-    return ((augmented(x, augment, rng), y) for x, y in batches)
+    rng, augment = stream(seed, Purpose.AUGMENT, round, task.client), section.augment
+    return ((augmented(x, augment, rng) if len(y) else x, y) for x, y in batches)
