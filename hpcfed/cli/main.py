@@ -37,7 +37,7 @@ SUBCOMMANDS = {
     "export": "Write a trained model for other programs, with a model card.",
     "cite": "Print BibTeX for what a run used.",
     "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",
-    "schema": "Print the JSON Schema of a recipe, for editors.",
+    "schema": "Print the JSON Schema of a recipe, or of what a command prints with --json.",
     "estimate": "Say what a run will take, before it is submitted.",
     "submit": "Submit a recipe to SLURM, once, and have it requeued until it is done.",
     "job-step": "Print the lines of shell with which a SLURM job of your own runs and goes on.",
@@ -59,7 +59,7 @@ LEAVE_FILES = (
     "vectors",
     "export",
 )
-"""Commands whose result is files; the result of the others is their output."""
+"""Commands whose result is files; the result of the others, and with ``--json``, is their output."""
 
 STOP_ON_SIGNAL = ("run", "sweep", "study", "reproduce", "without", "contributions")
 """Commands whose runs SIGUSR1 stops with a checkpoint; outside of runs it must not end them."""
@@ -108,7 +108,7 @@ def main(args: list[str] | None = None) -> None:
         note_signals()
     else:
         end_noting()
-    with streams(matters=name not in LEAVE_FILES or "--list" in words):
+    with streams(matters=name not in LEAVE_FILES or not {"--list", "--json"}.isdisjoint(words)):
         code = _call(name, args)
     if name in STOP_ON_SIGNAL:
         ignore_signals()

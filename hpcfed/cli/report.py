@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcfed.cli.documents import JSON, printer
+
 if TYPE_CHECKING:
     from hpcfed.lab.report.tables import Table
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     help="Folder of report.html and figures/. Default: the run's own folder; for several runs, report/.",
 )
 @click.option("--page-only", is_flag=True, help="Leave out figures/, the PNG and PDF files for a paper.")
+@JSON
 def command(
     runs: tuple[Path, ...],
     metric: str | None,
@@ -51,6 +54,7 @@ def command(
     baseline: str | None,
     output: Path | None,
     page_only: bool,
+    as_json: bool,
 ) -> None:
     """Draw figures and one HTML page from finished or running runs.
 
@@ -60,15 +64,23 @@ def command(
     from hpcfed.lab.report import compare, write_comparison
     from hpcfed.lab.report.page import left_out, warnings
 
+    emit = printer("report", asked=as_json)
     comparison = compare(runs, targets, window, baseline, metric)
     page = write_comparison(comparison, output, figures=not page_only)
+    remarks = [*warnings(comparison.groups), *left_out(comparison.waiting)]
+    folder = page.parent / "figures"
+    figures = None if page_only or not folder.exists() else folder
+    if emit is not None:
+        from hpcfed.cli.documents.report import report_document
+
+        emit(report_document(comparison, page, figures, remarks))
+        return
     for table in (*comparison.results, comparison.differences):
         if table is not None:
             print_table(table)
-    for note in (*warnings(comparison.groups), *left_out(comparison.waiting)):
+    for note in remarks:
         click.echo(note)
-    figures = page.parent / "figures"
-    click.echo(str(page) if page_only or not figures.exists() else f"{page}\n{figures}")
+    click.echo(str(page) if figures is None else f"{page}\n{figures}")
 
 
 def print_table(table: Table) -> None:

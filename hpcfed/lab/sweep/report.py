@@ -39,7 +39,12 @@ class RankedSweep:
         said = [f"{self.rule}, ± one standard deviation over seeds"]
         if len(self.ranked) > MAX_SHOWN:
             said.append(f"{len(self.ranked) - MAX_SHOWN} more in summary.csv")
-        return [*said, *remarks(self.plan, self.ranked, self.rule)]
+        return [*said, *self.remarks]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What must be known of the ranking."""
+        return [*remarks(self.plan, self.ranked, self.rule)]
 
     def _row(self, candidate: Candidate) -> tuple[str, ...]:
         labels = [value.label for value in self.plan.points[candidate.point].values]
