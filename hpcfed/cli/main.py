@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import traceback
 import warnings
@@ -68,6 +69,10 @@ WITH_RANKS = (*STOP_ON_SIGNAL, "verify", "estimate", "bench", "scale", "doctor")
 """Commands that use the ranks that a launcher has started."""
 
 
+COMPLETES = "_HPCFED_COMPLETE"
+"""Variable by which click is asked to complete words, or for the lines that a shell needs to do so."""
+
+
 class _Lazy(click.Group):
     """A group whose subcommands live in ``hpcfed.cli.<name>.command``; `hpcfed --help` imports none of them."""
 
@@ -101,6 +106,10 @@ def main(args: list[str] | None = None) -> None:
     """Entry point of the console script: run the command, then leave with the same exit code on every rank."""
     from hpcfed.io.output import streams
 
+    if COMPLETES in os.environ:
+        from hpcfed.cli.completion import set_up
+
+        set_up()
     words = sys.argv[1:] if args is None else args
     name = next((word for word in words if not word.startswith("-")), "")
     warnings.formatwarning = _in_a_line

@@ -13,6 +13,7 @@ import click
 
 from hpcfed.cli.array import ArrayJobFacts, array_options, is_asked_for, submit_array
 from hpcfed.cli.documents import JSON, Printer, printer
+from hpcfed.cli.options import OVERRIDES
 
 if TYPE_CHECKING:
     from hpcfed.lab.study.plan import Study
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("study")
 @click.argument("recipe", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option("--methods", default="fedavg", show_default=True, metavar="LIST",
               help="Methods, each with keys of its own: fedavg,fedexp,feddyn:alpha=0.1.")  # fmt: skip
 @click.option("--splits", type=int, metavar="N", help="Holdouts, or folds. Default: 5.")

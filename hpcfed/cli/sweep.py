@@ -9,6 +9,7 @@ import click
 
 from hpcfed.cli.array import array_options, is_asked_for, submit_array
 from hpcfed.cli.documents import JSON, Printer, printer
+from hpcfed.cli.options import OVERRIDES
 
 if TYPE_CHECKING:
     from hpcfed.lab.sweep.plan import Plan
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("sweep")
 @click.argument("recipe", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option(
     "--grid", "-g", "grids", multiple=True, metavar="KEY=VALUES",
     help="Values of a key: a,b,c; or low:high:count, logarithmic as 10**-2:10**0:5. Repeatable: all combinations.",
