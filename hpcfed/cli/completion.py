@@ -94,11 +94,13 @@ def _keys(start: str, names: Mapping[str, str]) -> Iterator[CompletionItem]:
 
 
 def _at(path: Sequence[str], names: Mapping[str, str]) -> list[Schema]:
-    """Return the schemas of a dotted key."""
+    """Return the schemas of a dotted key; numbers are places in lists."""
     places = [_schema()]
     for depth, key in enumerate(path):
         name = names.get(".".join(path[:depth]), "")
-        inner = (_properties(place, name).get(key, {}) for place in places)
+        inner = [
+            place.get("items", {}) if key.isdecimal() else _properties(place, name).get(key, {}) for place in places
+        ]
         places = [part for schema in inner for part in _alternatives(schema)]
     return places
 
@@ -114,13 +116,12 @@ def _properties(schema: Schema, name: str) -> dict[str, Any]:
 
 
 def _alternatives(schema: Any) -> list[Schema]:
-    """Return what a schema may be: its references followed, the entries of a list among it."""
+    """Return what a schema may be, its references followed."""
     if not isinstance(schema, Mapping):
         return []
     if "$ref" in schema:
         return _alternatives(_schema()["$defs"][schema["$ref"].rpartition("/")[2]])
     parts = [part for key in ("anyOf", "oneOf") for part in schema.get(key, ())]
-    parts += [schema["items"]] if "items" in schema else []
     return [schema, *(found for part in parts for found in _alternatives(part))]
 
 

@@ -1,4 +1,4 @@
-"""``hpcfed report``: figures and one HTML page from run folders, and a summary on the terminal."""
+"""``hpcfed report``: one HTML page, figures and tables from run folders, and a summary on the terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from hpcfed.cli.documents import JSON, printer
 
 if TYPE_CHECKING:
     from hpcfed.lab.report.tables import Table
+
+PLACES = ("figures", "tables")
+"""Folders beside the page."""
 
 
 @click.command()
@@ -42,9 +45,9 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Folder of report.html and figures/. Default: the run's own folder; for several runs, report/.",
+    help="Folder of report.html, figures/ and tables/. Default: the run's own folder; for several runs, report/.",
 )
-@click.option("--page-only", is_flag=True, help="Leave out figures/, the PNG and PDF files for a paper.")
+@click.option("--page-only", is_flag=True, help="Leave out figures/ and tables/, the files for a paper.")
 @JSON
 def command(
     runs: tuple[Path, ...],
@@ -68,19 +71,18 @@ def command(
     comparison = compare(runs, targets, window, baseline, metric)
     page = write_comparison(comparison, output, figures=not page_only)
     remarks = [*warnings(comparison.groups), *left_out(comparison.waiting)]
-    folder = page.parent / "figures"
-    figures = None if page_only or not folder.exists() else folder
+    made = [] if page_only else [place for name in PLACES if (place := page.parent / name).is_dir()]
     if emit is not None:
         from hpcfed.cli.documents.report import report_document
 
-        emit(report_document(comparison, page, figures, remarks))
+        emit(report_document(comparison, page, made, remarks))
         return
     for table in (*comparison.results, comparison.differences):
         if table is not None:
             print_table(table)
     for note in remarks:
         click.echo(note)
-    click.echo(str(page) if figures is None else f"{page}\n{figures}")
+    click.echo("\n".join(map(str, [page, *made])))
 
 
 def print_table(table: Table) -> None:

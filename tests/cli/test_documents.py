@@ -96,6 +96,7 @@ def test_a_sweep_of_which_a_run_diverges(folder, document, command):
     assert [run["score"] is None for run in found["runs"]] == [False, True]
     assert [one["rank"] for one in found["configurations"]] == [1, None]
     assert found["configurations"][0]["values"] == {"local.lr": 0.1}
+    assert r"0.1 &" in (folder / "swept" / "summary.tex").read_text(encoding="utf-8")
     done = command([*sweep, "--json", "--array", "2", "--time", "1:00:00"], folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--json with --array" in done.stderr

@@ -112,6 +112,8 @@ def test_the_shell_completes_commands(folder, command, monkeypatch):
         (["algorithm.name", "=", ""], {"fedexp", "fedavg"}, {"local."}),
         (["reduction", "=", "fast", "dev"], {"device="}, {"reduction="}),
         (["local.lr=0.1", "evaluate.model=l"], {"evaluate.model=last", "evaluate.model=last-two"}, set()),
+        (["updates.0.quanti"], {"updates.0.quantize."}, set()),
+        (["updates.0.quantize.b"], {"updates.0.quantize.bits="}, set()),
         (["gone.x=1", "gone.y="], set(), {"fast"}),
     ],
     ids=" ".join,

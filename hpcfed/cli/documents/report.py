@@ -123,7 +123,9 @@ class ReportDocument:
     page: str
     """The HTML page."""
     figures: str | None
-    """Folder of the figures, null without."""
+    """Folder of the figures, PNG and PDF; null without."""
+    tables: str | None
+    """Folder of the tables, CSV and LaTeX; null with --page-only."""
     metric: MetricFacts
     """The metric of results."""
     window: int
@@ -147,13 +149,15 @@ class ReportDocument:
 DOCUMENT = ReportDocument
 
 
-def report_document(comparison: Comparison, page: Path, figures: Path | None, remarks: Sequence[str]) -> ReportDocument:
-    """Return the document of a report."""
+def report_document(comparison: Comparison, page: Path, made: Sequence[Path], remarks: Sequence[str]) -> ReportDocument:
+    """Return the document of a report; `made`: its folders of figures and of tables, as far as they are there."""
+    folders = {place.name: str(place) for place in made}
     criterion, groups, window = comparison.criterion, comparison.groups, comparison.window
     apart = paired_differences(groups, comparison.baseline, criterion, comparison.targets, window)
     return ReportDocument(
         page=str(page),
-        figures=None if figures is None else str(figures),
+        figures=folders.get("figures"),
+        tables=folders.get("tables"),
         metric=MetricFacts(criterion.column, criterion.title, criterion.higher_is_better, str(criterion.unit)),
         window=window,
         targets=[*comparison.targets],

@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -99,7 +100,7 @@ def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candid
     across = _labels(plan.grids[second])
     words = [label for label in across if not label.startswith("$")]
     is_wide = max(map(len, words), default=0) > WIDE
-    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if is_wide else {}
+    turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if is_wide else {}
     axes.set_xticks(range(columns), across, **turned)
     axes.set_yticks(range(rows), _labels(plan.grids[first]))
     axes.set_xlabel(literal(plan.grids[second].key))
