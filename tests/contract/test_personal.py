@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import hpcfed
 from hpcfed.assembly import assemble, resolve
+from hpcfed.assembly.remarks import remarks
 from hpcfed.config.load import load_recipe
 from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
@@ -87,6 +88,10 @@ def test_personal_models_are_measured(place):
     run = hpcfed.run(small(place / "ditto", algorithm={"name": "ditto", "mu": 0.1}, **changes), quiet=True)
     scores = run.metrics[-1]["clients"]
     assert scores["personal"]["train"] != scores["global"]["train"]
+    for changed, said in (([], False), (["evaluate.clients.models=[global]"], True)):
+        recipe = resolve(load_recipe(run.folder / "recipe.yaml", changed))
+        lines = remarks(recipe, assemble(recipe, World())[0])
+        assert any("the common model is evaluated, not clients' own" in line for line in lines) == said
     with pytest.raises(hpcfed.InputError, match="personal with fedavg has no meaning: its clients keep no model"):
         hpcfed.run(small(place / "fedavg", **changes), quiet=True)
 

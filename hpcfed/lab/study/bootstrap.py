@@ -31,6 +31,7 @@ from hpcfed.lab.loaded import load
 from hpcfed.lab.study.arms import ALONE, ENSEMBLE, Arm
 from hpcfed.lab.study.ensemble import functions_of, mean_prediction, test_samples
 from hpcfed.lab.study.measures import StudyMetric
+from hpcfed.lab.study.results import GLOBAL
 from hpcfed.lab.study.statistics import Ends, auroc_interval
 from hpcfed.run_folder.progress import QUIET_SECONDS, clock
 
@@ -226,6 +227,8 @@ def _of_arm(study: Study, arm: Arm, split: int, seed: Seeds, tests: Mapping[int,
 
 def _of_row(study: Study, row: StudyRow, outputs: Mapping[str, list[Outputs]], site: int) -> list[torch.Tensor]:
     """Return the outputs whose mean metric is the row's value on a site; none for a row without stored models."""
+    if row.model != GLOBAL:
+        return []
     if row.key == ALONE:
         arms = [arm.key for arm in study.arms if arm.kind == ALONE and (arm.site == site) != study.leaves_out]
     else:
