@@ -31,7 +31,6 @@ from hpcfed.lab.loaded import load
 from hpcfed.lab.study.arms import ALONE, ENSEMBLE, Arm
 from hpcfed.lab.study.ensemble import functions_of, mean_prediction, test_samples
 from hpcfed.lab.study.measures import StudyMetric
-from hpcfed.lab.study.results import GLOBAL
 from hpcfed.lab.study.statistics import Ends, auroc_interval
 from hpcfed.run_folder.progress import QUIET_SECONDS, clock
 
@@ -217,9 +216,9 @@ def _outputs(view: View, split: int) -> dict[str, list[Outputs]]:
 
 
 def _of_arm(study: Study, arm: Arm, split: int, seed: Seeds, tests: Mapping[int, Samples]) -> Outputs:
-    """Return a run's outputs on each site's test samples, with the site's private parts where there are any."""
+    """Return a run's outputs on each site's test samples, by the private parts or the model of its own."""
     run, trainers = load(study.run_folder(arm, split, seed)), study.trainers(split)
-    private = run.recipe.parameters.keeps_private
+    private = run.recipe.parameters.keeps_private or arm.personal
     modules = {k: run.evaluated_of(trainers.index(k)) if private and k in trainers else run.evaluated for k in tests}
     with torch.no_grad():
         return {site: modules[site](x).double() for site, (x, _) in tests.items()}
@@ -227,8 +226,6 @@ def _of_arm(study: Study, arm: Arm, split: int, seed: Seeds, tests: Mapping[int,
 
 def _of_row(study: Study, row: StudyRow, outputs: Mapping[str, list[Outputs]], site: int) -> list[torch.Tensor]:
     """Return the outputs whose mean metric is the row's value on a site; none for a row without stored models."""
-    if row.model != GLOBAL:
-        return []
     if row.key == ALONE:
         arms = [arm.key for arm in study.arms if arm.kind == ALONE and (arm.site == site) != study.leaves_out]
     else:

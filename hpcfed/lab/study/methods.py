@@ -95,10 +95,13 @@ def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str
     shown = f" ({', '.join(f'{key} {value}' for key, _, value in pairs)})" if pairs else ""
     key = re.sub(r"[^\w.]+", "-", word)
     if name == OWN:
-        method = algorithms.build(recipe.algorithm, recipe.python_path)
         of_user = recipe.algorithm.factory is not None
-        title = method.name if of_user else method_name(recipe.model_dump(mode="json"))
-        personal = getattr(method.local, "trains_personal", False)
+        title = (
+            algorithms.build(recipe.algorithm, recipe.python_path).name
+            if of_user
+            else method_name(recipe.model_dump(mode="json"))
+        )
+        personal = algorithms.trains_personal(recipe.algorithm, recipe.python_path)
         return MethodChoice(key, title + shown, (*own, *others), name, personal=personal)
     start = [] if recipe.algorithm.name == name else [f"algorithm={name}"]
     missing: dict[str, object] = {}
@@ -112,8 +115,8 @@ def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str
         ]
         shown = shown or (f" ({', '.join(f'{key} {value}' for key, value in untuned.items())})" if untuned else "")
     examples = tuple(f"algorithm.{parameter}" for parameter in missing)
-    example = {"name": name, **algorithms.examples()[name]}
-    personal = getattr(algorithms.build(Algorithm.model_validate(example)).local, "trains_personal", False)
+    example = Algorithm.model_validate({"name": name, **algorithms.examples()[name]})
+    personal = algorithms.trains_personal(example)
     return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others), name, examples, personal)
 
 
