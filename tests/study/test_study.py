@@ -696,6 +696,7 @@ def test_a_method_of_ones_own_has_its_title(folder):
         planned(folder, "fedmine", factory)
 
 
+@pytest.mark.soak
 def test_tables_of_an_earlier_call_are_removed(folder):
     """Those that hpcfed wrote and nobody has changed; files of others stay, whatever their names."""
     recipe(folder, rounds=1, evaluate={})
