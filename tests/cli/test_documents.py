@@ -146,8 +146,8 @@ def test_an_error_is_the_usual_line(arguments, folder, command):
     assert done.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
 
 
-def test_several_ranks_print_one_document(folder):
-    assert launch(0, ["run", "recipe.yaml", "-q"], cwd=folder).returncode == 0
+def test_several_ranks_print_one_document(folder, command):
+    assert command(["run", "recipe.yaml", "-q"], folder).returncode == 0
     done = launch(2, ["verify", "run", "--all", "--json"], cwd=folder)
     found = json.loads(done.stdout)
     Draft202012Validator(schema_of("verify")).validate(found)

@@ -56,7 +56,7 @@ class SweptRun:
     status: str
     """finished, diverged, refused, failed, lost, stopped, running or waiting."""
     rounds: int
-    """Recorded rounds."""
+    """Recorded rounds; 0 until it has ended."""
     score: float | None
     """By the rule; null unless finished."""
     metrics: dict[str, float]
