@@ -23,9 +23,9 @@ import hpcfed
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_new
+from hpcfed.lab.report.files import latex_of_table
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study.cells import value_text
-from hpcfed.lab.study.files import latex_of_table
 from hpcfed.lab.study.folder import prepare
 from hpcfed.lab.study.measures import StudyMetric, metrics_of
 from hpcfed.lab.study.page import without_results, write_results
