@@ -152,6 +152,9 @@ class Samples:
         top = np.iinfo(np.int32).max if self._num_classes is None else self._num_classes - 1
         if self._task == "multi-label":
             top = 1
+        if labels.dtype.kind == "f" and (absent := int(np.isnan(labels).sum())):
+            remedy = "leave such samples out"
+            raise InputError(what, expected="a label for each sample", got=f"{absent:,} of NaN", remedy=remedy)
         if labels.dtype.kind == "f" and (not np.isfinite(labels).all() or (labels != np.rint(labels)).any()):
             raise InputError(what, expected="whole numbers", got="others", remedy="or use task='regression'")
         if labels.min() < 0 or labels.max() > top:
