@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from data_prep.frames import holds_frames
 from data_prep.own import write_federation
+from data_prep.progress import shown
 from data_prep.write import of_content
 from hpcfed.errors import InputError, nearest, placed
 
@@ -29,13 +30,13 @@ class GivenData:
     clients: Any
     options: Mapping[str, Any]
 
-    def write(self, folder: Path, name: str) -> Path:
-        """Write the federation file into a folder, and return its path, which its content decides.
+    def write(self, folder: Path, name: str, say: Callable[[str], None]) -> Path:
+        """Write the federation file into a folder, showing progress, and return its path, which its content decides.
 
         Raises:
             InputError, EnvironmentFailure: as `write_federation`.
         """
-        with placed("data"):
+        with placed("data"), shown(lambda line: say(f"{name}: {line}")):
             content = write_federation(
                 folder / FILE, self.clients, **{"name": name, **self.options}, overwrite=True, by_content=True
             )

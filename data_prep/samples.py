@@ -12,6 +12,7 @@ import numpy as np
 
 from data_prep.array_labels import ArrayLabels
 from data_prep.as_arrays import as_array, column_names, in_order
+from data_prep.progress import step
 from data_prep.spool import Spool, spooled
 from hpcfed.data.federation import EVENTS, OF_NUMBERS, flaw_of_events
 from hpcfed.errors import InputError
@@ -90,6 +91,7 @@ class Samples:
             self._x.append(x)
             self._y.append(y)
             self.count += len(x)
+            step("reading samples", self.count)
         return np.concatenate(kept)
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from rich.filesize import decimal
 
 from data_prep.dataset import Dataset
+from data_prep.progress import step
 from data_prep.temporary import remove_stale, temporary_of
 from hpcfed.data.content import KIND, content_hash, rows_per_block
 from hpcfed.data.federation import FORMAT, VERSION
@@ -99,7 +101,7 @@ def write(
             test = _write_test(file, dataset.test_x, dataset.test_y, *order)
             _copy_beside(test, dataset.test_filled, dataset.test_group, order[0])
         file.attrs.update(_attributes(dataset, name or dataset.name, partition))
-        content = file.attrs["content"] = content_hash(file)
+        content = file.attrs["content"] = content_hash(file, partial(step, "hashing, in bytes"))
         if by_content:
             target.path = of_content(path, content)
     return content
@@ -180,6 +182,7 @@ def _copy(group: h5py.Group, name: str, source: np.ndarray, rows: np.ndarray) ->
     target = group.create_dataset(name, (len(rows), *source.shape[1:]), source.dtype.newbyteorder("="))
     block = rows_per_block(source.shape[1:], source.dtype)
     for start in range(0, len(rows), block):
+        step(f"writing {group.name[1:]}/{name}, in rows", start, len(rows))
         target[start : start + block] = source[rows[start : start + block]]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from hpcfed.config.user_code.modules import forget, outdated
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.io.figure import literal
+from hpcfed.io.output import Output
+from hpcfed.io.pace import nobody
 from hpcfed.ranks.platform.collector import uncollected
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World, connect
@@ -78,7 +81,7 @@ def run(
     """
     world = world or connect()
     watchdog = Watchdog(world)
-    with watchdog.watching(), world.united(), _resolved(_one, source, overrides, keys, world, watchdog) as found:
+    with watchdog.watching(), world.united(), _resolved(_one, source, overrides, keys, world, watchdog, quiet) as found:
         (recipe,), given = found
         return run_resolved(recipe, world, quiet, fresh, accept_code, given_twice(overrides), watchdog, given)
 
@@ -106,7 +109,7 @@ def rounds(
     """
     world = world or connect()
     watchdog = Watchdog(world)
-    with watchdog.watching(), world.united(), _resolved(_one, source, overrides, keys, world, watchdog) as found:
+    with watchdog.watching(), world.united(), _resolved(_one, source, overrides, keys, world, watchdog, quiet) as found:
         (recipe,), given = found
         twice = given_twice(overrides)
         with uncollected():
@@ -146,7 +149,7 @@ def run_seeds(
     with (
         watchdog.watching(),
         world.united(),
-        _resolved(load_recipes, source, overrides, keys, world, watchdog) as found,
+        _resolved(load_recipes, source, overrides, keys, world, watchdog, quiet) as found,
     ):
         recipes, given = found
         twice = given_twice(overrides)
@@ -165,6 +168,7 @@ def _resolved(
     keys: Mapping[str, Any],
     world: World,
     watchdog: Watchdog,
+    quiet: bool,
 ) -> Iterator[tuple[list[Recipe], GivenCode]]:
     """Yield resolved recipes on every rank, and the code of objects in them, which is importable.
 
@@ -187,7 +191,8 @@ def _resolved(
         forget(old)
         if samples is not None:
             with own_code_named():  # the samples' own
-                recipes = data.written(recipes, samples.write)
+                say = nobody if quiet else partial(print, file=Output(sys.stdout), flush=True)
+                recipes = data.written(recipes, partial(samples.write, say=say))
         return [resolve(recipe) for recipe in recipes], old
 
     with data.removed_if_unused():
