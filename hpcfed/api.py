@@ -285,12 +285,12 @@ SCORES = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_l
 PRESENT = "--accept-code (accept_code=True of hpcfed.load), which builds the model by the present code"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A finished run: its resolved recipe, and the content of its folder."""
 
     recipe: Recipe
-    given: GivenCode = field(default_factory=GivenCode, repr=False)
+    given: GivenCode = field(default_factory=GivenCode)
     """The objects that the call gave."""
 
     @property
@@ -326,6 +326,8 @@ class Result:
                 str(self.folder),
             ]
         )
+
+    __repr__ = __str__  # a notebook shows it
 
     def plot(self, *columns: str) -> Figure:
         """Return a figure of columns of the record over the rounds; default: what was measured of the scores.

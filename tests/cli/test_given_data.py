@@ -94,6 +94,7 @@ def test_the_same_samples_in_any_form_are_the_same_run(forms, tmp_path, capsys):
     first, *others = [hpcfed.run(data=data, **keys(tmp_path / "run", quiet=False)) for data in forms]
     assert capsys.readouterr().out.count("finished already") == len(others)
     assert {one.recipe.data for one in others} == {first.recipe.data}
+    assert repr(first) == str(first)
     assert [*(tmp_path / "run" / "federation").iterdir()] == [first.recipe.data]
 
 
