@@ -333,6 +333,7 @@ def _record(
             session.reporter.say(f"{session.recipe.name}: {said}")
     session.reporter.update(row)
     session.observers.round(row)
+    session.observers.look(lambda: _seen(session, round, row))
     return row
 
 
