@@ -183,7 +183,7 @@ def _prepare(
     if not SOURCES[source].takes("alpha"):
         of_sources.discard("alpha")
     of_source = {key: wanted.pop(key) for key in sorted(of_sources) if key in wanted}
-    with reading(raw or Path()), progress.shown(lambda line: click.echo(f"         {_in_line(line)}", err=True)):
+    with reading(raw or Path()), progress.shown(_tell):
         dataset = _load(source, raw, seed, clients, {**of_source, "partition": scheme})
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
     shape = " × ".join(map(str, dataset.x.shape[1:]))
@@ -202,7 +202,8 @@ def _prepare(
         remark(standardize.range_of(finished))
     if scale is None and (finished.features or is_own) and (unscaled := standardize.unscaled(finished, done)):
         remark(unscaled)
-    write(output, finished, **vars(done), name=name, overwrite=overwrite)
+    with progress.shown(_tell):
+        write(output, finished, **vars(done), name=name, overwrite=overwrite)
     with Federation.open(output) as federation:
         for line in _summary(federation, is_natural=done.partition["scheme"] == NATURAL, is_own=source == "own"):
             if line.startswith(" "):
@@ -232,6 +233,11 @@ def _summary(federation: Federation, *, is_natural: bool, is_own: bool) -> Itera
         remedy = f"{also}hold samples of each client back by --test-fraction 0.2"
         yield f"         no test set: runs measure no test loss or accuracy; {remedy}"
     yield f"content  {federation.content}"
+
+
+def _tell(line: str) -> None:
+    """Print a line on progress, which is no result."""
+    click.echo(f"         {_in_line(line)}", err=True)
 
 
 def _in_line(remark: str) -> str:

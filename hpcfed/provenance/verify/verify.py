@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,6 +12,7 @@ from typing import Any
 from hpcfed.config.limits import watchdog_limit
 from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, HpcfedError, InputError, counted
+from hpcfed.io.pace import Pace
 from hpcfed.provenance.code_of_rounds import CodeOfRounds, Permission, runs
 from hpcfed.provenance.differences import (
     beyond,
@@ -39,7 +39,6 @@ from hpcfed.run_folder.certificate import Fault
 from hpcfed.run_folder.checkpoint.restore import RestoredState
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RESULT, SIGNATURE
-from hpcfed.run_folder.progress import QUIET_SECONDS
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 MAX_LISTED = 4
@@ -123,7 +122,7 @@ def judged(request: Verification, world: World, say: Callable[[str], None]) -> V
         if world.on_root(lambda: has_faults(folder_faults(run, request.signers))):
             return _differs(say, faults)
         recipe = world.on_root(lambda: placed_recipe(run, request.data, request.code))
-        if world.on_root(lambda: has_faults(data_faults(recipe))):
+        if world.on_root(lambda: has_faults(data_faults(recipe, say))):
             return _differs(say, faults)
         found = world.on_root(lambda: recorded(run, recipe, request.permission))
         watchdog.limit = watchdog_limit(found.code[-1].recipe.watchdog)
@@ -177,7 +176,7 @@ class Verifier:
         self._other_bits: _Differs | None = None
         self._of = ""
         self._worst = 0.0
-        self._spoke = time.monotonic()
+        self._pace, self._last = Pace(), 0
 
     def verdict(self) -> Verdict:
         """Compare, print the verdict, and return it."""
@@ -242,6 +241,7 @@ class Verifier:
     def _in_bits(self, again: Again, one: CodeOfRounds) -> None:
         """Compare the states and rounds of a version of the code, bit for bit."""
         if self._every and again.round == one.first - 1:  # w⁰, or carried on
+            self._begin(one.last - again.round)
             self._compute(again, one.last)
             return
         starts = self._check_states(again, one)
@@ -250,6 +250,7 @@ class Verifier:
             self._out_of_reach |= {*range(one.first, one.last + 1 if first is None else first + 1)}
             if first is not None:
                 self._enter(again, first)
+                self._begin(one.last - first)
                 self._compute(again, one.last)
             return
         assert self._request.rounds is not None
@@ -264,7 +265,9 @@ class Verifier:
         share = ceil(count * len(rounds) / total)
         evenly, odd = drawn(rounds, weights, share, self._request.seed)
         self._drawn += evenly
-        for segment in segments([*evenly, odd, rounds[-1]], starts):
+        parts = segments([*evenly, odd, rounds[-1]], starts)
+        self._begin(sum(segment.stop - segment.start for segment in parts))
+        for segment in parts:
             self._enter(again, segment.start)
             self._compute(again, segment.stop)
 
@@ -278,6 +281,8 @@ class Verifier:
             if round >= one.first:
                 self._compare(again.round, again.measured(self._due(round)), trained=False)
                 self._measured.add(round)
+                if self._pace.is_due():
+                    self._say(f"the state after round {round} is as recorded")
         return starts
 
     def _enter(self, again: Again, round: int) -> bool:
@@ -301,9 +306,14 @@ class Verifier:
             self._computed.add(round)
             if round in self._run.checkpoints and not again.is_as_kept():
                 raise _Differs([Fault(f"the state kept after round {round}", "is another than is computed")])
-            if time.monotonic() - self._spoke >= QUIET_SECONDS:
-                self._spoke = time.monotonic()
-                self._say(f"round {round} of {len(self._run.rows)} is as recorded")
+            if self._pace.is_due():
+                left = self._pace.left(len(self._computed), self._last)
+                self._say(f"round {round} of {len(self._run.rows)} is as recorded{left}")
+
+    def _begin(self, rounds: int) -> None:
+        """Begin to compute so many rounds."""
+        self._pace.begin(len(self._computed))
+        self._last = len(self._computed) + rounds
 
     def _compare(self, round: int, here: RoundAgain, *, trained: bool) -> None:
         """Compare a round with its row, and its rows in the tables.
