@@ -394,6 +394,14 @@ def test_sites_own_models_are_compared_and_baselines_have_no_part_in_what_is_sen
     assert (len(sent["ditto"]), sent["pooled"]) == (1, [])
 
 
+def test_a_recipe_that_a_run_has_resolved_says_which_samples_are_split(folder):
+    recipe(folder, rounds=1)
+    content = planned(folder, splits=1).samples.content
+    assert planned(folder, overrides=[f"data_content={content}"], splits=1).recipe.data_content is None
+    with pytest.raises(InputError, match=rf"data_content: expected other, got {content}"):
+        planned(folder, overrides=["data_content=other"], splits=1)
+
+
 def test_fewer_rounds_than_sites_leave_some_unvisited(folder):
     recipe(folder, rounds=2)
     (line,) = [line for line in planned(folder, "fedavg", baselines="travelling").remarks if "visits" in line]
