@@ -16,7 +16,8 @@ from tests.launch import ROOT
 
 pytestmark = pytest.mark.one_mpi
 
-SHIPPED, KIT = ROOT / "docs" / "vectors.json", ROOT / "docs" / "check_vectors.py"
+SHIPPED, CONFORMANCE = ROOT / "docs" / "vectors.json", ROOT / "jobs" / "bench" / "conformance"
+KIT = CONFORMANCE / "check_vectors.py"
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +90,24 @@ def test_other_files_are_refused(text, tmp_path, command):
     Path(tmp_path / "other.json").write_text(text)
     done = command(["vectors", "other.json", "--check"], tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_the_page_of_packages_has_what_its_causes_compute(monkeypatch):
+    """Each deviating row's numbers, anew, by the rule that is said to be its cause."""
+    monkeypatch.syspath_prepend(str(CONFORMANCE))
+    from causes import CAUSES
+    from run import Reference, Row, deviations, numbers
+
+    reference = Reference()
+    page = (ROOT / "docs" / "conformance.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    shown = {
+        (row[0].rpartition(" ")[0], row[1]): row for row in rows if len(row) == 6 and row[0] not in ("package", "---")
+    }
+    assert shown.keys() == {key for key in CAUSES if key != ("NIID-Bench", "scaffold/all")}
+    for key, (_, name, how, by_round, text, where) in shown.items():
+        cause, case = CAUSES[key], name.partition(":")[0]
+        assert (how == "transcribed", text, where) == (cause.version is not None, cause.text, cause.where)
+        found = deviations(reference.by_rule(cause.rule, case), reference.models(case))
+        again = numbers(Row("", "", name, how, found, None, None))
+        assert [n for n in again.split() if float(n) > 1e-6] == [n for n in by_round.split() if float(n) > 1e-6], key

@@ -99,5 +99,6 @@ CASES: Mapping[str, Case] = {
         "partial", {"name": "fedadam", **_ADAPTIVE, "second": "m", "root": "padded", "debias": "constant"}
     ),
     "fedyogi/zero": Case("partial", {"name": "fedyogi", **_ADAPTIVE}),
+    "fedyogi/adam": Case("partial", {"name": "fedyogi", **_ADAPTIVE, "debias": "adam"}),
 }
 """By ``method/case``."""
