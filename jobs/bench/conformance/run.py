@@ -93,7 +93,7 @@ def environment(name: str, package: Package, cache: Path) -> Path:
     else:
         subprocess.run([*install, "--no-deps", package.requirement], check=True)
         for other in package.others:
-            subprocess.run([*install, "--no-deps", other], check=True)
+            subprocess.run([*install, other], check=True)  # torch is seen, and not installed again
     made.write_text(repr(package))
     return python
 
