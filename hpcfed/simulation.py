@@ -234,7 +234,8 @@ class Simulation:
     def _round_without_clients(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
         """Return a round without training: one Allreduce of the ranks' requests and hashes.
 
-        The model stays as it is; that of a private run takes a step along noise, as in any other round.
+        The model stays as it is; that of a private run whose cohorts are hidden takes a step along noise, as in any
+        other round.
 
         Raises:
             EnvironmentFailure: the ranks' states differ.
@@ -245,7 +246,7 @@ class Simulation:
         check_same(ranks["hash"], plan.round, self._world)
         clip = self._clip_as_recorded()
         means, update = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None), None
-        if not self._is_bounded:
+        if not self._is_bounded or self._parts.masks is not None:
             self._server.stay()
         else:
             scalars = dict.fromkeys(self._parts.method.local.scalars, 0.0)

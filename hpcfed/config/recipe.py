@@ -612,10 +612,16 @@ class Recipe(Section):
             mode="json",
             include={
                 **dict.fromkeys(("name", "seed", "data_content", "weights", "algorithm", "updates", "means"), True),
+                **dict.fromkeys(("model", "loss", "parameters", "dtype", "precision", "guess"), True),
+                **({} if self.secure_aggregation is None else {"secure_aggregation": True}),
                 "cohort": {"size", "fraction", "sampling"},
+                "budget": {"low", "high"},
                 "local": True,
             },
-            exclude={"local": {"engine", "matmul", "tile", "memory_format", "graphs"}},  # chosen where it runs
+            exclude={
+                "local": {"engine", "matmul", "tile", "memory_format", "graphs"},  # chosen where it runs
+                "model": {"init"},  # a path
+            },
         )
         return read_secret(self.secret_seed, self.secret_commitment, json.dumps(decides, sort_keys=True))
 
