@@ -49,6 +49,7 @@ class Purpose(IntEnum):
     PERSONAL = 24
     MASKS = 25
     DROPOUTS = 26
+    DOWN = 27
 
 
 LEAST_SECRET = 2**64
