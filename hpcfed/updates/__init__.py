@@ -96,9 +96,9 @@ def build(recipe: Recipe) -> Chain:
             raise InputError(what, remedy="put it first, once")
     chain.codings((1000,), 32)
     chain.codings_down((1000,), 32)
-    for place, part in enumerate(chain.down):
-        if part.stateful:
-            what = f"down.{place}: {type(part).__name__} keeps a state, and the model is packed without one"
+    for place, packs in enumerate(chain.down):
+        if packs.stateful:
+            what = f"down.{place}: {type(packs).__name__} keeps a state, and the model is packed without one"
             raise InputError(what, remedy="let it say stateful = False")
     return chain
 

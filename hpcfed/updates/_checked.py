@@ -26,7 +26,7 @@ def checked_parts(chain: Chain, model: FlatModel, seed: int) -> Chain:
     after = (_checked_means(part, model.gaps.cpu(), seed) if _is_own(part) else part for part in chain.means)
     down = (_CheckedUpdates(part, gaps, seed) if _is_own(part) else part for part in chain.down)
     lists: Any = [tuple(parts) for parts in (sends, after, down)]
-    return Chain(*lists, privacy=chain.privacy)
+    return Chain(*lists, chain.privacy)
 
 
 def _checked_means(part: MeansPart, gaps: Tensor, seed: int) -> Checked:
