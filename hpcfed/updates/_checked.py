@@ -25,8 +25,8 @@ def checked_parts(chain: Chain, model: FlatModel, seed: int) -> Chain:
     sends = (_CheckedUpdates(part, gaps, seed) if _is_own(part) else part for part in chain.updates)
     after = (_checked_means(part, model.gaps.cpu(), seed) if _is_own(part) else part for part in chain.means)
     down = (_CheckedUpdates(part, gaps, seed) if _is_own(part) else part for part in chain.down)
-    lists: Any = [tuple(parts) for parts in (sends, after, down)]
-    return Chain(*lists, chain.privacy)
+    updates, packs = (cast("tuple[UpdatePart, ...]", tuple(parts)) for parts in (sends, down))
+    return replace(chain, updates=updates, means=cast("tuple[MeansPart, ...]", tuple(after)), down=packs)
 
 
 def _checked_means(part: MeansPart, gaps: Tensor, seed: int) -> Checked:
