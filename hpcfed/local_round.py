@@ -49,7 +49,7 @@ class RoundPlan:
         common_effective_steps: the ‖a‖₁ that all members share, else None.
         factors: multiple of each Δ_i in the averages, (S,); 1 without a normalisation.
         alike: True if all members share one known ‖a_i‖₁ and no factor rescales a Δ_i.
-        w: the server's model, (d,) in the run's dtype on the device.
+        w: the server's model as clients unpack it, (d,) in the run's dtype on the device.
         shared: the method's shared state, likewise.
         touched: (N,) bool, clients that have a state of their own; the others' are the initial one.
         dropped: (S,) bool, members that drop out before they send; None without secure aggregation.

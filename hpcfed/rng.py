@@ -49,12 +49,15 @@ class Purpose(IntEnum):
     PERSONAL = 24
     MASKS = 25
     DROPOUTS = 26
+    DOWN = 27
 
 
 LEAST_SECRET = 2**64
 """Seeds from here on are secret."""
 BLOCK = 1 << 16
 """Numbers that one call of SHAKE-256 gives."""
+LARGEST_NORMAL = 8.25
+"""Bound on the size of all that `normals` returns."""
 
 
 class _Key(ISeedSequence):
@@ -104,7 +107,7 @@ def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0, pla
 def normals(seed: int, purpose: Purpose, round: int, client: int, place: int, size: int) -> np.ndarray:
     """Return standard normal numbers, (size,) float64, of one address: Φ⁻¹((k + ½) / 2^52), k of 52 random bits.
 
-    None is beyond 8.2, where 2^-53 of the distribution lie on each side. With a secret seed the bits are SHAKE-256's.
+    None is beyond 8.21, where 2^-53 of the distribution lie on each side. With a secret seed the bits are SHAKE-256's.
     """
     from scipy.special import ndtri
 

@@ -36,6 +36,7 @@ from hpcfed.sentinel import Check, Sentinel, Suspicion
 from hpcfed.server import Server
 from hpcfed.types import DELTA, MOVED, Means, Request, RoundContext, ServerUpdate, State
 from hpcfed.updates import PartContext
+from hpcfed.updates._layout import layout_of
 
 ROBUST_EXCHANGES = "robust_allreduces"
 """Allreduces of a robust mean, in the record's column ``method``."""
@@ -117,7 +118,7 @@ class Simulation:
             keeps_vectors=parts.chain.robust is not None,
             masked=parts.masks is not None,
         )
-        self._squares = Squares(parts.engine.graphs)
+        self._squares, self._layout = Squares(parts.engine.graphs), layout_of(parts.model)
         self._initial_buffers = self.buffers.state
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
         self._training = Training(parts, self._buffer, self.buffers)
@@ -234,7 +235,8 @@ class Simulation:
     def _round_without_clients(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
         """Return a round without training: one Allreduce of the ranks' requests and hashes.
 
-        The model stays as it is; that of a private run takes a step along noise, as in any other round.
+        The model stays as it is; that of a private run whose cohorts are hidden takes a step along noise, as in any
+        other round.
 
         Raises:
             EnvironmentFailure: the ranks' states differ.
@@ -245,7 +247,7 @@ class Simulation:
         check_same(ranks["hash"], plan.round, self._world)
         clip = self._clip_as_recorded()
         means, update = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None), None
-        if not self._is_bounded:
+        if not self._is_bounded or self._parts.masks is not None:
             self._server.stay()
         else:
             scalars = dict.fromkeys(self._parts.method.local.scalars, 0.0)
@@ -389,6 +391,7 @@ class Simulation:
         effective_steps, factors = effective_steps_and_factors(self._parts.method, self._parts.stepping, cohort, round)
         common = common_to_all(effective_steps)
         w, shared = self._server.for_clients(self._device)
+        about = round, self._parts.stepping.lr(round), self._parts.seed
         return RoundPlan(
             round=round,
             lr=self._parts.stepping.lr(round),
@@ -399,7 +402,7 @@ class Simulation:
             common_effective_steps=common,
             factors=factors,
             alike=common is not None and are_ones(factors),
-            w=w,
+            w=self._parts.chain.received(w, self._layout, *about),
             shared=shared,
             touched=self.touched,
             dropped=None if self._parts.masks is None else self._parts.masks.dropped(round, len(cohort.clients)),

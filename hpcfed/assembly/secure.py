@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
+from hpcfed.rng import LARGEST_NORMAL
 from hpcfed.types import Method
 from hpcfed.updates import Chain
 from hpcfed.updates.clip import Clip
+from hpcfed.updates.noise import LocalNoise
+from hpcfed.updates.weight import Weight
 
 if TYPE_CHECKING:
     from hpcfed.reduce.masks import Masks
@@ -32,10 +35,8 @@ def check_secure(recipe: Recipe, chain: Chain, method: Method, num_clients: int)
 
 
 def _without_meaning(recipe: Recipe, chain: Chain, method: Method) -> Iterator[tuple[str, str, str]]:
-    if not (chain.updates and isinstance(chain.updates[-1], Clip)):
+    if _bound_of(chain) is None:
         yield "no clip last in updates", "its bound says how large masked words are", "add {clip: {norm: …}}"
-    if recipe.is_private:
-        yield "noise", "who drops out would be seen, as the noise is to hide", "leave one of them out"
     if chain.moves_clip:
         yield "clip.quantile", "masked words have the range of a fixed norm", "fix the norm"
     if chain.robust is not None:
@@ -59,11 +60,20 @@ def masks_of(recipe: Recipe, chain: Chain) -> Masks | None:
     """Return the masks of a run; None without secure aggregation. It loads torch."""
     from hpcfed.reduce.masks import Masks
 
-    section = recipe.secure_aggregation
+    section, clip, privacy = recipe.secure_aggregation, _bound_of(chain), chain.privacy
     if section is None:
         return None
-    clip = chain.updates[-1]
-    assert isinstance(clip, Clip)
-    return Masks(
-        lambda name: clip.norm * clip.scales.get(name, 1.0), section.dropout, section.survivors, recipe.seed.batches
-    )
+    assert clip is not None
+
+    def bound(name: str) -> float:
+        tail = 0.0 if privacy is None or privacy.is_central else LARGEST_NORMAL * privacy.size(name)
+        return clip.norm * clip.scales.get(name, 1.0) + tail
+
+    about = section.dropout, section.survivors, recipe.seed.batches
+    return Masks(bound, *about, has_numbers=privacy is None)
+
+
+def _bound_of(chain: Chain) -> Clip | None:
+    """Return the clip behind which there is at most a weight, and noise."""
+    bounding = [part for part in chain.updates if not isinstance(part, Weight | LocalNoise)]
+    return bounding[-1] if bounding and isinstance(bounding[-1], Clip) else None

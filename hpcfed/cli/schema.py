@@ -66,7 +66,7 @@ def of_recipe() -> Schema:
 
 
 def _part_of(key: str) -> Schema:
-    """Return the schema of a part of a list, ``updates`` or ``means``: its name, or its name with its keys."""
+    """Return the schema of a part of a list: its name, or its name with its keys."""
     known = updates.named(key)
     own = {name: part.model_json_schema(ref_template=REFERENCE) for name, part in known.items()}
     for name, part in own.items():

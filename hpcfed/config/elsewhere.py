@@ -25,6 +25,7 @@ _PLACES = {
     "evaluate.every": "evalevery evalinterval evaluateevery testevery",
     "local.batch_size": "localbatchsize minibatch minibatchsize",
     "local.clip_norm": "clipgradnorm gradclip gradientclipping maxgradnorm maxnorm",
+    "down": "bidirectional broadcastcompression downlink downlinkcompression servercompression",
     "local.epochs": "clientepochs localepochs numepochs",
     "local.lr": "clientlearningrate clientlr etal learningrate locallearningrate locallr stepsize",
     "local.lr_schedule": "lrscheduler scheduler",

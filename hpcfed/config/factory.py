@@ -27,8 +27,7 @@ def named_code(recipe: Recipe) -> list[str]:
         recipe.model,
         recipe.loss,
         recipe.algorithm,
-        *recipe.updates,
-        *recipe.means,
+        *recipe.chain_parts,
         *recipe.observers,
     )
     factories = [section.factory for section in sections if section.factory is not None]

@@ -33,9 +33,9 @@ def _hindrances(recipe: Recipe, task: str) -> Iterator[tuple[str, str]]:
         yield "loss.weights", "leave the weights out"
     if recipe.algorithm.factory is not None:
         yield f"algorithm.factory: {recipe.algorithm.factory}", "use a built-in method"
-    for part in (*recipe.updates, *recipe.means):
+    for part in recipe.chain_parts:
         if part.factory is not None:
-            yield f"updates and means: {part.factory}", "use built-in parts"
+            yield f"updates, means and down: {part.factory}", "use built-in parts"
     if recipe.parameters.given:
         yield f"parameters: {recipe.parameters.given}", "leave them out"
     if local.step is not None:

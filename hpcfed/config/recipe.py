@@ -463,7 +463,7 @@ class Recipe(Section):
 
     later: ClassVar[frozenset[str]] = frozenset(
         {
-            *("parameters", "update_hashes", "bits", "deterministic", "sentinel", "updates", "means"),
+            *("parameters", "update_hashes", "bits", "deterministic", "sentinel", "updates", "means", "down"),
             *("secure_aggregation", "secret_seed", "secret_commitment"),
         }
     )
@@ -526,6 +526,8 @@ class Recipe(Section):
     (docs/updates.md)."""
     means: Annotated[list[ChainPart], BeforeValidator(parts_named)] = Field(default_factory=list)
     """What happens to the round's means before the server's step, likewise: `[{clip: {norm: 1.0}}]`."""
+    down: Annotated[list[ChainPart], BeforeValidator(parts_named)] = Field(default_factory=list)
+    """How the model is packed for a round's clients, who start from what they unpack: `[{quantize: {bits: 8}}]`."""
     secure_aggregation: SecureAggregation | None = None
     """Masked sums, simulated, behind a `clip` in `updates`: `{dropout: 0.1}` (docs/updates.md)."""
     evaluate: Evaluate = Evaluate()
@@ -581,9 +583,14 @@ class Recipe(Section):
 
     @property
     def own_rules(self) -> list[str]:
-        """The user's own method, and parts of `updates` and `means`, by their ``factory``."""
-        factories = self.algorithm.factory, *(part.factory for part in (*self.updates, *self.means))
+        """The user's own method, and parts of lists, by their ``factory``."""
+        factories = self.algorithm.factory, *(part.factory for part in self.chain_parts)
         return [factory for factory in factories if factory is not None]
+
+    @property
+    def chain_parts(self) -> list[ChainPart]:
+        """The parts of `updates`, `means` and `down`."""
+        return [*self.updates, *self.means, *self.down]
 
     @property
     def is_private(self) -> bool:
@@ -612,10 +619,16 @@ class Recipe(Section):
             mode="json",
             include={
                 **dict.fromkeys(("name", "seed", "data_content", "weights", "algorithm", "updates", "means"), True),
+                **dict.fromkeys(("model", "loss", "parameters", "dtype", "precision", "guess"), True),
+                **dict.fromkeys([key for key in ("down", "secure_aggregation") if getattr(self, key)], True),
                 "cohort": {"size", "fraction", "sampling"},
+                "budget": {"low", "high"},
                 "local": True,
             },
-            exclude={"local": {"engine", "matmul", "tile", "memory_format", "graphs"}},  # chosen where it runs
+            exclude={
+                "local": {"engine", "matmul", "tile", "memory_format", "graphs"},  # chosen where it runs
+                "model": {"init"},  # a path
+            },
         )
         return read_secret(self.secret_seed, self.secret_commitment, json.dumps(decides, sort_keys=True))
 

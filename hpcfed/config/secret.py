@@ -9,7 +9,8 @@ run folder has its place and
     secret_commitment = salt : SHA-256(salt, secret),      salt = SHAKE-256(secret), 128 bits
 
 by which its holder can show that a run was made with it, and nobody else can find it. Runs of one text that differ in
-name, seeds, data, method, lists, cohorts or local work, such as those of a sweep, have noise of their own.
+name, seeds, data, model, method, lists, cohorts, masks or local work, such as those of a sweep, have noise of their
+own.
 """
 
 from __future__ import annotations

@@ -40,20 +40,22 @@ class Masks:
     """Masks of a run.
 
     Attributes:
-        bound: of a vector's norm, by its name.
+        bound: of a vector's norm, by its name; of its largest entry where it is noised.
         dropout: probability with which a client of a cohort drops out before it sends.
         survivors: least number of clients of whom a sum is opened.
         seed: of masks and dropouts.
+        has_numbers: whether norms, losses and steps are sent; else they are 0, as where noise hides clients.
     """
 
     bound: Callable[[str], float]
     dropout: float
     survivors: int
     seed: int
+    has_numbers: bool = True
 
     def dropped(self, round: int, size: int) -> np.ndarray:
         """Return which members of a round's cohort drop out, (S,) bool; the same on every rank."""
-        return stream(self.seed, Purpose.DROPOUTS, round).random(size) < self.dropout
+        return dropouts(self.seed, self.dropout, round, size)
 
     def units(self, counts: Mapping[str, np.ndarray]) -> dict[str, Units]:
         """Return the unit of each vector's sum, one word, from what each member, (S,), counts in it."""
@@ -67,11 +69,16 @@ class Masks:
     def bytes_up(self, size: int, left: int, words: int) -> int:
         """Return what all clients of a cohort of `size` send: words, a key, and shares, of which `left` get so far."""
         shares = size * (size - 1) * SHARE + left * (size - left) * SHARE
-        return left * 8 * (words + NUMBERS) + size * 2 * KEY + shares
+        return left * 8 * (words + (NUMBERS if self.has_numbers else 0)) + size * 2 * KEY + shares
 
     def bytes_down(self, size: int) -> int:
         """Return what they receive beside the model: the others' keys and shares."""
         return size * (size - 1) * (2 * KEY + SHARE)
+
+
+def dropouts(seed: int, dropout: float, round: int, size: int) -> np.ndarray:
+    """Return which members of a round's cohort drop out with a probability, (S,) bool."""
+    return stream(seed, Purpose.DROPOUTS, round).random(size) < dropout
 
 
 def _unit(largest: np.ndarray) -> float:
@@ -91,6 +98,8 @@ class RoundMasks:
 
     def numbers(self, weight: float, square: float, loss: float, steps: int) -> np.ndarray:
         """Return the words of a client's weighted squared norm, loss and steps, (3,) int64."""
+        if not self.run.has_numbers:
+            return np.zeros(NUMBERS, np.int64)
         loss = max(-LARGEST_LOSS, min(LARGEST_LOSS, loss))
         return np.array([round(weight * square / self.square_unit), round(loss / LOSS_UNIT), steps], np.int64)
 

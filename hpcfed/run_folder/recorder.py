@@ -41,7 +41,8 @@ class Rows:
     ``params_up`` and ``params_down`` count shared parameters as the papers do. ``bytes_up`` and ``bytes_down`` are of
     what is sent: parameters × bytes of the run's dtype × vectors of the round, 8 bytes for each reported scalar, and
     averaged buffers once in each direction. Behind ``updates`` a vector counts as it is packed, with
-    ``secure_aggregation`` as masked words of 8 bytes; where a method's own rule compresses, as a whole one. What only
+    ``secure_aggregation`` as masked words of 8 bytes; where a method's own rule compresses, as a whole one. Behind
+    ``down`` the model counts as it is packed, and what a method sends down besides as a whole vector. What only
     ``evaluate.model: client-average`` adds up is not sent: it follows from Δ.
     Those of a private run are of the expected cohort, and its gradients are not counted. ``gradients`` counts minibatch
     steps: one with SAM's radius, or of the user's own, counts once.
@@ -58,8 +59,9 @@ class Rows:
         self._up, self._down = local.sent * size, local.received * size
         self._vector_bytes, self._scalar_bytes = size * parts.model.vector.element_size(), 8 * len(local.scalars)
         self._received = local.received
-        coding = parts.chain.codings(layout_of(parts.model).sizes, 8 * parts.model.vector.element_size())[-1]
-        self._sent_bytes = coding.num_bytes
+        packed = layout_of(parts.model).sizes, 8 * parts.model.vector.element_size()
+        self._sent_bytes = parts.chain.codings(*packed)[-1].num_bytes
+        self._spared = self._vector_bytes - parts.chain.codings_down(*packed)[-1].num_bytes if local.received else 0
         self._masks, self._words = parts.masks, parts.model.num_parameters
         self._buffer_bytes = AveragedBuffers(parts.model).sent_bytes
         self._privacy = parts.chain.privacy
@@ -81,7 +83,7 @@ class Rows:
         self.totals["params_down"] += size * self._down
         num_sent = sum(name != MOVED for name in result.vectors)
         sent = num_sent * self._sent_bytes + self._scalar_bytes + self._buffer_bytes
-        received = size * (self._received * self._vector_bytes + self._buffer_bytes)
+        received = size * (self._received * self._vector_bytes - self._spared + self._buffer_bytes)
         if self._masks is None:
             self.totals["bytes_up"] += size * sent
         else:

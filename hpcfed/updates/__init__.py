@@ -1,10 +1,11 @@
-"""What happens to an update on its way: the parts of a recipe's lists ``updates`` and ``means``, one file each.
+"""What happens to an update on its way: the parts of a recipe's lists, one file each.
 
     updates: [{topk: {fraction: 0.01}}, {quantize: {bits: 8}}]      a client's vectors, in order, before the sum
     means: [median, {clip: {norm: 1.0}}]                            the means, once, before the server's step
+    down: [{quantize: {bits: 8}}]                                   the model, once, before clients start from it
     updates: [{factory: "mine:Part", args: {gain: 2}}]              the user's own
 
-A file has ``UPDATE`` or ``MEANS`` or both, ``TITLE`` and ``EXAMPLE``; a new part is a new file here.
+A file has one or more of ``UPDATE``, ``MEANS`` and ``DOWN``, ``TITLE`` and ``EXAMPLE``; a new part is a new file here.
 """
 
 from __future__ import annotations
@@ -43,11 +44,15 @@ __all__ = [
     "resolved",
 ]
 
-LISTS: Mapping[str, tuple[str, type[Part]]] = {"updates": ("UPDATE", UpdatePart), "means": ("MEANS", MeansPart)}
+LISTS: Mapping[str, tuple[str, type[Part]]] = {
+    "updates": ("UPDATE", UpdatePart),
+    "means": ("MEANS", MeansPart),
+    "down": ("DOWN", UpdatePart),
+}
 """The recipe's key → its parts' name in their files, and their base."""
 WORK: Mapping[type[Part], str] = {UpdatePart: "send", RobustMean: "of", MeansPart: "after"}
 """The function that a part must have, by its base."""
-KEPT = {"updates": {NORMS, DELTA_ITSELF, CARRIED, TWICE}, "means": {NORMS, SUM, DELTA_ITSELF}}
+KEPT = {"updates": {NORMS, DELTA_ITSELF, CARRIED, TWICE}, "means": {NORMS, SUM, DELTA_ITSELF}, "down": {DELTA_ITSELF}}
 """What parts of each list may leave untrue."""
 WHY = {
     NORMS: "its step size compares mean ‖Δ_i‖² with ‖Δ̄‖², of which that part changes one and not the other: by noise "
@@ -62,7 +67,7 @@ WHY = {
 
 @cache
 def named(key: str) -> Mapping[str, type[Part]]:
-    """The built-in parts of a list, ``updates`` or ``means``, by name."""
+    """The built-in parts of a list by name."""
     kinds = {name: getattr(registry.entry(__name__, name), LISTS[key][0], None) for name in registry.names(__name__)}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
@@ -90,6 +95,11 @@ def build(recipe: Recipe) -> Chain:
             what = f"means.{place}: {recipe.means[place].name or recipe.means[place].factory} takes the mean's place"
             raise InputError(what, remedy="put it first, once")
     chain.codings((1000,), 32)
+    chain.codings_down((1000,), 32)
+    for place, packs in enumerate(chain.down):
+        if packs.stateful:
+            what = f"down.{place}: {type(packs).__name__} keeps a state, and the model is packed without one"
+            raise InputError(what, remedy="let it say stateful = False")
     return chain
 
 

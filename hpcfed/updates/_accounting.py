@@ -6,6 +6,7 @@
     all clients             add or remove     Gaussian z
     others, public seed     as above          Gaussian z, or z/2, in the rounds of the client that takes part most
     any, noise by clients   replace one       Gaussian z/2, in the same rounds, or in all where they are secret
+    any, masked sums        replace one       likewise; noise of clients adds up: Gaussian √m z/2, m ``survivors``
 
 All compose by their Rényi divergences, each a vector over orders, which add up. The library is loaded here alone.
 """
@@ -109,7 +110,7 @@ class _Joined:
 
 def _loss(mechanism: Mechanism) -> Callable[[int], float]:
     """Return ε of so many rounds of a mechanism, or of one client's so many."""
-    multiplier = mechanism.multiplier / 2 if mechanism.replaces else mechanism.multiplier
+    multiplier = mechanism.seen_multiplier / 2 if mechanism.replaces else mechanism.seen_multiplier
     if not mechanism.is_amplified:
         costs = _costs(multiplier, replaces=mechanism.replaces)
     elif mechanism.replaces:

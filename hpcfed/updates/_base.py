@@ -53,6 +53,7 @@ class PartContext:
         num_classes: of labels; None in `send` and after the sum.
         privacy: what `noise` takes its size from; None where nothing is noised.
         clip: C of the round, which a quantile moves; None where nothing is clipped.
+        is_down: whether the part packs the model, for all clients alike; `client` is None then.
     """
 
     round: int
@@ -66,13 +67,17 @@ class PartContext:
     num_classes: int | None = None
     privacy: Privacy | None = None
     clip: float | None = None
+    is_down: bool = False
 
     def stream(self, *, each_round: bool = True) -> np.random.Generator:
         """Return the random stream of (seed, list, place in it, round, client): equal on any rank, and at each call.
 
         Without `each_round`, that of round 0: the same in all rounds.
         """
-        purpose, client = (Purpose.MEANS, 0) if self.client is None else (Purpose.UPDATES, self.client.client)
+        if self.client is not None:
+            purpose, client = Purpose.UPDATES, self.client.client
+        else:
+            purpose, client = Purpose.DOWN if self.is_down else Purpose.MEANS, 0
         return stream(self.seed, purpose, self.round if each_round else 0, client, self.place)
 
 

@@ -1,4 +1,4 @@
-"""A run's two lists, and the method that sends by them.
+"""A run's lists, and the method that sends by them.
 
 A method's client side is wrapped: what its `report` returns goes through the parts of ``updates``, each client's apart
 and before it is weighted; the parts' states are kept beside the method's own, so that they spill, move and are saved
@@ -26,16 +26,19 @@ if TYPE_CHECKING:
 
 Samples = tuple["Tensor", "Tensor"]
 """x and y, (n, …) each."""
+MODEL = "w"
+"""Name of the model among the vectors of the parts that pack it."""
 PREFIX = "updates."
 """Beginning of the names of parts' tensors in a client's state and in the shared one: ``updates.<place>.<name>``."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The parts of both lists; `privacy` is None where nothing is noised."""
+    """The parts of the lists; `privacy` is None where nothing is noised."""
 
     updates: tuple[UpdatePart, ...] = ()
     means: tuple[MeansPart, ...] = ()
+    down: tuple[UpdatePart, ...] = ()
     privacy: Privacy | None = None
 
     @property
@@ -60,15 +63,27 @@ class Chain:
         return self.keeps_sums and all(part.treats_alike for part in self.updates)
 
     def codings(self, sizes: tuple[int, ...], number_bits: int) -> list[Coding]:
-        """Return how a vector is packed before each part, and behind the last.
+        """Return how a client's vector is packed before each part, and behind the last.
 
         Raises:
             InputError: the parts' order has no packed form.
         """
-        found = [plain(sizes, number_bits)]
-        for part in self.updates:
-            found.append(part.coded(found[-1]))
-        return found
+        return _codings(self.updates, sizes, number_bits)
+
+    def codings_down(self, sizes: tuple[int, ...], number_bits: int) -> list[Coding]:
+        """Return how the model is packed, likewise."""
+        return _codings(self.down, sizes, number_bits)
+
+    def received(self, w: Tensor, layout: Layout, round: int, lr: float, seed: int) -> Tensor:
+        """Return the model (d,) as all clients of a round unpack it, from the server's."""
+        if not self.down:
+            return w
+        vectors: Vectors = {MODEL: layout.closed(w)}
+        codings = self.codings_down(layout.sizes, 8 * w.element_size())
+        for place, part in enumerate(self.down):
+            about = PartContext(round, lr, seed, place, coding=codings[place], is_down=True)
+            vectors = part.send(vectors, {}, {}, about).vectors
+        return layout.opened(vectors[MODEL], w)
 
     def samples(self, own: Samples, context: RoundContext, num_classes: int | None) -> Samples:
         """Return what a client trains on in a round, from its own samples."""
@@ -95,6 +110,13 @@ class Chain:
             after = part.after(seen, about)
             means = replace(after, vectors={**means.vectors, **after.vectors})
         return means
+
+
+def _codings(parts: Sequence[UpdatePart], sizes: tuple[int, ...], number_bits: int) -> list[Coding]:
+    found = [plain(sizes, number_bits)]
+    for part in parts:
+        found.append(part.coded(found[-1]))
+    return found
 
 
 @dataclass

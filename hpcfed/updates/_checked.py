@@ -24,8 +24,9 @@ def checked_parts(chain: Chain, model: FlatModel, seed: int) -> Chain:
     gaps = model.gaps.new_empty(0)
     sends = (_CheckedUpdates(part, gaps, seed) if _is_own(part) else part for part in chain.updates)
     after = (_checked_means(part, model.gaps.cpu(), seed) if _is_own(part) else part for part in chain.means)
-    lists = cast("tuple[UpdatePart, ...]", tuple(sends)), cast("tuple[MeansPart, ...]", tuple(after))
-    return Chain(*lists, chain.privacy)
+    down = (_CheckedUpdates(part, gaps, seed) if _is_own(part) else part for part in chain.down)
+    updates, packs = (cast("tuple[UpdatePart, ...]", tuple(parts)) for parts in (sends, down))
+    return replace(chain, updates=updates, means=cast("tuple[MeansPart, ...]", tuple(after)), down=packs)
 
 
 def _checked_means(part: MeansPart, gaps: Tensor, seed: int) -> Checked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import nan
+from math import nan, sqrt
 from typing import Any
 
 from hpcfed.updates._layout import Layout
@@ -30,6 +30,7 @@ class Mechanism:
         is_secret: whether cohorts are drawn from a secret seed.
         at_clients: whether each client adds the noise.
         quantile: γ, which C follows; None where it is fixed.
+        survivors: least number of clients of whom a masked sum is opened; None without masks.
     """
 
     clip: float
@@ -43,6 +44,7 @@ class Mechanism:
     is_secret: bool
     at_clients: bool = False
     quantile: float | None = None
+    survivors: int | None = None
 
     @property
     def bit_deviation(self) -> float:
@@ -70,12 +72,22 @@ class Mechanism:
     @property
     def replaces(self) -> bool:
         """Whether neighbours differ in what one client has, not in whether there is one."""
-        return self.at_clients or (self.sampling == "size" and not self.is_all)
+        return self.are_known or (self.sampling == "size" and not self.is_all)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether those from whom a client is hidden know who takes part: the server, or others by whom it masks."""
+        return self.at_clients or self.survivors is not None
+
+    @property
+    def seen_multiplier(self) -> float:
+        """z of the least noise in what is seen: behind masks, of a sum of the noise of all who are left."""
+        return self.multiplier * sqrt(self.survivors) if self.at_clients and self.survivors else self.multiplier
 
     @property
     def is_amplified(self) -> bool:
         """Whether it helps that nobody knows who is drawn."""
-        return self.is_secret and not self.is_all and not self.at_clients
+        return self.is_secret and not self.is_all and not self.are_known
 
     @property
     def counts_draws(self) -> bool:
@@ -85,8 +97,10 @@ class Mechanism:
     @property
     def neighbours(self) -> str:
         """The neighbouring relation in words."""
-        if self.at_clients:
-            return "replace what one client has, seen by the server"
+        if self.at_clients and self.survivors is not None:
+            return f"replace what one client has, seen by the server in sums of {self.survivors} or more"
+        if self.are_known:
+            return f"replace what one client has{', seen by the server' if self.at_clients else ''}"
         return "replace one client" if self.replaces else "add or remove one client"
 
     @property
@@ -95,7 +109,7 @@ class Mechanism:
         if self.is_all:
             return f"all {self.num_clients:,} clients in each round"
         how = "without replacement" if self.sampling == "size" else "each with the same probability"
-        if self.at_clients:
+        if self.are_known:
             who = "as if one were drawn in each round" if self.is_secret else "by the one drawn most often"
         else:
             who = "secretly" if self.is_secret else "from a public seed, so without amplification"

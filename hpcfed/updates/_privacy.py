@@ -70,6 +70,7 @@ def mechanism_of(recipe: Recipe, chain: Chain, num_clients: int) -> Mechanism | 
         is_secret=recipe.secret_seed is not None,
         at_clients=recipe.noise_at == "clients",
         quantile=clip.quantile,
+        survivors=None if recipe.secure_aggregation is None else recipe.secure_aggregation.survivors,
     )
 
 

@@ -35,6 +35,6 @@ class Cast(UpdatePart):
         return coding.coded(32 if self.to == "float32" else 16)
 
 
-UPDATE = Cast
+UPDATE = DOWN = Cast
 TITLE, REFERENCES = "numbers of 16 bits", ("kalamkar2019study",)
 EXAMPLE = {"to": "bfloat16"}

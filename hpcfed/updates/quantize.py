@@ -71,6 +71,6 @@ def _rounded(values: Tensor, lengths: list[int], levels: int, random: np.random.
     return low + level.where(step > 0, 0) * step
 
 
-UPDATE = Quantize
+UPDATE = DOWN = Quantize
 TITLE, REFERENCES = "stochastic quantisation", ("suresh2017distributed", "alistarh2017qsgd")
 EXAMPLE = {"bits": 4}

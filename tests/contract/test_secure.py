@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import dp_accounting as dp
 import numpy as np
 import pytest
+from dp_accounting import rdp
 
 import hpcfed
 from hpcfed.ranks.world import World
 from hpcfed.reduce.masks import KEY, SHARE, Masks, RoundMasks
+from hpcfed.rng import LARGEST_NORMAL
 from tests.mpi.recipes import METHODS, small, write_small
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
@@ -92,6 +95,43 @@ def test_without_dropouts_a_run_is_the_plain_one_but_for_its_units(place):
     for column in ("test_loss", "local_loss", "mean_delta_sq", "delta_sq"):
         assert [row[column] for row in masked] == pytest.approx([row[column] for row in plain], rel=1e-6)
     assert [row["gradients"] for row in masked] == [row["gradients"] for row in plain]
+
+
+NOISE: Mapping[str, Mapping[str, Any]] = {
+    "the server": {"means": [{"noise": {"multiplier": 0.5}}]},
+    "clients": {"updates": [CLIP, {"noise": {"multiplier": 0.5}}]},
+}
+
+
+@pytest.mark.parametrize("who", NOISE)
+def test_noise_is_under_the_masks_or_behind_their_sum(who, place, monkeypatch):
+    """Bits without masks, the plain private run's numbers, and ε without amplification; norms and losses stay at home.
+
+    Noise of those that are left adds up: by clients ε is that of √m z, with m of `survivors`.
+    """
+    about = {**NOISE[who], "cohort": {"size": 6}}  # one client at least is in both rounds
+    masked = run(place, f"{who}-masked", **about, secure_aggregation={"dropout": 0.3, "survivors": 4})
+    whole, plain = run(place, f"{who}-whole", **about, secure_aggregation={}), run(place, f"{who}-plain", **about)
+    unmasked(monkeypatch)
+    bare = run(place, f"{who}-bare", **about, secure_aggregation={"dropout": 0.3, "survivors": 4})
+    same = ("hash", "test_loss", "delta_sq", "unit", "epsilon", "bytes_up")
+    assert [[row[column] for column in same] for row in masked] == [[row[column] for column in same] for row in bare]
+    assert [row["test_loss"] for row in whole] == pytest.approx([row["test_loss"] for row in plain], rel=1e-5)
+    assert whole[0]["hash"] != masked[0]["hash"]  # some dropped out
+    library = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    library.compose(dp.GaussianDpEvent(0.25 * (2.0 if who == "clients" else 1.0)), 2)
+    assert masked[-1]["epsilon"] == pytest.approx(library.get_epsilon(9**-1.1), rel=1e-6)
+    assert [(row["skipped"], row["local_loss"], row["mean_delta_sq"]) for row in masked] == [([], None, None)] * 2
+
+
+def test_words_have_room_for_the_tails_of_noise(place, monkeypatch):
+    """Each number as large as noise can be, of all clients alike: nothing wraps around."""
+    monkeypatch.setattr("hpcfed.updates.noise.normals", lambda *about: np.full(about[-1], LARGEST_NORMAL))
+    found = run(place, "tails", **NOISE["clients"], secure_aggregation={}, rounds=1)
+    monkeypatch.setattr("hpcfed.updates.noise.normals", lambda *about: np.zeros(about[-1]))
+    none = run(place, "no-tails", **NOISE["clients"], secure_aggregation={}, rounds=1)
+    parameters, moved = 12 * 8 + 8 + 8 * 4 + 4, 0.5 * 0.3 * LARGEST_NORMAL
+    assert found[0]["delta_sq"] ** 0.5 == pytest.approx(moved * parameters**0.5, abs=none[0]["delta_sq"] ** 0.5 + 1e-3)
 
 
 def test_bytes_are_those_of_words_keys_and_shares(place):

@@ -24,7 +24,7 @@ from hpcfed.types import ClientInfo, LocalResult, RoundContext
 from hpcfed.updates import Chain, PartContext, UpdatePart
 from hpcfed.updates._chain import sending
 from hpcfed.updates._coding import Coding, plain
-from hpcfed.updates._layout import Layout
+from hpcfed.updates._layout import Layout, layout_of
 from hpcfed.updates._mechanism import Mechanism, Privacy
 from hpcfed.updates.attack import Attack
 from hpcfed.updates.cast import Cast
@@ -153,7 +153,7 @@ def test_what_is_not_finite_stays_so(name, bad):
     vector = draw()
     vector[5] = bad
     layout = Layout(SIZES, None)
-    method = sending(build_method(Algorithm(name="fedavg")), Chain((part,), (), Privacy(MECHANISM, layout)), layout)
+    method = sending(build_method(Algorithm(name="fedavg")), Chain((part,), privacy=Privacy(MECHANISM, layout)), layout)
     w, local = torch.zeros(N), LocalResult(vector, steps=4, loss_sum=1.0, lr=0.1)
     state, shared = method.local.begin(w), method.local.begin_shared(w)
     about = RoundContext(1, 0.1, ClientInfo(3, 20, 16.0), seed=7)
@@ -426,6 +426,33 @@ def test_the_server_sees_the_means_behind_its_list(place):
     assert averages[0].metrics[0]["test_loss"] == averages[1].metrics[0]["test_loss"]
 
 
+def test_clients_start_from_the_model_that_they_unpack(place):
+    """w¹ = w⁰ − mean (w̃⁰ − y_i), y_i trained from w̃⁰, which is the same for all; as many bits leave the plain run."""
+    plainly, whole = run(place, "plain"), run(place, "whole", down=[{"cast": {"to": "float32"}}])
+    assert numbers(plainly) == numbers(whole)
+    found = run(place, "packed", down=[{"quantize": {"bits": 6}}], dtype="float64", rounds=1)
+    asked = resolve(load_recipe(found.folder / "recipe.yaml"))
+    moved = []
+    for recipe in (asked, asked.model_copy(update={"down": []})):
+        parts, _ = assemble(recipe, World())
+        with parts.federation:
+            simulation, layout = Simulation(parts), layout_of(parts.model)
+            if not moved:
+                w, received = simulation.w.clone(), simulation.plan(1).w
+                context = PartContext(1, 0.1, parts.seed, 0, coding=plain(layout.sizes, 64), is_down=True)
+                sent = Quantize(bits=6).send({"w": layout.closed(w)}, {}, {}, context)
+                assert torch.equal(received, layout.opened(sent.vectors["w"], w))
+                assert not torch.equal(received, w)
+            else:
+                simulation.w = received
+            start = simulation.w.clone()
+            simulation.round(1)
+            moved.append(simulation.w - start)
+    assert torch.allclose(*moved, rtol=0, atol=1e-14)
+    assert found.metrics[0]["bytes_down"] == 5 * ((6 * layout.size + 2 * len(layout.sizes) * 64 + 7) // 8)
+    assert found.metrics[0]["bytes_up"] == 5 * 8 * layout.size
+
+
 def test_a_bounded_mean_holds_against_an_attacker(place):
     """One client of five sends a hundred times its update."""
     attack = {"attack": {"clients": [2], "factor": -100.0}}
@@ -502,6 +529,8 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     ),
     "client": ({"updates": [{"attack": {"clients": [5]}}]}, "expected clients from 0 to 4, got 5"),
     "scales": ({"updates": [{"clip": {"norm": 1.0, "scales": {"psi": 2.0}}}]}, "fedavg reports no 'psi'"),
+    "down": ({"down": [TOP]}, "unknown part 'topk' in down; it is a part of 'updates'"),
+    "down, average": ({"evaluate": {"model": "cohort-average"}, "down": [QUANTIZE]}, "down: quantize with .*-average"),
     "form": ({"updates": [{"topk": {"fraction": 0.1}, "sign": {}}]}, r"updates\.0"),
 }
 

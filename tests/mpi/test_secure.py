@@ -31,10 +31,16 @@ def recipe(name: str, **changes: Any) -> dict[str, Any]:
     return small(name, updates=[{"clip": {"norm": 0.3, "scales": scales}}], **changes)
 
 
-@pytest.mark.parametrize("name", ["fedexp", "scaffold"])
+SEED = "8f1c6a0be35d97421b6e0c9d4a7f5328"
+NOISED: dict[str, Any] = {"secret_seed": "secret.txt", "means": [{"noise": {"multiplier": 1.0}}]}
+
+
+@pytest.mark.parametrize("name", ["fedexp", "scaffold", "scaffold, with noise"])
 def test_a_run_is_the_same_as_alone_and_is_verified(name, world, folder):
-    world.on_root(lambda: write_small(folder) and None)
+    name, noise, _ = name.partition(", with noise")
+    world.on_root(lambda: write_small(folder) and (folder / "secret.txt").write_text(SEED) and None)
     about: dict[str, Any] = {
+        **(NOISED if noise else {}),
         "algorithm": {"name": name},
         "secure_aggregation": {"dropout": 0.3},
         "budget": {"low": 1, "high": 6},
@@ -50,6 +56,10 @@ def test_a_run_is_the_same_as_alone_and_is_verified(name, world, folder):
     world.on_root(lambda: run("resumed", World(), rounds=1) and None)
     assert run("resumed", world) == together
     assert verify(Verification(folder / "together", None, 0), world, [].append) == 0
+    if noise and world.rank == 0:
+        replays = [hpcfed.replay(folder / "together", 2, client) for client in range(5)]
+        assert all(replay.agrees for replay in replays)
+        assert {replay.dropped for replay in replays} == {True, False}
 
 
 def test_no_message_has_a_number_of_one_client(world, folder, monkeypatch):

@@ -78,9 +78,10 @@ def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1
 
 
 def _sent(groups: Sequence[Group]) -> dict[str, str]:
-    """Return the record's columns of what was sent, with titles; bytes where a recipe's ``updates`` pack it."""
-    packs = any(group.recipe.get("updates") for group in groups)
-    return {"params": "Params sent", **({"bytes_up": "Bytes up"} if packs else {})}
+    """Return the record's columns of what was sent, with titles; bytes where a recipe's lists pack it."""
+    packed = {"updates": ("bytes_up", "Bytes up"), "down": ("bytes_down", "Bytes down")}
+    used = [column for key, column in packed.items() if any(group.recipe.get(key) for group in groups)]
+    return {"params": "Params sent", **dict(used)}
 
 
 def _is_own(group: Group) -> bool:
