@@ -51,7 +51,10 @@ def write_drawn(folder: Path, seed: int) -> dict[str, Any]:
     (folder / "drawn_nets.py").write_text(NETS, encoding="utf-8")
     recipe: dict[str, Any] = {"data": str(path), "device": WANTED, "seed": seed, "output": str(folder / f"run-{seed}")}
     recipe |= _recipe(draws, features, classes or 1, len(sizes), batch, folder)
-    changed = {**recipe, **_on_the_way(random.Random(f"{seed}, on the way"), recipe)}
+    on_the_way = random.Random(f"{seed}, on the way")
+    changed = {**recipe, **_on_the_way(on_the_way, recipe)}
+    if on_the_way.random() < 0.25:
+        changed["down"] = [on_the_way.choice([{"quantize": {"bits": 8}}, {"cast": {"to": "float16"}}])]
     return changed if _is_possible(changed) else recipe
 
 
