@@ -168,11 +168,11 @@ class Cuda(Accelerator):
         found = []
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
-            numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-            if None in numbers:
-                found.append(by_uuid.get(str(properties.uuid).removeprefix("GPU-"), ""))
-            else:
+            if hasattr(properties, "pci_bus_id"):
+                numbers = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
                 found.append(pci_address(*numbers))
+            else:
+                found.append(by_uuid.get(str(properties.uuid).removeprefix("GPU-"), ""))
         return found
 
     def take(self, index: int) -> None:
