@@ -167,7 +167,7 @@ class Cuda(Accelerator):
         by_uuid = nvidia_addresses()
         found = []
         for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
+            properties: Any = torch.cuda.get_device_properties(index)  # as newer releases have them
             if hasattr(properties, "pci_bus_id"):
                 numbers = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
                 found.append(pci_address(*numbers))

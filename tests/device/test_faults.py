@@ -130,7 +130,7 @@ def test_an_mpi_is_tried_whatever_it_says_of_gpu_memory(stub, world, monkeypatch
     slot = DeviceSlot(0, world.size, world.size, KIND)
     if world.size > 1:
         assert device_sum("auto", slot, world) is None
-        refused = "gpu_reduce: mpi: expected an MPI that sums a GPU's memory, got MPI cannot read .* at a trial; set gpu_"
+        refused = "gpu_reduce: mpi: expected an MPI that sums a GPU's memory, got MPI cannot read .* at a trial; set"
         with pytest.raises(InputError, match=refused):
             device_sum("mpi", slot, world)
     stub.mpi_reads_it = True
