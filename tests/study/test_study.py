@@ -23,9 +23,9 @@ import hpcfed
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_new
+from hpcfed.lab.report.files import latex_of_table
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study.cells import value_text
-from hpcfed.lab.study.files import latex_of_table
 from hpcfed.lab.study.folder import prepare
 from hpcfed.lab.study.measures import StudyMetric, metrics_of
 from hpcfed.lab.study.page import without_results, write_results
@@ -376,6 +376,24 @@ def test_updates_that_were_left_out_are_reported(folder):
     assert said[0] in (study.folder / "study.html").read_text()
 
 
+def test_sites_own_models_are_compared_and_baselines_have_no_part_in_what_is_sent(folder):
+    """The common model of Ditto is FedAvg's; its rows are of the personal ones, tuning and intervals too."""
+    recipe(folder, rounds=2, updates=[{"quantize": {"bits": 8}}])
+    study = planned(folder, "fedavg,ditto", splits=1, baselines="pooled,alone", bootstrap=100, tune=["ditto:mu=0.1,1"])
+    place = done(study)
+    title = "Ditto, each site's model"
+    values = {(r["arm"], r["model"], r["site"]): r["auroc"] for r in table(place / "tables/values.csv")}
+    results = {(r["method"], r["metric"], r["site"]): r for r in table(place / "tables/results.csv")}
+    assert values["ditto", "global", "south"] == values["fedavg", "global", "south"]
+    assert values["ditto", "personal", "south"] != values["fedavg", "global", "south"]
+    for site in SITES:
+        assert float(results[title, "auroc", site]["mean"]) == pytest.approx(float(values["ditto", "personal", site]))
+    assert any(line.startswith("updates: of the federated methods alone") for line in study.remarks)
+    runs = place / "sweep/runs"
+    sent = {arm: load_recipe(runs / f"{arm}.split-0.seed-0/recipe.yaml").updates for arm in ("ditto", "pooled")}
+    assert (len(sent["ditto"]), sent["pooled"]) == (1, [])
+
+
 def test_fewer_rounds_than_sites_leave_some_unvisited(folder):
     recipe(folder, rounds=2)
     (line,) = [line for line in planned(folder, "fedavg", baselines="travelling").remarks if "visits" in line]
@@ -678,6 +696,7 @@ def test_a_method_of_ones_own_has_its_title(folder):
         planned(folder, "fedmine", factory)
 
 
+@pytest.mark.soak
 def test_tables_of_an_earlier_call_are_removed(folder):
     """Those that hpcfed wrote and nobody has changed; files of others stay, whatever their names."""
     recipe(folder, rounds=1, evaluate={})

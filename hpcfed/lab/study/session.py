@@ -118,8 +118,11 @@ def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequenc
     return view, complete
 
 
-def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], progress: ResampleProgress) -> None:
+def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], progress: ResampleProgress) -> View:
     """Resample patients, and write the page and the tables again with intervals over them, on rank 0 only.
+
+    Returns:
+        The results with the intervals.
 
     Raises:
         InputError: a model of the runs cannot be read.
@@ -129,7 +132,9 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
     from hpcfed.lab.study.bootstrap import resample
 
     found = resample(view, view.study.metrics, view.study.options.bootstrap, progress)
-    _write(replace(view, resampled=found), words, remarks)
+    view = replace(view, resampled=found)
+    _write(view, words, remarks)
+    return view
 
 
 def remarks_on_code(plan: Plan) -> list[str]:

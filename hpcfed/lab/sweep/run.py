@@ -36,7 +36,7 @@ ENDINGS: dict[type[HpcfedError], str] = {
 }
 """Recorded ending by the class of a run's error, the nearest of its bases."""
 OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv"} | {
-    *("contributions.csv", "contributions.html", "values.csv")
+    *("summary.tex", "contributions.csv", "contributions.html", "values.csv")
 }
 """Entries of a sweep's folder."""
 
