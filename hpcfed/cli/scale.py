@@ -196,7 +196,8 @@ def _size(
     Raises:
         InputError: they fill no whole nodes.
     """
-    from hpcfed.cli.submit import options_of, ranks_of_gpus
+    from hpcfed.cli.submit import options_of
+    from hpcfed.cluster.submit.gpus import ranks_of_gpus
     from hpcfed.errors import InputError
 
     asked = options_of(site, gpus_per_node, more)

@@ -26,6 +26,7 @@ JOB_OPTIONS = (
     click.option("--gpus-per-node", type=click.IntRange(1)),
     click.option("--account", metavar="NAME"),
     click.option("--partition", metavar="NAME"),
+    click.option("--mem", metavar="SIZE", help="Memory of each node, 64G; default: the site's, or all of one's own."),
     click.option(
         "--option", "-o", "more", multiple=True, metavar="KEY=VALUE", help="Of sbatch: -o qos=long -o exclusive."
     ),
@@ -114,6 +115,7 @@ def submit_job(
     gpus_per_node: int | None,
     account: str | None,
     partition: str | None,
+    mem: str | None,
     more: Sequence[str],
     notice: int | None,
     site: str | None,
@@ -132,6 +134,7 @@ def submit_job(
         chain, array: number of jobs, one after another or all at once.
         Others: the options of the command line.
     """
+    from hpcfed.cluster.submit.gpus import asks_for_gpus, ranks_of_gpus
     from hpcfed.cluster.submit.scheduler import scheduler_of
     from hpcfed.cluster.submit.script import Job
     from hpcfed.cluster.submit.site import read_site
@@ -139,10 +142,10 @@ def submit_job(
 
     cluster = read_site(Path(site) if site else None)
     scheduler = scheduler_of(cluster)
-    options = _options({"account": account, "partition": partition, "gpus-per-node": gpus_per_node}, more)
+    named = {"account": account, "partition": partition, "gpus-per-node": gpus_per_node, "mem": mem}
+    options = _options(named, more)
     asked = {**cluster.options, **options}
-    asks_for_gpus = any(key.startswith(("gpu", "gres")) for key in asked)
-    if facts.device not in ("auto", "cpu") and not asks_for_gpus:
+    if facts.device not in ("auto", "cpu") and not asks_for_gpus(asked):
         what, remedy = f"device: {facts.device}", "add --gpus-per-node"
         raise InputError(what, where=words[1], expected="GPUs", got="none", remedy=remedy)
     if output.is_symlink() and not output.exists():
@@ -221,15 +224,6 @@ def options_of(site: str | None, gpus_per_node: int | None, more: Sequence[str])
     return {**read_site(Path(site) if site else None).options, **_options({"gpus-per-node": gpus_per_node}, more)}
 
 
-def ranks_of_gpus(options: Mapping[str, str | int | None], nodes: int) -> int:
-    """Return the ranks of a node: one for each GPU, or for ``gpus-per-task`` of them; 0 if no option counts GPUs."""
-    typed = str(options.get("nodes", ""))
-    nodes = max(1, int(typed)) if typed.isdecimal() else nodes
-    in_gres = ",".join(part for part in str(options.get("gres", "")).split(",") if part.partition(":")[0] == "gpu")
-    gpus = _gpus(options.get("gpus-per-node")) or _gpus(in_gres) or _gpus(options.get("gpus")) // nodes
-    return gpus // (_gpus(options.get("gpus-per-task")) or 1)
-
-
 def _options(named: Mapping[str, str | int | None], more: Sequence[str]) -> dict[str, str | int | None]:
     """Return sbatch's options: those of `named` that are set, overridden by `more`, ``key=value`` or ``flag`` texts."""
     options = {key: value for key, value in named.items() if value is not None}
@@ -255,12 +249,6 @@ def _requeues(cluster: Site, options: Mapping[str, str | int | None], chain: int
     if chain is not None or typed:
         return typed[-1:] == ["requeue"]
     return cluster.requeue and "no-requeue" not in cluster.options
-
-
-def _gpus(option: str | int | None) -> int:
-    """Return the number of GPUs in an option of sbatch, such as 4, ``a100:4``, ``a100:2,h100:2`` or ``gpu`` for one."""
-    numbers = (part.rpartition(":")[2] for part in str(option or "").split(",") if part)
-    return sum(int(number) if number.isdecimal() else 1 for number in numbers)
 
 
 def _write(path: Path, text: str) -> None:

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from hpcfed.ranks.affinity import nvidia_addresses, pci_address
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -44,6 +46,10 @@ class Accelerator(ABC):
     @abstractmethod
     def uuids(self) -> list[str]:
         """Return a name for each device that this process sees, the same in every process that sees it."""
+
+    def addresses(self) -> list[str]:
+        """Return the PCI address of each device that this process sees, "" where it is not known."""
+        return [""] * len(self.uuids())
 
     @abstractmethod
     def take(self, index: int) -> None:
@@ -151,6 +157,23 @@ class Cuda(Accelerator):
         if not torch.cuda.is_available():
             return []
         return [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
+
+    def addresses(self) -> list[str]:
+        """Return addresses as torch reports them, from 2.8 on, else as the driver does; a slice has its GPU's."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return []
+        by_uuid = nvidia_addresses()
+        found = []
+        for index in range(torch.cuda.device_count()):
+            properties: Any = torch.cuda.get_device_properties(index)  # as newer releases have them
+            if hasattr(properties, "pci_bus_id"):
+                numbers = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+                found.append(pci_address(*numbers))
+            else:
+                found.append(by_uuid.get(str(properties.uuid).removeprefix("GPU-"), ""))
+        return found
 
     def take(self, index: int) -> None:
         import torch

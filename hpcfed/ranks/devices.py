@@ -1,8 +1,8 @@
 """Assignment of devices to ranks: a pure function of one table gathered from all ranks.
 
 No launcher's numbering fits all launchers, and a rank may see all GPUs of its node, one, or a slice of one (MIG), under
-any number. So every rank names its node and the devices it sees, and all derive the same answer. Several ranks may
-share a device.
+any number. So every rank names its node and the devices it sees, with their distance from its cores, and all derive the
+same answer. Several ranks may share a device.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.node import node
 from hpcfed.ranks.accelerators import ACCELERATORS, DEFAULT_ACCELERATOR, VISIBLE, is_fault, is_full
+from hpcfed.ranks.affinity import distance
+from hpcfed.ranks.cpu import cores
 from hpcfed.ranks.world import World
 
 if TYPE_CHECKING:
@@ -28,11 +33,19 @@ log = logging.getLogger("hpcfed")
 
 @dataclass(frozen=True)
 class RankDevices:
-    """A rank's row of the table: its node, the names of the devices it sees, in its own numbering, and their kind."""
+    """A rank's row of the table.
+
+    Attributes:
+        node: of the rank.
+        devices: names of the devices it sees, in its own numbering.
+        kind: of these devices.
+        distances: of its cores to each (`hpcfed.ranks.affinity`); () if all are equal.
+    """
 
     node: str
     devices: tuple[str, ...] = ()
     kind: str = DEFAULT_ACCELERATOR
+    distances: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,27 +75,63 @@ class DeviceSlot:
 def assign(table: Sequence[RankDevices]) -> list[DeviceSlot]:
     """Return every rank's device slot from the table of all ranks, (P,).
 
-    A rank takes the least taken of the devices it sees. Ranks that see fewer devices choose first, then lower ranks: P
-    ranks that all see the same G devices take 0, 1, …, G−1, 0, 1, …
+    On each node the ranks' loads are as even as what they see allows; then the sum of distances is as small as it can
+    be; then lower ranks take the devices that they see first. P ranks that all see the same G devices, at equal
+    distances, take 0, 1, …, G−1, 0, 1, …
     """
-    taken: Counter[tuple[str, str]] = Counter()
+    ranks_of: dict[str, list[int]] = {}
+    for rank, seen in enumerate(table):
+        ranks_of.setdefault(seen.node, []).append(rank)
     chosen: list[int | None] = [None] * len(table)
-    for rank in sorted(range(len(table)), key=lambda rank: (len(table[rank].devices), rank)):
-        node, devices = table[rank].node, table[rank].devices
-        if devices:
-            index = min(range(len(devices)), key=lambda index: taken[node, devices[index]])
-            taken[node, devices[index]] += 1
+    for ranks in ranks_of.values():
+        own = [rank for rank in ranks if table[rank].devices]
+        dealt = _deal(tuple((table[rank].devices, table[rank].distances) for rank in own))
+        for rank, index in zip(own, dealt, strict=True):
             chosen[rank] = index
-    on_node = Counter(seen.node for seen in table)
+    taken = Counter(
+        (seen.node, seen.devices[index]) for seen, index in zip(table, chosen, strict=True) if index is not None
+    )
     return [
         DeviceSlot(
             index=index,
-            sharing=on_node[seen.node] if index is None else taken[seen.node, seen.devices[index]],
-            neighbours=on_node[seen.node],
+            sharing=(len(ranks_of[seen.node]) if index is None else taken[seen.node, seen.devices[index]]),
+            neighbours=len(ranks_of[seen.node]),
             kind=seen.kind,
         )
         for seen, index in zip(table, chosen, strict=True)
     ]
+
+
+@lru_cache(maxsize=16)
+def _deal(rows: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]) -> tuple[int, ...]:
+    """Return the index of each rank's device from (devices, distances) of a node's ranks: an assignment of least cost.
+
+    Columns are devices, each repeated for its first rank, its second, …: what a turn costs outweighs all distances.
+    """
+    if not rows:
+        return ()
+    from scipy.optimize import linear_sum_assignment
+
+    seen_by = Counter(device for devices, _ in rows for device in devices)
+    column = {device: place for place, device in enumerate(seen_by)}
+    together = len({frozenset(devices) for devices, _ in rows}) == 1
+    turns = -(-len(rows) // len(column)) if together else max(seen_by.values())
+    cost = np.full((len(rows), len(column)), np.inf)
+    farthest = max((distance for _, distances in rows for distance in distances), default=0)
+    for row, (devices, distances) in enumerate(rows):
+        for index, device in enumerate(devices):
+            cost[row, column[device]] = (distances or (0,) * len(devices))[index] * len(rows) * len(column) + index
+    turn = (farthest + 1) * len(rows) ** 2 * len(column)
+    _, columns = linear_sum_assignment(np.concatenate([cost + place * turn for place in range(turns)], axis=1))
+    names = list(column)
+    dealt: dict[int, int] = {}
+    for kind in dict.fromkeys(rows):  # equal ranks take theirs in the order of turns and indices
+        alike = [row for row, other in enumerate(rows) if other == kind]
+        places = sorted(
+            (int(columns[row]) // len(names), kind[0].index(names[columns[row] % len(names)])) for row in alike
+        )
+        dealt |= {row: index for row, (_, index) in zip(alike, places, strict=True)}
+    return tuple(dealt[row] for row in range(len(rows)))
 
 
 def names(visible: str | None, uuids: Sequence[str]) -> tuple[str, ...]:
@@ -212,7 +261,9 @@ def _look(wanted: str, world: World) -> RankDevices:
     try:
         for kind in ACCELERATORS if wanted == "auto" else (wanted,):
             if seen := visible_devices(kind):
-                return RankDevices(node(), seen, kind)
+                own = cores()
+                distances = (distance(own, address) for address in ACCELERATORS[kind].addresses())
+                return RankDevices(node(), seen, kind, tuple(distances))
     except RuntimeError as error:
         raise _unusable(error, world) from None
     if wanted != "auto":

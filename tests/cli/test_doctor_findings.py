@@ -51,8 +51,8 @@ def facts(*ranks: Rank, **changes: Any) -> Facts:
 
 def gpu_rank(number: int, uuid: str, visible: int, **changes: Any) -> Rank:
     """A rank with a GPU."""
-    gpu = Gpu("H200", uuid, 141 * GIB, visible)
-    return rank(number, gpu=gpu, gpu_driver=True, torch_build="CUDA 12.8", **changes)
+    gpu = Gpu("H200", uuid, 141 * GIB, visible, numa=0)
+    return rank(number, **{"gpu": gpu, "gpu_driver": True, "torch_build": "CUDA 12.8", "numa": (0,), **changes})
 
 
 HEALTHY = {
@@ -63,6 +63,10 @@ HEALTHY = {
     "as many ranks as cores, not bound": facts(*(rank(i, cores=(0, 1, 2), host_cores=3) for i in range(3))),
     "the same core numbers on two hosts": facts(rank(0), rank(1, host="node2", cores=(0,))),
     "a GPU each": facts(gpu_rank(0, "GPU-a", 2), gpu_rank(1, "GPU-b", 2)),
+    "slices of a GPU": facts(gpu_rank(0, "MIG-a", 1), gpu_rank(1, "MIG-b", 1)),
+    "not bound to cores": facts(
+        gpu_rank(0, "GPU-a", 1, numa=(0, 1), gpu=Gpu("H200", "GPU-a", 141 * GIB, 1, numa=1, nearer=0))
+    ),
     "a GPU shared through MPS": facts(gpu_rank(0, "GPU-a", 1, mps=True), gpu_rank(1, "GPU-a", 1, mps=True)),
     "GPUs hidden on purpose": facts(rank(0, gpu_driver=True, torch_build="CUDA 12.8", cuda_visible_devices="")),
     "a world of one without MPI started": facts(rank(0), mpi=replace(MPICH, threads=None), launcher=None),
@@ -132,6 +136,20 @@ WRONG: dict[str, tuple[Facts, str, str, str]] = {
         "Multi-Process Service",
     ),
     "idle GPUs": (facts(gpu_rank(0, "GPU-a", 4)), "node1", "1 of 4 GPUs are used", "start 4 ranks"),
+    "a GPU of another socket": (
+        facts(
+            gpu_rank(0, "GPU-a", 2), gpu_rank(1, "GPU-b", 2, gpu=Gpu("H200", "GPU-b", 141 * GIB, 2, numa=1, nearer=1))
+        ),
+        "node1",
+        "1 of 2 ranks have a GPU of another NUMA node, since nearer ones are taken (rank 1: cores of node 0, GPU of ",
+        "--distribution=block:cyclic",
+    ),
+    "a GPU visible to each": (
+        facts(gpu_rank(0, "GPU-a", 1), gpu_rank(1, "GPU-b", 1)),
+        "node1",
+        "each rank sees 1 of 2 GPUs, so MPI and NCCL copy between them through the host",
+        "--gpu-bind=none",
+    ),
     "torch without CUDA": (facts(rank(0, gpu_driver=True)), "node1", "torch is a CPU build", "CUDA build"),
     "torch sees no GPU": (
         facts(rank(0, gpu_driver=True, torch_build="CUDA 12.8")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -73,10 +74,18 @@ def test_the_script_says_what_was_asked_for(folder: Path, site_file: Path) -> No
     script = shown(*size, "rounds=50", "threads=2", "-o", "qos=long")
     told = directives(script)
     wanted = {"nodes=2", "ntasks-per-node=8", "cpus-per-task=2", "time=4:00:00", "account=p7", "partition=cpu"}
-    assert wanted | {"exclusive", "qos=long", "requeue", "open-mode=append", "signal=B:USR1@120"} <= set(told)
+    assert wanted | {
+        "exclusive",
+        "mem=0",
+        "hint=nomultithread",
+        "qos=long",
+        "requeue",
+        "open-mode=append",
+        "signal=B:USR1@120",
+    } <= set(told)
     assert f'output="{folder}/run-%j.log"' in told
     srun = f"--mpi={'pmix' if launcher(sys.executable).mpi == 'Open MPI' else 'pmi2'}"
-    program = ["srun", srun, "--wait=30", sys.executable, "-m", "hpcfed", "run"]
+    program = ["srun", srun, "--cpu-bind=cores", "--wait=30", sys.executable, "-m", "hpcfed", "run"]
     arguments = [f"{folder}/recipe.yaml", "rounds=50", "threads=2", f'output="{folder}/run"']
     assert words(script) == program + arguments
     assert "OMP_NUM_THREADS=2 " in script
@@ -109,6 +118,23 @@ def test_ranks_follow_gpus() -> None:
 def test_ranks_follow_gpus_however_they_are_asked_for(options: str, ranks: int) -> None:
     typed = [word for option in options.split() for word in ("-o", option)]
     assert f"ntasks-per-node={ranks}" in directives(shown(*typed, "device=cuda"))
+
+
+def test_what_a_job_leaves_open_is_chosen_and_what_it_says_counts() -> None:
+    """Cores, memory, and GPUs that all ranks of a node see; of ranks that share GPUs, the service that lets them."""
+    plain, gpus = shown(), shown("--gpus-per-node", "4", "--mem", "64G", "-o", "exclusive")
+    assert not any(line.startswith(("mem", "gpu", "distribution")) for line in directives(plain))
+    assert {"gpu-bind=none", "distribution=block:cyclic", "mem=64G", "hint=nomultithread"} <= {*directives(gpus)}
+    own = ("gpus-per-task=1", "gpus-per-node=4", "threads-per-core=2", "exclusive=user")
+    told = directives(shown(*(word for option in own for word in ("-o", option))))
+    assert not any(line.startswith(("mem", "gpu-bind", "distribution", "hint")) for line in told)
+    assert "hint=multithread" in directives(shown("-o", "hint=multithread"))
+    assert "nvidia-cuda-mps-control" not in plain + gpus
+    shared = shown("-o", "gpus-per-node=a100:4", "--ranks-per-node", "8")
+    assert shared.index("nvidia-cuda-mps-control -f") < shared.index('"${run[@]}" &') < shared.rindex("end_mps")
+    printed = CliRunner().invoke(job_step, ["--mps"]).output
+    assert "nvidia-cuda-mps-control -f" in printed
+    assert subprocess.run(["bash", "-n"], input=printed, text=True).returncode == 0
 
 
 def test_ranks_of_several_nodes_share_all_gpus_of_the_job() -> None:
@@ -571,8 +597,14 @@ def test_a_script_of_pbs_asks_for_what_was_asked_and_trains(folder: Path, site_f
     write_recipe(folder, rounds=2, device="cpu")
     site_file.write_text("{scheduler: pbs, launch: env, options: {account: p7, queue: small, place: scatter}}")
     size = ("--nodes", "2", "--ranks-per-node", "8", "threads=2", "--gpus-per-node", "4", "-o", "filesystems=home")
+    size += ("--mem", "64G")
     told = [line.removeprefix("#PBS ") for line in shown(*size).splitlines() if line.startswith("#PBS ")]
-    assert {"-l select=2:ncpus=16:mpiprocs=8:ompthreads=2:ngpus=4", "-l walltime=4:00:00", "-j oe", "-r n"} <= set(told)
+    assert {
+        "-l select=2:ncpus=16:mpiprocs=8:ompthreads=2:ngpus=4:mem=64gb",
+        "-l walltime=4:00:00",
+        "-j oe",
+        "-r n",
+    } <= set(told)
     assert {"-A p7", "-q small", "-l place=scatter", "-l filesystems=home", f"-o {folder}/run.log"} <= set(told)
     script = shown()
     assert "sleep 14280 & wait $!; kill -USR1" in script
@@ -589,5 +621,48 @@ def test_a_script_of_pbs_asks_for_what_was_asked_and_trains(folder: Path, site_f
     with pytest.raises(InputError, match="--time: expected a limit, which PBS needs"):
         command.main(["recipe.yaml", "--time", "UNLIMITED"], standalone_mode=False)
     site_file.write_text("scheduler: lsf")
-    with pytest.raises(InputError, match="scheduler: expected pbs or slurm"):
+    with pytest.raises(InputError, match="scheduler: expected flux or pbs or slurm"):
+        command.main(["recipe.yaml", "--time", "1:00:00"], standalone_mode=False)
+
+
+FLUX = """#!/bin/bash
+# Stands for Flux's commands, as its manual has them, with one rank.
+case "$*" in
+"run "*) shift; while [[ $1 == --* ]]; do shift; done; echo $$ > job; exec "$@" ;;
+"job last") cat job ;;
+"job kill --signal=SIGUSR1 "*) kill -USR1 "$4" ;;
+"--parent batch "*) echo "$3" > again ;;
+*) echo "flux: $*?" >&2; exit 1 ;;
+esac
+"""
+
+
+def test_a_script_of_flux_asks_for_what_was_asked_and_trains(folder: Path, site_file: Path) -> None:
+    """Started here, with a program in place of Flux's: it stops at its own notice, and is submitted again."""
+    write_recipe(folder, rounds=10**6, device="cpu", output="it's mine")
+    site_file.write_text("{scheduler: flux, options: {account: p7}}")
+    size = ("--nodes", "2", "--ranks-per-node", "8", "threads=2", "--gpus-per-node", "4", "--partition", "pbatch")
+    script = shown(*size, "-o", "exclusive")
+    told = [shlex.split(line.removeprefix("# flux: ")) for line in script.splitlines() if line.startswith("# flux: ")]
+    assert all(len(words) == 1 for words in told)
+    assert {"--nodes=2", "--nslots=2", "--cores-per-slot=16", "--gpus-per-slot=4", "--time-limit=14400s"} <= {
+        words[0] for words in told
+    }
+    assert {"--setattr=bank=p7", "--queue=pbatch", "--exclusive", f"--output={folder}/it's mine-{{{{id}}}}.log"} <= {
+        words[0] for words in told
+    }
+    assert words(script)[:5] == ["flux", "run", "--nodes=2", "--ntasks=16", "--cores-per-task=2"]
+    with pytest.raises(InputError, match="--mem: expected none, since Flux deals out no memory, got 1G"):
+        shown("--mem", "1G")
+    with pytest.raises(InputError, match="--time: expected a limit"):
+        shown("--time", "UNLIMITED")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "flux").write_text(FLUX)
+    (folder / "bin" / "flux").chmod(0o755)
+    env = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    soon = shown().replace("sleep 14280", "sleep 12")
+    done = subprocess.run(["bash", "-c", soon], capture_output=True, text=True, cwd=folder, env=env)
+    assert done.returncode == 75, done.stderr
+    assert (folder / "again").read_text() == f"{folder}/it's mine.flux\n"
+    with pytest.raises(InputError, match="flux is not on the PATH; submit from a login node"):
         command.main(["recipe.yaml", "--time", "1:00:00"], standalone_mode=False)

@@ -12,7 +12,7 @@ from hpcfed.errors import InputError
 from hpcfed.ranks.devices import DeviceSlot, RankDevices, assign, names, take_device_slot, takes_gpu_memory
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
-from hpcfed.reduce.device import DistributedSum, device_sum
+from hpcfed.reduce.device import INTERFACE, DistributedSum, address_of, device_sum
 
 A, B, C, D = "GPU-a", "GPU-b", "GPU-c", "GPU-d"
 SLICES = ("MIG-1", "MIG-2", "MIG-3")
@@ -138,6 +138,15 @@ def test_nccl_needs_a_gpu_for_each_rank_and_a_torch_that_has_it() -> None:
     else:
         with pytest.raises(InputError, match="gpu_reduce: nccl: expected a torch with NCCL, got none"):
             device_sum("nccl", DeviceSlot(0, 1, 1), World())
+
+
+@pytest.mark.parametrize(
+    ("named", "address"),
+    [("", "h1"), ("lo", "127.0.0.1"), ("=lo", "127.0.0.1"), ("=l", "h1"), ("^lo", "h1"), ("nothing,lo", "127.0.0.1")],
+)
+def test_ranks_meet_on_the_interface_that_nccl_uses(named: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INTERFACE, named)
+    assert address_of("h1") == address
 
 
 def test_a_cpu_has_no_need_of_nccl() -> None:

@@ -24,7 +24,12 @@ DOCUMENTED: dict[str, Any] = {
     "device_count": lambda: 2,
     "set_device": lambda device: None,
     "get_device_name": lambda device=None: "NVIDIA H100",
-    "get_device_properties": lambda device=None: SimpleNamespace(uuid=f"u-{device}", total_memory=80, name="NVIDIA"),
+    "get_device_properties": lambda device=None: SimpleNamespace(
+        uuid=f"u-{device}",
+        total_memory=80,
+        name="NVIDIA",
+        **({"pci_domain_id": 0, "pci_bus_id": 65, "pci_device_id": 0} if device else {}),
+    ),
     "mem_get_info": lambda device=None: (50, 80),
     "max_memory_allocated": lambda device=None: 7,
     "synchronize": lambda device=None: None,
@@ -91,6 +96,7 @@ def test_the_fake_is_as_this_torch_has_it(name: str) -> None:
 def test_names_memory_and_generators_of_cuda(cuda: FakeCuda) -> None:
     kind, second = Cuda(), torch.device("cuda", 1)
     assert kind.uuids() == ["u-0", "u-1"]
+    assert kind.addresses() == ["", "0000:41:00.0"]  # of the first, torch before 2.8 says none
     assert (kind.name(second), kind.total_bytes(second), kind.free_bytes(second)) == ("NVIDIA H100", 80, 50)
     assert kind.peak_bytes(second) == 7
     assert kind.generator(second) is cuda.default_generators[1]

@@ -10,7 +10,9 @@ import torch
 
 import hpcfed
 from hpcfed.client.state_store import ClientStates
-from hpcfed.errors import EnvironmentFailure
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.ranks.devices import DeviceSlot
+from hpcfed.reduce.device import device_sum
 from tests.device.strict import KIND, Stub
 from tests.mpi.recipes import small, write_small
 from tests.soak import often
@@ -119,3 +121,17 @@ def test_a_state_for_which_a_device_has_no_room_goes_to_the_host(stub, monkeypat
         stub[0].limit += 4000
         found = {client: states.get(client) for client in range(4)}
         assert all(found[client]["c"].cpu().tolist() == [float(client)] * 100 for client in range(4))
+
+
+def test_an_mpi_is_tried_whatever_it_says_of_gpu_memory(stub, world, monkeypatch) -> None:
+    """A variable, or a build, may say that it takes what it cannot read."""
+    monkeypatch.setattr(world, "reads_gpu_memory", True)
+    stub[0].taken = True
+    slot = DeviceSlot(0, world.size, world.size, KIND)
+    if world.size > 1:
+        assert device_sum("auto", slot, world) is None
+        refused = "gpu_reduce: mpi: expected an MPI that sums a GPU's memory, got MPI cannot read .* at a trial; set"
+        with pytest.raises(InputError, match=refused):
+            device_sum("mpi", slot, world)
+    stub.mpi_reads_it = True
+    assert device_sum("auto", slot, world) == world.sum_in_place

@@ -31,11 +31,23 @@ def submitted(cluster: Cluster, place: Path, *more: str, env: Mapping[str, str] 
     return number
 
 
-def test_a_job_of_more_nodes_than_there_are_is_told(cluster: Cluster, place: Path) -> None:
+def test_a_job_of_more_nodes_than_there_are_is_refused_and_one_that_waits_is_told(
+    cluster: Cluster, place: Path
+) -> None:
+    """SLURM takes both, and says the same of both; of nodes that are drained the partition still has enough."""
     done = call(cluster, place, "--nodes", "5")
-    (number,) = re.findall(r"submitted as job (\d+),", done.stdout)
-    assert "SLURM could not start this job on its nodes as they are (allocation failure: " in done.stderr
-    assert cluster.job(number)["JobState"] == "PENDING"
+    assert done.returncode == 2
+    refused = "--nodes: expected at most 2 in partition main, got 5 (allocation failure: Requested node configuration"
+    assert refused in done.stderr
+    assert cluster.call("squeue", "--noheader", cwd=place).stdout == ""
+    cluster.call("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test", cwd=place)
+    try:
+        done = call(cluster, place, "--nodes", "2")
+        (number,) = re.findall(r"submitted as job (\d+),", done.stdout)
+        assert "SLURM could not start this job on its nodes as they are (allocation failure: " in done.stderr
+        assert cluster.job(number)["JobState"] == "PENDING"
+    finally:
+        cluster.call("scontrol", "update", "NodeName=n2", "State=RESUME", cwd=place)
     cluster.call("scancel", number, cwd=place)
     possible = call(cluster, place, "--nodes", "2", "-o", "begin=now+1hour")
     assert (possible.returncode, possible.stderr) == (0, "")
@@ -48,6 +60,41 @@ def seen(place: Path) -> Path:
     """The file in which a job leaves its ranks' environment, in place of a run."""
     (place / "site.yaml").write_text("python: bash -c 'env > seen'\nlaunch: srun\nsetup: export FROM_SETUP=yes\n")
     return place / "seen"
+
+
+MPS = """#!/bin/bash
+# Stands for NVIDIA's program: it serves until it is told to quit.
+pipe={place}/mps-$SLURMD_NODENAME
+case $*  in
+-f) echo up >> "$pipe.log"; mkfifo "$pipe"; read -r said < "$pipe"; rm "$pipe"; echo "$said" >> "$pipe.log" ;;
+*) read -r said; [[ -p $pipe ]] || exit 1; if [[ $said == quit* ]]; then echo "$said" > "$pipe"; fi ;;
+esac
+"""
+
+
+def test_ranks_that_share_gpus_are_served_on_every_node(cluster: Cluster, place: Path) -> None:
+    """By NVIDIA's service, which is up before the ranks and has ended after them; SLURM has counted GPUs here."""
+    program = place / "bin" / "nvidia-cuda-mps-control"
+    program.parent.mkdir()
+    program.write_text(MPS.replace("{place}", str(place)))
+    program.chmod(0o755)
+    rank = "bash -c 'cat mps-$SLURMD_NODENAME.log; echo $CUDA_MPS_PIPE_DIRECTORY $SLURM_GPUS_ON_NODE'"
+    (place / "site.yaml").write_text(f"python: {rank}\nlaunch: srun --label\nsetup: PATH={program.parent}:$PATH\n")
+    size = ("--nodes", "2", "--gpus-per-node", "2", "--ranks-per-node", "4", "--site", "site.yaml", "--mem", "100")
+    number = submitted(cluster, place, *size)
+    cluster.wait(number, JobState="COMPLETED")
+    lines = (place / f"run-{number}.log").read_text().splitlines()
+    said = [line for line in lines if not line.startswith("srun: cluster configuration lacks support for cpu binding")]
+    assert sorted(said) == sorted(
+        f"{rank}: {line}" for rank in range(8) for line in ("up", f"/tmp/hpcfed-mps-{number} 2")
+    )
+    for node in ("n1", "n2"):
+        assert (place / f"mps-{node}.log").read_text() == "up\nquit -t 10\n"
+    assert not Path(f"/tmp/hpcfed-mps-{number}").exists()
+    program.unlink()
+    number = submitted(cluster, place, *size)
+    cluster.wait(number, JobState="COMPLETED")
+    assert "hpcfed: MPS is not up on every node, so ranks that share" in (place / f"run-{number}.log").read_text()
 
 
 def test_a_job_submitted_from_a_task_of_an_array_does_not_take_itself_for_that_task(

@@ -17,6 +17,7 @@ from hpcfed.cluster.doctor.folders import Folder, examine_folder, examine_tempor
 from hpcfed.cluster.doctor.launch import LauncherJob, Mpi, find_job, find_launcher, find_mpi
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.ranks.accelerators import VISIBLE, accelerator, build
+from hpcfed.ranks.affinity import distance, node_of_device, nodes_of_cores
 from hpcfed.ranks.cpu import cores
 from hpcfed.ranks.devices import DeviceSlot, take_device_slot, visible_devices
 from hpcfed.ranks.host_memory import free_memory
@@ -32,12 +33,18 @@ MPS_PIPES = "/tmp/nvidia-mps"
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that a run assigns to a rank; `visible` counts the GPUs that torch sees on that rank."""
+    """The GPU that a run assigns to a rank.
+
+    `visible` counts the GPUs that torch sees on that rank, `nearer` those of them nearer to its cores; `numa` is the
+    NUMA node that the GPU is attached to, None if the machine does not say.
+    """
 
     name: str
     uuid: str
     memory_bytes: int
     visible: int
+    numa: int | None = None
+    nearer: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ class Rank:
 
     `versions`: of hpcfed, Python, packages and a running MPI's library; `threads`: the size of torch's and each other
     thread pool; `cores`: numbers of the logical cores that the rank may use; `host_cores`: how many its host has;
-    `code`: digest of its copy of hpcfed, "" in a world of one.
+    `numa`: the NUMA nodes of these cores, () if the machine does not say; `code`: digest of its copy of hpcfed, "" in a
+    world of one.
     """
 
     rank: int
@@ -67,6 +75,7 @@ class Rank:
     mps: bool = False
     cuda_visible_devices: str | None = None
     code: str = ""
+    numa: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,6 +184,7 @@ def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
         mps=Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES)).exists(),
         cuda_visible_devices=os.environ.get(VISIBLE),
         code=world.code[world.rank],
+        numa=nodes_of_cores(cores()),
     )
 
 
@@ -191,7 +201,16 @@ def _gpu(device_slot: DeviceSlot) -> Gpu | None:
         return None
     device, visible = device_slot.device, visible_devices(device_slot.kind)
     kind = accelerator(device)
-    return Gpu(kind.name(device), visible[device_slot.index], kind.total_bytes(device), len(visible))
+    addresses, index = kind.addresses(), device_slot.index
+    distances = [distance(cores(), address) for address in addresses]
+    return Gpu(
+        kind.name(device),
+        visible[index],
+        kind.total_bytes(device),
+        len(visible),
+        numa=node_of_device(addresses[index]),
+        nearer=sum(other < distances[index] for other in distances),
+    )
 
 
 def _threads() -> dict[str, int]:

@@ -114,6 +114,22 @@ def _gpus(host: Host) -> Iterator[Found]:
     visible = max((rank.gpu.visible for rank in host.ranks if rank.gpu is not None), default=0)
     if 0 < len(ranks_of) < visible:
         yield f"{len(ranks_of)} of {visible} GPUs are used", f"start {visible} ranks there"
+    if len(ranks_of) > visible and not any(uuid.startswith("MIG-") for uuid in ranks_of):  # CUDA shows one slice
+        yield (
+            f"each rank sees {visible} of {len(ranks_of)} GPUs, so MPI and NCCL copy between them through the host",
+            "ask for --gpus-per-node with --gpu-bind=none in place of --gpus-per-task",
+        )
+    far = [
+        f"rank {rank.rank}: cores of node {', '.join(map(str, rank.numa))}, GPU of node {rank.gpu.numa}"
+        for rank in host.ranks
+        if rank.gpu is not None and rank.gpu.nearer and rank.gpu.numa not in rank.numa
+    ]
+    if far:
+        yield (
+            f"{len(far)} of {len(host.ranks)} ranks have a GPU of another NUMA node, since nearer ones are taken "
+            f"({first_of(far, 4)})",
+            "spread ranks over sockets: srun --distribution=block:cyclic --cpu-bind=cores, mpirun --map-by numa",
+        )
     if ranks_of or not host.ranks[0].gpu_driver:
         return
     if host.ranks[0].torch_build == "CPU":
@@ -121,7 +137,7 @@ def _gpus(host: Host) -> Iterator[Found]:
     elif host.ranks[0].cuda_visible_devices not in ("", "-1"):
         yield (
             f"an NVIDIA driver and a {host.ranks[0].torch_build} build of torch, which sees no GPU",
-            "check nvidia-smi there, CUDA_VISIBLE_DEVICES, and whether the job asked for GPUs (--gpus-per-task)",
+            "check nvidia-smi there, CUDA_VISIBLE_DEVICES, and whether the job asked for GPUs (--gpus-per-node)",
         )
 
 

@@ -23,6 +23,7 @@ LAUNCHERS = (
     ("MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun"),
     ("MPI_LOCALRANKID", "MPICH's mpirun"),
     ("SLURM_PROCID", "srun"),
+    ("FLUX_TASK_RANK", "Flux"),
     ("PMIX_RANK", "PMIx"),
     ("PMI_RANK", "PMI"),
 )

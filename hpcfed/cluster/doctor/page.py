@@ -92,11 +92,13 @@ def _host(host: Host) -> str:
 
 def _gpu_map(ranks: Sequence[Rank]) -> Table:
     table = Table(box=None, pad_edge=False, title="GPU of each rank", title_justify="left")
-    for heading in ("rank", "host", "device", "uuid", "memory", "CUDA_VISIBLE_DEVICES"):
+    for heading in ("rank", "host", "NUMA nodes", "device", "its node", "uuid", "memory", "CUDA_VISIBLE_DEVICES"):
         table.add_column(heading, overflow="fold")
     for rank in ranks:
-        gpu = (rank.gpu.name, rank.gpu.uuid, decimal(rank.gpu.memory_bytes)) if rank.gpu else ("CPU", "", "")
-        table.add_row(str(rank.rank), rank.host, *gpu, rank.cuda_visible_devices or "")
+        gpu = rank.gpu
+        node = "" if gpu is None or gpu.numa is None else str(gpu.numa)
+        cells = (gpu.name, node, gpu.uuid, decimal(gpu.memory_bytes)) if gpu else ("CPU", "", "", "")
+        table.add_row(str(rank.rank), rank.host, _ranges(rank.numa), *cells, rank.cuda_visible_devices or "")
     return table
 
 

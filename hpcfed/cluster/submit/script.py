@@ -111,14 +111,15 @@ def render(template: str, job: Job, site: Site, launch: Sequence[str], **facts: 
     return text.rstrip() + "\n"
 
 
-def job_step(*, array: bool) -> str:
+def job_step(*, array: bool, mps: bool = False) -> str:
     """Return the last lines of a user's own SLURM script, which start its ranks and requeue it.
 
     Args:
         array: whether the job is an array's. SLURM's variables cannot tell: a job inherits those of an array task that
             submits it.
+        mps: whether ranks share GPUs through NVIDIA's Multi-Process Service.
     """
-    return _templates().get_template("job-step.sh.j2").render(array=array).rstrip() + "\n"
+    return _templates().get_template("job-step.sh.j2").render(array=array, mps=mps).rstrip() + "\n"
 
 
 def _templates() -> Environment:

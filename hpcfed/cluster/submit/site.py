@@ -6,7 +6,7 @@ setup: |                               # shell lines before the run
 launch: srun --mpi=pmix --wait=30      # how ranks are started; default: srun with the plugin of this MPI
 python: $SCRATCH/env/bin/python        # runs hpcfed there; default: the one that submits
 options: {account: project7, constraint: milan, exclusive: true}     # of sbatch; true makes a flag
-scheduler: slurm                       # or pbs
+scheduler: slurm                       # or pbs, flux
 requeue: true                          # whether jobs may requeue themselves; else use --chain
 
 In `launch` and `python` $VARIABLES expand where the job runs, except in single quotes and after a backslash, and so

@@ -36,6 +36,8 @@ def render(job: Job, site: Site) -> str:
     size: dict[str, str | int] = {"ncpus": ranks * threads, "mpiprocs": ranks, "ompthreads": threads}
     if gpus := options.pop("gpus-per-node", None):
         size["ngpus"] = gpus
+    if memory := str(options.pop("mem", None) or ""):
+        size["mem"] = f"{memory.lower()}b" if memory[-1].isalpha() else f"{memory}mb"  # sbatch's unit
     select = ":".join([f"select={job.nodes}", *(f"{key}={value}" for key, value in size.items())])
     hours, rest = divmod(int(limit), 3600)
     directives = [

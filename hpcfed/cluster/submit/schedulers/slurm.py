@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 from hpcfed.cluster.doctor.launch import Mpi, find_mpi
 from hpcfed.cluster.submit import script
 from hpcfed.cluster.submit.commands import begin, call, last_line
+from hpcfed.cluster.submit.gpus import asks_for_gpus, gpus_of_node
 from hpcfed.cluster.submit.scheduler import QueuedJob
 from hpcfed.cluster.submit.script import Job, check_words, notice_of
 from hpcfed.cluster.submit.site import Site
@@ -27,6 +30,10 @@ TOGETHER = "--wait=30"
 Not at once, by ``--kill-on-bad-exit``: a run that stops early leaves with 75 on all ranks, and the first to go would
 have srun kill the others on their way out, which looks like a rank that died.
 """
+BOUND = "--cpu-bind=cores"
+"""Keeps each rank on cores of its own, whatever the site's default; near these lies the GPU that it is given."""
+THREADS = ("hint", "threads-per-core", "ntasks-per-core", "extra-node-info")
+"""Options that say how many hardware threads of a core a job uses; SLURM takes one of them."""
 REQUEUE = ("requeue", "no-requeue")
 """Options of sbatch that `Job.requeue` stands for."""
 OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
@@ -37,7 +44,9 @@ NOT_OURS = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 
 def render(job: Job, site: Site) -> str:
     """Return the batch script of a job, as `Scheduler.render` does."""
-    return script.render("slurm.sh.j2", job, site, [] if site.launch else _srun(), directives=_directives(job, site))
+    directives = _directives(job, site)
+    shared = job.ranks_per_node > gpus_of_node(directives, job.nodes) > 0
+    return script.render("slurm.sh.j2", job, site, [] if site.launch else _srun(), directives=directives, mps=shared)
 
 
 def doubt_of(site: Site) -> str:
@@ -51,7 +60,7 @@ def doubt_of(site: Site) -> str:
 
 def _srun() -> list[str]:
     vendor = _mpi().vendor
-    return ["srun", f"--mpi={PMI[vendor]}", TOGETHER] if vendor in PMI else ["srun", TOGETHER]
+    return ["srun", *([f"--mpi={PMI[vendor]}"] if vendor in PMI else []), BOUND, TOGETHER]
 
 
 @cache
@@ -86,17 +95,33 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
         "open-mode": "append",
         "output": f'"{log}-{"%j" if job.array is None else "%A_%a"}.log"',
         **({} if job.array is None else {"array": f"1-{job.array}"}),
+        **_placement(options),
         **options,
     }
 
 
+def _placement(options: Mapping[str, str | int | None]) -> dict[str, str | int | None]:
+    """Return what `options` leave open of cores, memory and GPUs.
+
+    A rank takes a core, not a hardware thread; nodes of one's own have all of their memory; every rank sees all GPUs of
+    its node, whose ranks are dealt to the sockets in turn, as its GPUs are.
+    """
+    open_: dict[str, str | int | None] = {}
+    if not any(key in options for key in THREADS):
+        open_["hint"] = "nomultithread"
+    if options.get("exclusive", "") is None and not any(key.startswith("mem") for key in options):
+        open_["mem"] = 0
+    if asks_for_gpus(options) and "gpus-per-task" not in options:
+        open_ |= {"gpu-bind": "none", "distribution": "block:cyclic"}
+    return open_
+
+
 def doubt_of_start(script: Path) -> str:
     """Return the refusal of ``sbatch --test-only`` if no nodes could start a script's job, else ""."""
-    tried = _slurm(["sbatch", "--test-only", *_options(script.read_text(encoding="utf-8")), str(script)])
-    if tried.returncode == 0:
+    if not (refusal := _refusal(script)):
         return ""
     remedy = "it waits until the cluster changes; if it asks for more than there is, scancel it and submit it with less"
-    return f"SLURM could not start this job on its nodes as they are ({last_line(tried.stderr)}): {remedy}"
+    return f"SLURM could not start this job on its nodes as they are ({refusal}): {remedy}"
 
 
 def jobs_named(label: str) -> list[QueuedJob]:
@@ -128,10 +153,11 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
         The jobs' numbers; none if nothing is left to do.
 
     Raises:
-        InputError: SLURM refuses a job.
+        InputError: SLURM refuses a job, or would let it wait for ever.
         EnvironmentFailure: SLURM does not answer.
     """
     numbers: list[str] = []
+    _refuse_impossible(script)
     options = _options(script.read_text(encoding="utf-8"))
     for _ in range(chain):
         after = [f"--dependency=afternotok:{numbers[-1]}", "--kill-on-invalid-dep=yes"] if numbers else []
@@ -148,6 +174,46 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
             if not begin(make_room, _slurm, release, ["scancel", numbers[0]]):
                 return []
     return numbers
+
+
+def _refuse_impossible(script: Path) -> None:
+    """Refuse a job of more nodes than its partition has, or allows; SLURM takes it, and lets it wait for ever.
+
+    ``sbatch --test-only`` refuses a job that could not start at once; of one that waits for nodes that are down or
+    drained, the partition still has enough.
+
+    Raises:
+        InputError: with SLURM's words, and the partition's nodes.
+    """
+    refusal = _refusal(script)
+    options = _options(script.read_text(encoding="utf-8"))
+    values = dict(option.removeprefix("--").partition("=")[::2] for option in options)
+    wanted = re.match(r"\d+", values.get("nodes", ""))
+    if not refusal or wanted is None:
+        return
+    asked = [name for name in (values.get("partition") or os.environ.get("SBATCH_PARTITION", "")).split(",") if name]
+    found = [_facts(line) for line in _slurm(["scontrol", "show", "--oneliner", "partition"]).stdout.splitlines()]
+    having = [one for one in found if (one["PartitionName"] in asked if asked else one.get("Default") == "YES")]
+    most = {one["PartitionName"]: min(_count(one, "TotalNodes"), _count(one, "MaxNodes")) for one in having}
+    if most and int(wanted[0]) > max(most.values()):
+        expected = ", ".join(f"at most {number:g} in partition {name}" for name, number in most.items())
+        raise InputError("--nodes", where=str(script), expected=expected, got=f"{wanted[0]} ({refusal})")
+
+
+def _facts(line: str) -> dict[str, str]:
+    """Return the fields of a line of ``scontrol show --oneliner``."""
+    return dict(re.findall(r"(\w+)=(\S*)", line))
+
+
+def _count(partition: Mapping[str, str], field: str) -> float:
+    number = partition.get(field, "")
+    return int(number) if number.isdecimal() else math.inf  # UNLIMITED
+
+
+def _refusal(script: Path) -> str:
+    """Return the words with which ``sbatch --test-only`` refuses a script's job, "" if it does not."""
+    tried = _slurm(["sbatch", "--test-only", *_options(script.read_text(encoding="utf-8")), str(script)])
+    return "" if tried.returncode == 0 else last_line(tried.stderr)
 
 
 def _options(script: str) -> list[str]:

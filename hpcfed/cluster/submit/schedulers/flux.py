@@ -1,0 +1,115 @@
+"""Flux: the script of a job, and the commands that list and submit jobs.
+
+It has never run on a Flux: the scripts are tested, their commands are those of flux-core's manual.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpcfed.cluster.doctor.launch import find_mpi
+from hpcfed.cluster.submit import script
+from hpcfed.cluster.submit.commands import begin, call, last_line
+from hpcfed.cluster.submit.scheduler import QueuedJob
+from hpcfed.cluster.submit.script import Job, check_words, notice_of, seconds_of
+from hpcfed.cluster.submit.site import Site
+from hpcfed.errors import EnvironmentFailure, InputError
+
+SUFFIX, CANCEL = "flux", "flux cancel"
+NAMES = {"account": "bank", "partition": "queue"}
+"""Options of flux batch that sbatch calls otherwise; the bank is an attribute of the job."""
+
+
+def render(job: Job, site: Site) -> str:
+    """Return the batch script of a job, as `Scheduler.render` does.
+
+    A slot of the job is a whole node's share: within it ``flux run`` starts the ranks, each bound to its own cores, and
+    each with all of the node's GPUs.
+    """
+    options = {**site.options, **job.options}
+    check_words(options, job.output)
+    limit = seconds_of(job.time)
+    if math.isinf(limit):
+        raise InputError("--time", expected="a limit, before which the script signals the run", got=job.time)
+    if job.array is not None:
+        remedy = "submit a job for each setting, or let the groups of one sweep share it (--groups)"
+        raise InputError("--array", expected="none, since Flux has no arrays", remedy=remedy)
+    options = {key: value for key, value in options.items() if key not in ("requeue", "no-requeue")}
+    if "mem" in options:
+        raise InputError("--mem", expected="none, since Flux deals out no memory", got=str(options["mem"]))
+    gpus, log = options.pop("gpus-per-node", None), shlex.quote(f"{job.output}-{{{{id}}}}.log")
+    directives = [
+        f"--job-name={job.label}",
+        f"--nodes={job.nodes}",
+        f"--nslots={job.nodes}",
+        f"--cores-per-slot={job.ranks_per_node * job.threads}",
+        *([] if gpus is None else [f"--gpus-per-slot={gpus}"]),
+        f"--time-limit={limit:.0f}s",
+        f"--output={log}",
+        f"--error={log}",
+        *(_option(key, value) for key, value in options.items()),
+    ]
+    launch = [
+        "flux",
+        "run",
+        f"--nodes={job.nodes}",
+        f"--ntasks={job.nodes * job.ranks_per_node}",
+        f"--cores-per-task={job.threads}",
+        "--setopt=cpu-affinity=per-task",
+        *(["--setopt=pmi=pmix"] if not site.launch and find_mpi({}).vendor == "Open MPI" else []),
+    ]
+    runs_for = int(limit) - notice_of(job.time, job.notice)
+    return script.render(
+        "flux.sh.j2", job, site, launch, directives=directives, runs_for=runs_for, script=job.script(SUFFIX)
+    )
+
+
+def _option(key: str, value: str | int | None) -> str:
+    if key == "account":
+        return f"--setattr=bank={value}"
+    name = NAMES.get(key, key)
+    return f"--{name}" if value is None else f"--{name}={value}"
+
+
+def doubt_of(site: Site) -> str:
+    """Return "": the PMI follows from the MPI found here."""
+    return ""
+
+
+def doubt_of_start(script: Path) -> str:
+    """Return "": flux batch refuses at once what its nodes can never do."""
+    return ""
+
+
+def jobs_named(label: str) -> list[QueuedJob]:
+    """Return this user's pending and running jobs of a name, as `Scheduler.jobs_named` does."""
+    listed = _flux(["flux", "jobs", "--suppress-header", "--format={id.f58} {status} {name}"])
+    if listed.returncode != 0:
+        raise EnvironmentFailure("flux jobs failed", got=last_line(listed.stderr), remedy="try again, or ask the site")
+    rows = (line.split() for line in listed.stdout.splitlines())
+    return [QueuedJob(number, state) for number, state, name in (row for row in rows if len(row) == 3) if name == label]
+
+
+def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
+    """Submit a script as `chain` jobs, as `Scheduler.submit` does."""
+    numbers: list[str] = []
+    for _ in range(chain):
+        after = [f"--dependency=afternotok:{numbers[-1]}"] if numbers else []
+        hold = ["--urgency=hold"] if make_room and not numbers else []
+        done = _flux(["flux", "batch", *after, *hold, str(script)])
+        if done.returncode != 0:
+            remedy = f"submitted: {', then '.join(numbers)}" if numbers else "change the options"
+            raise InputError("flux batch refuses the job", where=str(script), got=last_line(done.stderr), remedy=remedy)
+        numbers.append(done.stdout.strip())
+        release, cancel = ["flux", "job", "urgency", numbers[0], "default"], ["flux", "cancel", numbers[0]]
+        if hold and make_room and not begin(make_room, _flux, release, cancel):
+            return []
+    return numbers
+
+
+def _flux(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return call(command, "Flux")
