@@ -38,6 +38,7 @@ html_theme = "furo"
 html_title = f"hpcfed {__version__}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "scorer.js")
 html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = False
 html_show_search_summary = False  # it reads pages by requests, which browsers refuse to pages from files
 

@@ -58,7 +58,7 @@ def method_page(name: str) -> str:
     return "\n\n".join(
         [
             f"# {module.TITLE}",
-            (module.__doc__ or "").strip(),
+            _text(name),
             f"## In a recipe\n\n```yaml\n{section}```",
             keys_table(name),
             f"## On a toy\n\n![Iterates and loss of {module.TITLE} beside FedAvg's]({name}.svg)",
@@ -113,8 +113,14 @@ TYPES = f"# The vocabulary of methods: `hpcfed.types`\n\n{_autodoc('automodule::
 
 
 def _about(name: str) -> str:
-    first = (registry.entry("hpcfed.algorithms", name).__doc__ or "").split("\n\n")[0]
-    return " ".join(first.partition(": ")[2].split())
+    return " ".join(_text(name).split("\n\n")[0].split())
+
+
+def _text(name: str) -> str:
+    """Return a method's docstring as Markdown, without its title; formulas are indented, and so code."""
+    text = (registry.entry("hpcfed.algorithms", name).__doc__ or "").partition(": ")[2].strip()
+    lines = [line.replace("``", "") if line.startswith("    ") else line for line in text.splitlines()]
+    return "\n".join([lines[0][0].upper() + lines[0][1:], *lines[1:]])
 
 
 def _default(field: FieldInfo) -> str:
@@ -125,6 +131,8 @@ def _default(field: FieldInfo) -> str:
 
 
 def _values(field: FieldInfo) -> str:
+    if field.annotation is bool:
+        return "`true`, `false`"
     if get_origin(field.annotation) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(field.annotation))
     bounds: list[Any] = [
