@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcfed.algorithms import trains_personal
 from hpcfed.assembly import build_model, resolve
 from hpcfed.config.factory import named_code
 from hpcfed.config.limits import watchdog_limit
@@ -318,7 +319,8 @@ def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, 
     """Build a resolved recipe's module with the parameters of a run's file, on the CPU, ready for evaluation.
 
     Its private parameters and buffers, if it has any, are those of a client; the initial ones without `client`, or
-    where the client was never drawn. A module that is code is built by the run's code alone, unless `accept_code`.
+    where the client was never drawn. Of a method that trains personal models it is the client's own; the common one
+    without `client`, or likewise. A module that is code is built by the run's code alone, unless `accept_code`.
 
     Raises:
         InputError: the federation, which defines the shapes, is missing, it has no such client, a file is another
@@ -336,8 +338,11 @@ def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, 
             raise InputError("client", expected=f"0 to {federation.num_clients - 1}", got=str(client))
         model = build_model(trained, federation, getattr(torch, recipe.dtype), torch.device("cpu"))
     own = weights.parent / (INITIAL if client is None else private_file(client))
-    if model.own:
-        model.load_private_file(own if own.exists() else weights.parent / INITIAL)
+    personal = None if recipe.algorithm.factory is not None else trains_personal(recipe.algorithm)
+    if own.exists() and client is not None and (model.own or personal is not False):
+        model.load_private_file(own, personal=personal)
+    elif model.own:
+        model.load_private_file(weights.parent / INITIAL)
     return model.module.eval()
 
 

@@ -234,7 +234,7 @@ class Training:
     def _personal(self, plan: RoundPlan, members: Sequence[tuple[About, State]], tasks: Sequence[Task]) -> list[Tensor]:
         """Return the last iterates of second solves, (d,) each, of methods with a personal model; else none."""
         method, count = self._parts.method.local, self._parts.model.num_parameters
-        if not getattr(method, "trains_personal", False):
+        if not self._parts.trains_personal:
             return []
         tilts = (
             cast("ClientRule", method).personal(

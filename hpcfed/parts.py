@@ -85,6 +85,11 @@ class Parts:
     """What hides clients' samples, where ``local.noise`` does."""
 
     @property
+    def trains_personal(self) -> bool:
+        """Whether each client trains a model of its own beside the common one."""
+        return getattr(self.method.local, "trains_personal", False)
+
+    @property
     def mpi_is_free(self) -> bool:
         """Whether other threads may call MPI in a round: not where it sums a device's memory."""
         return self.sum_on_device != self.world.sum_in_place

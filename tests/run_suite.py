@@ -41,7 +41,6 @@ OF_THE_MPI = ("tests/mpi", "tests/faults", "tests/cli")
 OF_A_LAUNCHER = (
     "tests/faults",
     "tests/cli/test_run.py",
-    "tests/cli/test_allreduce_count.py",
     "tests/cli/test_doctor.py",
 )
 """Of those, what starts jobs by that MPI's launcher."""

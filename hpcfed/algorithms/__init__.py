@@ -39,6 +39,15 @@ def choices(role: str) -> Mapping[str, type[Part]]:
     return {kind.choice: kind for kind in kinds if kind is not None and kind.choice is not None}
 
 
+def trains_personal(section: Algorithm, python_path: Sequence[Path] = ()) -> bool:
+    """Return whether each client trains a model of its own beside the common one, by a rule's `trains_personal`.
+
+    Raises:
+        InputError: as `build` does.
+    """
+    return bool(getattr(build(section, python_path).local, "trains_personal", False))
+
+
 def build(section: Algorithm, python_path: Sequence[Path] = ()) -> Method:
     """Build the method that the recipe's ``algorithm`` section asks for.
 

@@ -5,7 +5,8 @@
 
     μ     ``mu``, the paper's λ         v_i   client state, the initial model at first        η_g   ``server_lr``
 
-Both take the same minibatches, and as many. v_i is the client's result: ``evaluate.clients.models: [personal]``.
+Both take the same minibatches, and as many. v_i is the client's result: ``evaluate.clients.models: [personal]``
+measures it, ``private/client-i.safetensors`` keeps it, and ``hpcfed.load(run).module_of(i)`` returns it.
 
 Reduced: d (Δ). State: v_i at clients (d,). w is FedAvg's, bit for bit.
 

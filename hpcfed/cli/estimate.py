@@ -107,7 +107,7 @@ def _rows(costs: Estimate) -> Iterator[tuple[str, str, str]]:
     yield (
         "models on disk",
         decimal(costs.models_bytes),
-        f"{computed}: the last one, and the evaluated one if it is another",
+        f"{computed}: the last one, the evaluated one if it is another, and clients' own",
     )
 
 

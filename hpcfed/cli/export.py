@@ -16,7 +16,9 @@ KINDS = ("safetensors", "state_dict", "torchscript")
               help="Tensors by name; the same by torch.save; or a traced module.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path),
               help="The model's file [default: the run's name]; its card and .input.json go beside it.")  # fmt: skip
-@click.option("--site", help="Name of a client, or else its number, whose private parts the model then has.")
+@click.option(
+    "--site", help="Name of a client, or else its number, whose private parts, or personal model, are exported."
+)
 @click.option("--data", type=click.Path(path_type=Path), help="The federation file, if it has moved.")
 @click.option("--accept-code", is_flag=True, help="Build the model by your present code, though it has changed.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")

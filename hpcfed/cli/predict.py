@@ -14,7 +14,9 @@ import click
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="A CSV file for the predictions [default: printed]."
 )
-@click.option("--site", help="Name of a client, or else its number, whose scaling and private parts are used.")
+@click.option(
+    "--site", help="Name of a client, or else its number, whose scaling, and private parts or personal model, are used."
+)
 @click.option("--data", type=click.Path(path_type=Path), help="The federation file, if it has moved.")
 @click.option("--accept-code", is_flag=True, help="Build the model by your present code, though it has changed.")
 @click.option("--run-code", is_flag=True, help="Build the model by the code that the run has recorded.")

@@ -25,10 +25,13 @@ from hpcfed.ranks.accelerators import accelerator
 from hpcfed.ranks.placement import homes, spread
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import KINDS
+from hpcfed.reduce.masks import Masks
 from hpcfed.run_folder.checkpoint.keeper import Checkpoints
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.simulation import Simulation
 
+MASKED_WORDS = 1 << 20
+"""Words of a mask that is timed."""
 CLIENTS, ROUNDS = 2, 6
 """Clients per round and number of rounds to train for the measurement; the first round only warms up."""
 ENOUGH = 5.0
@@ -72,7 +75,7 @@ class Estimate:
         checkpoint_bytes: of one checkpoint at that time; `checkpoints_bytes`: of all that are on disk at once, the
             `num_checkpoints` that are kept and one that is being written.
         record_bytes: of ``metrics.jsonl`` and ``clients.csv``, for all seeds.
-        models_bytes: of the last and the evaluated model, for all seeds; without private parts.
+        models_bytes: of the last, the evaluated and the clients' own models, for all seeds.
     """
 
     measured: StepTimes
@@ -131,7 +134,13 @@ def estimate(
     """
     parts, evaluator = assemble(recipe, World())
     whole = parts.cohorts
-    few = replace(parts, cohorts=_FirstClients(recipe, parts.federation.sizes))
+    few = (
+        parts
+        if parts.chain.robust is not None
+        else replace(parts, cohorts=_FirstClients(recipe, parts.federation.sizes))
+    )
+    if parts.masks is not None:
+        few = replace(few, masks=replace(parts.masks, dropout=0.0, survivors=1))
     simulation = Simulation(few)
     with parts.clients:
         measured, num_vectors = _measure(recipe, few, simulation, evaluator)
@@ -142,12 +151,16 @@ def estimate(
     kind = KINDS[recipe.reduction]
     reduced = num_vectors * kind.usual_words(simulation.w.dtype) * simulation.w.numel() * kind.word.itemsize
     round_seconds = slowest * measured.sample_seconds + measured.server_seconds
+    if parts.masks is not None:
+        round_seconds += _mask_seconds(parts.masks, whole.most_members, num_vectors * simulation.w.numel(), ranks)
     if ranks > 1:
         round_seconds += reduced / (1e9 * allreduce)
     evaluations = _evaluation_seconds(recipe, parts, measured) / ranks
     hours = seeds * (recipe.rounds * round_seconds + evaluations) / 3600
     on_gpu = measured.device_bytes is not None
     states = (whole.most_participants if parts.method.local.stateful else 0) * state
+    private = sum(tensor.nbytes for tensor in parts.model.own.values())
+    own = whole.most_participants * (private + parts.initial_w.nbytes * parts.trains_personal)
     share = (states + _data_bytes(recipe, parts)) // ranks
     return Estimate(
         measured=measured,
@@ -170,7 +183,7 @@ def estimate(
         num_checkpoints=num_kept if recipe.checkpoint.every else 0,
         checkpoints_bytes=checkpoint * (num_kept + 1) if recipe.checkpoint.every else 0,
         record_bytes=seeds * _record_bytes(recipe, parts),
-        models_bytes=seeds * (1 + (recipe.evaluate.model != "last")) * parts.initial_w.nbytes,
+        models_bytes=seeds * (1 + (recipe.evaluate.model != "last")) * parts.initial_w.nbytes + own * seeds,
     )
 
 
@@ -203,6 +216,19 @@ def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: An
         device_bytes=None if device.type == "cpu" else accelerator(device).peak_bytes(device),
     )
     return measured, num_vectors
+
+
+def _mask_seconds(masks: Masks, size: int, words: int, ranks: int) -> float:
+    """Return the seconds a rank draws the masks of a round with `size` clients of so many words, dropouts' included.
+
+    Masks of two clients of one rank cancel, and are not drawn.
+    """
+    some = min(words, MASKED_WORDS)
+    pair = masks.of_round(1, (0, 1), np.ones(2), np.ones(2))
+    a_word = min(_seconds(lambda: pair.of([0], some)) for _ in range(2)) / some
+    left = size * (1 - masks.dropout)
+    mine = left / ranks
+    return a_word * words * (mine * (size - mine) + left * (size - left))
 
 
 def _seconds(work: Any) -> float:

@@ -307,20 +307,33 @@ def _override(content: dict[str, Any], text: str) -> None:
     if not equals or not key:
         raise InputError("override", expected="section.key=value", got=shown(text))
     *sections, last = key.split(".")
-    place = content
+    place: Any = content
     for section in sections:
-        inner = place.setdefault(section, {})
-        if not isinstance(inner, dict):
+        inner = place[_index(place, section, text)] if isinstance(place, list) else place.setdefault(section, {})
+        if not isinstance(inner, dict | list):
             raise InputError(f"override {text!r}", expected=f"{section!r} to be a section", got=shown(inner))
         place = inner
     try:
         given = parse_yaml(value)
     except Malformed as error:
         raise InputError(f"override {shown(text)}", expected="a YAML value after '='", got=str(error)) from None
-    place[last] = {} if given is None and _has_defaults(key) else spelled_out(key, given)
+    value_at = _index(place, last, text) if isinstance(place, list) else last
+    place[value_at] = {} if given is None and _has_defaults(key) else spelled_out(key, given)
     if comment := _comment(value):
         what, remedy = f"override {shown(text)}", "quote the value, twice for the shell: \"name='try #1'\""
         raise InputError(what, expected="a value without a comment", got=shown(comment), remedy=remedy)
+
+
+def _index(entries: list[Any], part: str, text: str) -> int:
+    """Return the place of an entry of a list, which an override's key names by its number, from 0.
+
+    Raises:
+        InputError: there is no such entry.
+    """
+    if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(entries)):
+        expected = f"the number of an entry, 0 to {len(entries) - 1}" if entries else "a list with entries"
+        raise InputError(f"override {text!r}", expected=expected, got=repr(part))
+    return int(part)
 
 
 def _has_defaults(key: str) -> bool:

@@ -137,11 +137,14 @@ class LoadedRun:
         return (section.model, section.statistics) != ("last", "round") and (self.folder / EVALUATED).exists()
 
     def evaluated_of(self, client: int) -> nn.Module:
-        """The module evaluated last, with a client's private parameters and buffers, as in `module_of`."""
+        """The module evaluated last, with a client's private parameters and buffers, or its personal model, as in
+        `module_of`.
+        """
         return self._module(EVALUATED, client) if self._has_evaluated else self.module_of(client)
 
     def module_of(self, client: int) -> nn.Module:
         """The trained module with a client's private parameters and buffers; the initial ones if it was never drawn.
+        Of a method with personal models, such as Ditto, the client's own; the common one if it was never drawn.
 
         Raises:
             InputError: as `module` does, or the federation has no such client.

@@ -199,14 +199,12 @@ def _scaling(scaling: Mapping[str, Any] | None, site: str | None) -> tuple[np.nd
 def _module(loaded: LoadedRun, client: int | None, run_code: bool) -> Iterator[nn.Module]:
     """Build the evaluated module; with `run_code` by the code of the run's record."""
     if not run_code or loaded.recipe.model.factory is None:
-        has_private = loaded.recipe.parameters.keeps_private and client is not None
-        yield loaded.evaluated_of(client) if has_private and client is not None else loaded.evaluated
+        yield loaded.evaluated if client is None else loaded.evaluated_of(client)
         return
     version, named = CodeRecord(loaded.folder).versions()[-1], references(loaded.recipe)
     recipe, name = with_references(loaded.recipe), EVALUATED if (loaded.folder / EVALUATED).exists() else MODEL
-    private = client if loaded.recipe.parameters.keeps_private else None
     with recorded_code(modules_of(version.files, named)):
-        yield trained_module(recipe, loaded.folder / name, private, accept_code=True)
+        yield trained_module(recipe, loaded.folder / name, client, accept_code=True)
 
 
 def _named(output: Any, steps: Mapping[str, Any], targets: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -282,12 +282,15 @@ class FlatModel:
         kept = {name: self.module.get_buffer(name) for name, role in self._roles.buffers.items() if role != "private"}
         return _on_host(frozen | self.views(vector.to(self.vector.dtype)) | kept)
 
-    def named_private(self, own: State) -> dict[str, Tensor]:
-        """Return a host copy of a client's private parameters and buffers by name."""
+    def named_private(self, own: State, personal: Tensor | None = None) -> dict[str, Tensor]:
+        """Return a host copy of a client's private parameters and buffers by name, and the other parameters of its
+        personal model, from a vector (d,), where it has one.
+        """
         self.load(self.vector, own)
         parameters = {} if self.private is None else _views(self.private, self._private_places)
         buffers = {name: self.module.get_buffer(name) for name in self._roles.buffers_of("private")}
-        return _on_host(parameters | buffers)
+        of_own_model = {} if personal is None else self.views(personal.to(self.vector))
+        return _on_host(parameters | buffers | of_own_model)
 
     def load_file(self, path: Path) -> None:
         """Set the initial values from a safetensors file of the module's parameters, and of its buffers with a role.
@@ -299,14 +302,20 @@ class FlatModel:
         """
         self._load(_read_file(path, "model.init"), path)
 
-    def load_private_file(self, path: Path) -> None:
+    def load_private_file(self, path: Path, *, personal: bool | None = False) -> None:
         """Set the private tensors from a file of a run's ``private/``.
+
+        Args:
+            path: of the file.
+            personal: whether it has all parameters, those of a client's personal model; None: if it does.
 
         Raises:
             InputError: as `load_file` does.
         """
         tensors = _read_file(path, "private parameters")
-        wanted = self.named_private(self.own).keys()
+        whole = self.named_private(self.own, self.vector).keys()
+        is_whole = tensors.keys() == whole if personal is None else personal
+        wanted = whole if is_whole else self.named_private(self.own).keys()
         if tensors.keys() != wanted:
             expected, got = f"parameters {sorted(wanted)}", f"{sorted(tensors)}"
             raise InputError("private parameters", where=str(path), expected=expected, got=got)

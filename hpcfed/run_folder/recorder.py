@@ -28,7 +28,7 @@ from hpcfed.run_folder.private import promised
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
 from hpcfed.simulation import RoundResult
-from hpcfed.types import DELTA, MOVED, State
+from hpcfed.types import DELTA, MOVED, PERSONAL, State
 from hpcfed.updates._layout import layout_of
 
 CHECK_SECONDS = 1.0
@@ -236,7 +236,7 @@ class Recorder:
             self._folder.write(name, content)
 
     def keep_private(self, parts: Parts) -> None:
-        """Write the private parts of clients at home on this rank, and on rank 0 the initial one, to ``private/``.
+        """Write what `private_files_of` has to ``private/``.
 
         Raises:
             EnvironmentFailure: the disk refuses.
@@ -254,14 +254,17 @@ def models_of(model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor, averag
 
 
 def private_files_of(parts: Parts) -> Iterator[tuple[str, bytes]]:
-    """Yield the files, by name, of private parts of clients at home on this rank, and on rank 0 the initial one."""
+    """Yield the files, by name, of private parts and personal models of clients at home on this rank, and on rank 0 of
+    the initial part; a private run's clients keep theirs, since no noise is on them.
+    """
     model = parts.model
-    if not model.own:
-        return
-    if parts.world.is_root:
+    personal = parts.trains_personal and parts.chain.privacy is None and parts.sample_noise is None
+    if model.own and parts.world.is_root:
         yield INITIAL, save(model.named_private(model.own))
-    for client in parts.clients:
-        yield private_file(client), save(model.named_private(parts.private.of(client)))
+    for client in parts.clients if model.own or personal else ():
+        state = parts.clients.get(client) or {}
+        own = parts.private.of(client) if model.own else {}
+        yield private_file(client), save(model.named_private(own, state.get(PERSONAL) if personal else None))
 
 
 class _Text(Protocol):

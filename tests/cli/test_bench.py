@@ -234,6 +234,7 @@ def test_a_choice_is_advised_where_it_is_clearly_faster() -> None:
     assert Calibration([auto, near, fast], {}).advice.startswith("c takes 0.70 of the time")
 
 
+@pytest.mark.soak
 def test_choices_are_timed_on_the_users_recipe(folder: Path, environment: dict[str, str]) -> None:
     """In float64, which oneDNN does not support; sections beyond the rounds are ignored, and no run folder is made."""
     few = ["--repeats", "1", "--rounds", "1", "--warm-up", "0", "--json", "found.json"]

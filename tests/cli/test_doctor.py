@@ -37,6 +37,7 @@ def test_json_tells_of_every_rank_once(ranks: int, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.one_mpi
 def test_three_ranks_print_one_report(tmp_path: Path) -> None:
     done = launch(3, ["doctor", "--no-probe"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

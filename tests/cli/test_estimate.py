@@ -41,6 +41,25 @@ def estimated(*arguments: str) -> dict:
     return json.loads(call("--json", *arguments).output)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["updates=[{clip: {norm: 1.0, scales: {}}}]", "secure_aggregation={dropout: 0.3, survivors: 4}"],
+        ["means=[{krum: {attackers: 1}}]"],
+    ],
+    ids=["masked", "krum"],
+)
+def test_rounds_that_few_clients_cannot_hold_are_measured(changes) -> None:
+    """What needs more clients than a measurement trains otherwise."""
+    told = estimated(*changes)
+    assert min(told["measured"]["sample_seconds"], told["reduced_bytes"]) > 0
+
+
+def test_personal_models_are_counted() -> None:
+    common = estimated("algorithm=fedavg")["models_bytes"]
+    assert estimated("algorithm={name: ditto, mu: 0.1}")["models_bytes"] == common * (1 + NUM_CLIENTS)
+
+
 def test_time_is_the_measured_parts_put_together() -> None:
     told = estimated("--ranks", "2", "rounds=1000", "threads=2", "evaluate.every=10", "--allreduce", "2")
     measured = told["measured"]

@@ -149,7 +149,7 @@ def test_a_card_says_whose_model_sites_were_measured_with(folder, capfd):
     clients = {"every": 1, "models": ["fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}}
     hpcfed.run(small("run", name="three", evaluate={"clients": clients}), quiet=True)
     assert exported(capfd)[0] == 0
-    note = "Measured on each site's test samples after round 3, with its fine-tuned model, which is not in the file."
+    note = "Measured on each site's test samples after round 3, with the fine-tuned model of each, not the common one."
     assert note in Path("three.md").read_text().splitlines()
 
 

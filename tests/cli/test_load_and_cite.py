@@ -180,6 +180,10 @@ def test_a_run_is_cited_for_what_it_used(finished, command, tmp_path):
         ({"algorithm": {"factory": "own:method"}, "model": {"factory": "own:model"}}, []),
         ({"algorithm": {"name": "scaffold-exp"}, "model": {"name": "mlp"}}, [cite.FEDEXP, "karimireddy2020scaffold"]),
         (
+            {"algorithm": {"name": "ditto"}, "local": {"noise": {"clip": 1.0}}, "secure_aggregation": {"dropout": 0.1}},
+            ["li2021ditto", cite.SECURE, cite.DP_SGD],
+        ),
+        (
             {"algorithm": {"name": "fedavg"}, "parameters": {"private": ["*bn*"], "buffers": "private"}},
             [cite.FEDAVG, *cite.PRIVATE_PARTS, cite.SILOBN],
         ),
@@ -212,7 +216,8 @@ def test_data_are_cited_by_the_file_where_it_is(tmp_path):
 def test_everything_that_has_a_paper_is_in_the_bibliography():
     tables = (algorithms.references(), updates.references(), cite.MODELS, cite.PARTITIONS, cite.DATA)
     used = {key for table in tables for keys in table.values() for key in keys}
-    used |= {*cite.OPTIMIZERS.values(), cite.GEL, *cite.PRIVATE_PARTS, cite.SILOBN, cite.FEDREP, cite.SECURE}
+    used |= {*cite.OPTIMIZERS.values(), *cite.PRIVATE_PARTS}
+    used |= {cite.GEL, cite.SILOBN, cite.FEDREP, cite.SECURE, cite.DP_SGD}
     assert used == set(cite.references())
     assert set(cite.MODELS) == set(named()) - {"linear", "logistic", "quadratic", "mlp"}
     assert set(cite.PARTITIONS) == set(SCHEMES) - {"iid"}

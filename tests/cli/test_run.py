@@ -20,7 +20,7 @@ import hpcfed
 from hpcfed.assembly import assemble, resolve
 from hpcfed.assembly.remarks import remarks
 from hpcfed.cohort import Cohorts
-from hpcfed.config.load import dump_yaml, load_recipe
+from hpcfed.config.load import dump_yaml, load_recipe, to_plain
 from hpcfed.config.metrics import CLIENT_COLUMNS
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
@@ -240,6 +240,7 @@ def test_a_finished_run_without_its_model_is_not_called_finished(folder, command
     assert (again.returncode, "the model of this finished run was removed or damaged" in again.stderr) == (2, True)
 
 
+@pytest.mark.one_mpi
 def test_a_run_says_at_its_start_that_ranks_are_idle(folder):
     done = launch(2, ["run", "recipe.yaml", "rounds=1", "cohort=1"], cwd=folder)
     assert "\nrecipe: cohorts of 1 for 2 ranks: at least 1 rank waits in each round; the result is the same\n" in (
@@ -368,6 +369,17 @@ def test_overrides_are_yaml_and_win(folder, monkeypatch):
     assert (result.recipe.rounds, result.recipe.local.lr, result.recipe.cohort.size) == (1, 0.03, 2)
     assert len(result.metrics) == 1
     assert result.metrics[0]["test_loss"] is None
+
+
+def test_overrides_reach_into_lists(folder):
+    parts = [{"clip": {"norm": 1.0, "scales": {}}}, {"quantize": {"bits": 8}}]
+    path = write_recipe(folder, updates=parts, model={"name": "mlp", "hidden": [8, 4]})
+    recipe = load_recipe(path, ["updates.1.quantize.bits=4", "model.hidden.0=16", "updates.0={clip: {norm: 2.0}}"])
+    assert to_plain(recipe)["updates"] == [{"clip": {"norm": 2.0}}, {"quantize": {"bits": 4}}]
+    assert recipe.model.hidden == [16, 4]
+    for override in ("updates.2.clip.norm=1", "updates.x=1", "updates.-1=1"):
+        with pytest.raises(InputError, match=f"override '{override}': expected the number of an entry, 0 to 1"):
+            load_recipe(path, [override])
 
 
 @pytest.mark.one_mpi

@@ -71,6 +71,7 @@ def test_one_rank_of_a_host_reads_the_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.one_mpi
+@pytest.mark.soak
 def test_ranks_with_other_versions_are_not_called_bitwise(other: Path, folder: Path) -> None:
     about = other / "numpy-1.99.9.dist-info" / "METADATA"
     about.parent.mkdir()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hpcfed
 from hpcfed.assembly import assemble, resolve
+from hpcfed.assembly.remarks import remarks
+from hpcfed.cli.verify import command as verify
 from hpcfed.config.load import load_recipe
 from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
@@ -87,6 +92,14 @@ def test_personal_models_are_measured(place):
     run = hpcfed.run(small(place / "ditto", algorithm={"name": "ditto", "mu": 0.1}, **changes), quiet=True)
     scores = run.metrics[-1]["clients"]
     assert scores["personal"]["train"] != scores["global"]["train"]
+    for changed, said in (([], False), (["evaluate.clients.models=[global]"], True)):
+        recipe = resolve(load_recipe(run.folder / "recipe.yaml", changed))
+        lines = remarks(recipe, assemble(recipe, World())[0])
+        assert any("the common model is evaluated, not clients' own" in line for line in lines) == said
+    check_loaded(hpcfed.load(run.folder), place, scores["personal"])
+    assert "verified: all 3 rounds" in CliRunner().invoke(verify, [str(run.folder), "--all"]).output
+    (run.folder / "private/client-2.safetensors").unlink()
+    assert "client-2.safetensors: is missing" in CliRunner().invoke(verify, [str(run.folder), "--all"]).output
     with pytest.raises(hpcfed.InputError, match="personal with fedavg has no meaning: its clients keep no model"):
         hpcfed.run(small(place / "fedavg", **changes), quiet=True)
 
@@ -133,6 +146,17 @@ def test_the_sentinel_trains_such_clients_once_more(case, place, monkeypatch):
     run = hpcfed.run(small(place / f"watched-{case}", **paths, **about, sentinel="strict"), quiet=True)
     assert not warnings
     assert not any("bitwise" in row for row in run.metrics)
+
+
+def check_loaded(run: hpcfed.LoadedRun, place: Path, scores: dict[str, Any]) -> None:
+    """Clients' models have the accuracies that the last round recorded."""
+    shares = []
+    with h5py.File(place / "small.h5", locking=False) as file:
+        ends = file["train/offsets"][:]
+        for client, (start, end) in enumerate(itertools.pairwise(ends)):
+            output = run.module_of(client)(torch.from_numpy(file["train/x"][start:end]))
+            shares.append((output.argmax(1).numpy() == file["train/y"][start:end]).mean())
+    assert sum(shares) / len(shares) == pytest.approx(scores["train"]["accuracy"]["mean"])
 
 
 def test_a_personal_model_that_diverges_ends_the_run(place):

@@ -86,6 +86,7 @@ def test_a_killed_rank_ends_the_job(place, client):
 
 
 @pytest.mark.parametrize("access", ["mmap", pytest.param("memory", marks=pytest.mark.soak)])
+@pytest.mark.one_mpi
 def test_a_data_file_truncated_in_mid_run_ends_the_job(place, access):
     """Client 0 of round 1 sees it shrink; clients 1 and 2, not read before, are then beyond its end."""
     schedule = place.path / "schedule.json"

@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.assembly import assemble, resolve
+from hpcfed.config.load import load_recipe
+from hpcfed.errors import InputError
+from hpcfed.ranks.world import World
 from tests.devices import WANTED
 from tests.federations import write_federation
 from tests.mpi.recipes import METHODS
@@ -45,8 +49,19 @@ def write_drawn(folder: Path, seed: int) -> dict[str, Any]:
     clients = [samples(size) for size in sizes]
     write_federation(path, clients, num_classes=classes, test=samples(draws.randint(1, 60)), content=f"drawn-{seed}")
     (folder / "drawn_nets.py").write_text(NETS, encoding="utf-8")
-    recipe = {"data": str(path), "device": WANTED, "seed": seed, "output": str(folder / f"run-{seed}")}
-    return recipe | _recipe(draws, features, classes or 1, len(sizes), batch, folder)
+    recipe: dict[str, Any] = {"data": str(path), "device": WANTED, "seed": seed, "output": str(folder / f"run-{seed}")}
+    recipe |= _recipe(draws, features, classes or 1, len(sizes), batch, folder)
+    changed = {**recipe, **_on_the_way(random.Random(f"{seed}, on the way"), recipe)}
+    return changed if _is_possible(changed) else recipe
+
+
+def _is_possible(recipe: dict[str, Any]) -> bool:
+    """Whether a recipe would run: not all methods go with all that may happen to updates."""
+    try:
+        assemble(resolve(load_recipe(recipe)), World())
+    except InputError:
+        return False
+    return True
 
 
 def _size(draws: random.Random, batch: int) -> int:
@@ -103,6 +118,45 @@ def _recipe(
         "on_bad_client": draws.choice(["stop", "skip"]),
         "weights": draws.choice([None, "uniform"]),
     }
+
+
+def _on_the_way(draws: random.Random, recipe: dict[str, Any]) -> dict[str, Any]:
+    """Draw what happens to updates on their way: parts of the lists, masks, noise, private parameters, or nothing."""
+    clip: dict[str, Any] = {"clip": {"norm": draws.choice([0.1, 1.0]), "scales": {}}}
+    feedback = {"feedback": draws.random() < 0.7}
+    chosen = draws.choice([{"topk": {"fraction": 0.3, **feedback}}, {"randk": {"fraction": 0.3, **feedback}}])
+    bits = {"bits": draws.choice([2, 4, 8]), "block": draws.choice(["tensor", 3])}
+    coded = draws.choice([{"quantize": bits}, {"sign": feedback}, {"cast": {"to": "bfloat16"}}])
+    what = draws.choice(["own", "own", "mean", "labels"])
+    attack = {"attack": {"fraction": 0.3, "factor": -2.0, "what": what}}
+    robust = ["median", {"trimmed-mean": {"fraction": 0.2}}, {"krum": {"attackers": 1}}, "geometric-median"]
+    kind = draws.choice(
+        ["nothing"] * 4 + ["coded", "coded", "bounded", "robust", "masked", "noised", "steps", "private"]
+    )
+    noise, quiet = {"multiplier": 0.5}, {"evaluate": {"batch_size": 7}, "weights": "uniform", "on_bad_client": "stop"}
+    of_sums = {"evaluate": {**recipe["evaluate"], "model": draws.choice(["last", "last-two"])}}
+    match kind:
+        case "coded":
+            return of_sums | {"updates": draws.choice([[chosen], [coded], [chosen, coded]])}
+        case "bounded":
+            return of_sums | {"updates": [attack, draws.choice([clip, {"centred-clip": {"norm": 0.5}}])]}
+        case "robust":
+            return of_sums | {"updates": draws.choice([[], [attack], [coded]]), "means": [draws.choice(robust)]}
+        case "masked":
+            masks = {"secure_aggregation": {"dropout": draws.choice([0.0, 0.3]), "survivors": 2}}
+            return of_sums | masks | {"updates": [clip], "on_bad_client": "stop"}
+        case "noised":
+            at_clients = {"updates": [clip, {"noise": noise}]}
+            return quiet | draws.choice([at_clients, {"updates": [clip], "means": [{"noise": noise}]}])
+        case "steps":
+            local = {key: value for key, value in recipe["local"].items() if key != "tile"}
+            return quiet | {"local": {**local, "engine": "auto", "noise": {**noise, "clip": 1.0}}}
+        case "private":
+            first = draws.choice([0, 1])
+            roles = {"private": ["*bias"], **({"private_first": first} if first else {})}
+            engine = {"local": {key: value for key, value in recipe["local"].items() if key not in ("tile", "engine")}}
+            return engine | {"parameters": roles, "evaluate": {"every": 0, "clients": {"every": 1}}}
+    return {}
 
 
 def _model(draws: random.Random, features: int, outputs: int) -> dict[str, Any]:

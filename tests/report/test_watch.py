@@ -193,7 +193,11 @@ def test_without_a_terminal_it_says_a_line_a_run(tmp_path):
     result = CliRunner().invoke(command, [str(tmp_path), "--once"], catch_exceptions=False)
     assert [line.split(":")[0] for line in result.output.splitlines()] == ["fedavg", "fedexp", "going-on"]
     ended = CliRunner().invoke(command, [str(tmp_path / "fedexp")], catch_exceptions=False)
-    assert (ended.exit_code, ended.output.count("\n")) == (0, 1)
+    assert (ended.exit_code, ended.output.count("\n"), "imbalance" in ended.output) == (0, 1, True)
+    withheld = {"imbalance": None, "local_loss": None, "cohort": [], "skipped": []}  # as of a private run
+    write_run(tmp_path / "private", rows=[{**row, **withheld} for row in make_rows(3, "fedavg", 0)])
+    said = CliRunner().invoke(command, [str(tmp_path / "private")], catch_exceptions=False).output
+    assert ("imbalance" in said, "nan" in said) == (False, False)
 
 
 def test_on_a_terminal_it_draws_until_the_run_ends(tmp_path):

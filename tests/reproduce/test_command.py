@@ -111,6 +111,7 @@ def test_a_signal_ends_a_command_of_several_experiments_that_have_no_runs(monkey
     assert shown == ["one"]
 
 
+@pytest.mark.soak
 def test_methods_are_run_one_by_one_or_on_ranks_started_here_and_never_again(command, tmp_path):
     asked = ["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "2"]
     one = command([*asked, "--method", "fedavg"], tmp_path)

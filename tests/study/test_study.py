@@ -383,6 +383,24 @@ def test_updates_that_were_left_out_are_reported(folder):
     assert said[0] in (study.folder / "study.html").read_text()
 
 
+def test_sites_own_models_are_compared_and_baselines_have_no_part_in_what_is_sent(folder):
+    """The common model of Ditto is FedAvg's; its rows are of the personal ones, tuning and intervals too."""
+    recipe(folder, rounds=2, updates=[{"quantize": {"bits": 8}}])
+    study = planned(folder, "fedavg,ditto", splits=1, baselines="pooled,alone", bootstrap=100, tune=["ditto:mu=0.1,1"])
+    place = done(study)
+    title = "Ditto, each site's model"
+    values = {(r["arm"], r["model"], r["site"]): r["auroc"] for r in table(place / "tables/values.csv")}
+    results = {(r["method"], r["metric"], r["site"]): r for r in table(place / "tables/results.csv")}
+    assert values["ditto", "global", "south"] == values["fedavg", "global", "south"]
+    assert values["ditto", "personal", "south"] != values["fedavg", "global", "south"]
+    for site in SITES:
+        assert float(results[title, "auroc", site]["mean"]) == pytest.approx(float(values["ditto", "personal", site]))
+    assert any(line.startswith("updates: of the federated methods alone") for line in study.remarks)
+    runs = place / "sweep/runs"
+    sent = {arm: load_recipe(runs / f"{arm}.split-0.seed-0/recipe.yaml").updates for arm in ("ditto", "pooled")}
+    assert (len(sent["ditto"]), sent["pooled"]) == (1, [])
+
+
 def test_fewer_rounds_than_sites_leave_some_unvisited(folder):
     recipe(folder, rounds=2)
     (line,) = [line for line in planned(folder, "fedavg", baselines="travelling").remarks if "visits" in line]
@@ -685,6 +703,7 @@ def test_a_method_of_ones_own_has_its_title(folder):
         planned(folder, "fedmine", factory)
 
 
+@pytest.mark.soak
 def test_tables_of_an_earlier_call_are_removed(folder):
     """Those that hpcfed wrote and nobody has changed; files of others stay, whatever their names."""
     recipe(folder, rounds=1, evaluate={})

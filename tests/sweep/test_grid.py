@@ -74,6 +74,10 @@ def test_points_are_the_product_the_last_grid_fastest():
         ["local.lr=1", "algorithm.mu=0"],
         ["local.lr=1", "algorithm.mu=2"],
     ]
+    assert [point.overrides for point in points(parse_grids(["means.0.noise.multiplier=1,2"]))] == [
+        ["means.0.noise.multiplier=1"],
+        ["means.0.noise.multiplier=2"],
+    ]
     with pytest.raises(InputError, match=r"two grids of 'local\.lr'"):
         parse_grids(["local.lr=0.1,1", "local.lr=2,3"])
 

@@ -19,7 +19,7 @@ FEDAVG, FEDPROX = "mcmahan2017communication", "li2020federated"
 ADAPTIVE, LEAF = "reddi2021adaptive", "caldas2018leaf"
 NIID_BENCH = "li2022federated"
 PRIVATE_PARTS, SILOBN = ("li2021fedbn", "arivazhagan2019personalization"), "andreux2020siloed"
-FEDREP, SECURE = "collins2021exploiting", "bonawitz2017practical"
+FEDREP, SECURE, DP_SGD = "collins2021exploiting", "bonawitz2017practical", "abadi2016deep"
 OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
 MODELS = {
     "emnist-cnn": (ADAPTIVE,),
@@ -107,6 +107,8 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
         yield f"Part of updates {part.get('factory') or named}", known.get(named, ())
     if recipe.get("secure_aggregation"):
         yield "Secure aggregation", (SECURE,)
+    if local.get("noise"):
+        yield "Noise on samples, DP-SGD", (DP_SGD,)
     if local.get("step"):
         yield f"Local step {local['step']}", ()
     if (optimizer := local.get("optimizer")) in OPTIMIZERS:

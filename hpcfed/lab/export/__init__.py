@@ -12,7 +12,8 @@ from hpcfed.lab.export.card import ExportedModel, card, files_of
 from hpcfed.lab.export.formats import FORMATS, content_of
 from hpcfed.lab.export.preparation import SUFFIX, preparation
 from hpcfed.lab.loaded import LoadedRun, load
-from hpcfed.run_folder.files import INITIAL
+from hpcfed.run_folder.contents import PRIVATE
+from hpcfed.run_folder.files import INITIAL, private_file
 
 
 def export(
@@ -88,10 +89,14 @@ def _client(loaded: LoadedRun, site: str) -> int:
     """Return the client of a name or a number.
 
     Raises:
-        InputError: the federation has none, or clients have no private parts.
+        InputError: the federation has none, or clients have no private parts or personal models.
     """
-    if not (loaded.folder / INITIAL).exists():
+    if not (loaded.folder / PRIVATE).exists():
         what = f"--site {site}: the model has no private part, so that all sites have the same"
         raise InputError(what, where=str(loaded.folder), remedy="leave it out")
     with Federation.open(loaded.recipe.data) as federation:
-        return federation.client_number(site)
+        client = federation.client_number(site)
+    if not any((loaded.folder / name).exists() for name in (INITIAL, private_file(client))):
+        what = f"--site {site}: it was never drawn, so that it has no model of its own"
+        raise InputError(what, where=str(loaded.folder), remedy="leave it out")
+    return client

@@ -108,7 +108,8 @@ def card(loaded: LoadedRun, files: Sequence[ExportedModel], prepared: ExportedMo
 def _summary(loaded: LoadedRun, federation: Federation, client: int | None, rounds: int) -> str:
     whose = ""
     if client is not None:
-        whose = f" It has the private parts of {_plain(site_names(federation)[client])}."
+        has = "has the private parts" if private_names(loaded) else "is the personal model"
+        whose = f" It {has} of {_plain(site_names(federation)[client])}."
     elif private := private_names(loaded):
         whose = f" {len(private)} tensors are private to each site and not in the file."
     present, version = present_in(loaded.recipe, federation.num_clients), loaded.environment.get("hpcfed", __version__)
@@ -202,7 +203,7 @@ def _sites(loaded: LoadedRun, federation: Federation) -> str:
         note = "The run measured no site by itself (`evaluate.clients`)."
     else:
         note = f"Measured on each site's {measured.split} samples after round {measured.round}"
-        note += "." if measured.model == GLOBAL else f", with its {measured.model} model, which is not in the file."
+        note += "." if measured.model == GLOBAL else f", with the {measured.model} model of each, not the common one."
     return f"{_table(head, rows)}\n\n{note}"
 
 

@@ -230,7 +230,7 @@ def _value(recipe: Recipe, key: str) -> Any:
     """Return a recipe's value of a dotted key; None without one."""
     value: Any = recipe.model_dump()
     for part in key.split("."):
-        value = (value or {}).get(part)
+        value = value[int(part)] if isinstance(value, list | tuple) else (value or {}).get(part)
     return value
 
 

@@ -32,6 +32,8 @@ POOLED, ALONE, TRAVELLING, PERSONALISED, ENSEMBLE = BASELINES = (
     "ensemble",
 )
 FEDERATED = "federated"
+OF_THE_WAY = ("updates", "means", "secure_aggregation", "secret_seed", "secret_commitment")
+"""Sections on what happens to updates on their way, which baselines have no part in."""
 POINTS = 20
 """Evaluations of a run, at least."""
 Content = dict[str, Any]
@@ -76,6 +78,7 @@ class Arm:
         site: the site that trains alone.
         factor: |S| where it takes |S| times the steps of a site alone, else 1.
         tunes: whether its model is fine-tuned on each site, for the arm `personalised`.
+        personal: whether each site trains a model of its own beside the common one.
     """
 
     key: str
@@ -87,6 +90,7 @@ class Arm:
     site: int | None = None
     factor: int = 1
     tunes: bool = False
+    personal: bool = False
 
     @property
     def pools(self) -> bool:
@@ -152,6 +156,7 @@ def make_arms(
             amount.rounds,
             each.overrides,
             tunes=tuned and each.key == reference,
+            personal=each.personal,
         )
         for each in methods
     ]
@@ -214,7 +219,10 @@ def _federated(content: Content, count: int) -> Content:
 
 
 def _plain(content: Content, arm: Arm, steps: int, shared: Content, clients: Sequence[int]) -> Content:
-    """Return a baseline's recipe: SGD of the recipe's ``local`` at one client a round, with K `steps` of a site."""
+    """Return a baseline's recipe: SGD of the recipe's ``local`` at one client a round, with K `steps` of a site.
+
+    What happens to updates on their way is no part of it, nor is noise on samples.
+    """
     turns = {POOLED: [0], TRAVELLING: list(range(len(clients)))}
     schedule = [[k] for k in turns[arm.kind]] if arm.site is None else [[list(clients).index(arm.site)]]
     cohort: Content = {"schedule": schedule}
@@ -222,10 +230,11 @@ def _plain(content: Content, arm: Arm, steps: int, shared: Content, clients: Seq
     estimates = content["loss"].get("weights") == "balanced" or content["evaluate"].get("statistics") == "training"
     if arm.site is not None and others and estimates:
         cohort["without"] = {"clients": others, "evaluate": "all"}  # estimates of its own samples, tests of all sites
-    local = {**content["local"], "epochs": None, "steps": steps * (arm.factor if arm.kind == POOLED else 1)}
+    steps *= arm.factor if arm.kind == POOLED else 1
+    local = {**content["local"], "noise": None, "epochs": None, "steps": steps}
     if arm.kind == TRAVELLING and arm.factor > 1:
         local |= _stretched(content["local"], arm.factor)
-    return content | {
+    return {key: value for key, value in content.items() if key not in OF_THE_WAY} | {
         "algorithm": {"name": "fedavg"},
         "budget": None,
         "guess": "none",
@@ -273,6 +282,6 @@ def _evaluate(content: Content, arm: Arm, every: int, steps: int) -> Content:
     every *= arm.factor if arm.kind == TRAVELLING else 1
     local = content["local"]
     tuning = {"steps": steps, "lr": local["lr"], "batch_size": local["batch_size"]} if arm.tunes else None
-    models = ["global", "fine-tuned"] if arm.tunes else ["global"]
+    models = ["global", *(["fine-tuned"] if arm.tunes else []), *(["personal"] if arm.personal else [])]
     clients = {"every": every, "models": models, "fine_tune": tuning}
     return {**content["evaluate"], "every": every, "train": {"every": 0}, "clients": clients}

@@ -216,9 +216,9 @@ def _outputs(view: View, split: int) -> dict[str, list[Outputs]]:
 
 
 def _of_arm(study: Study, arm: Arm, split: int, seed: Seeds, tests: Mapping[int, Samples]) -> Outputs:
-    """Return a run's outputs on each site's test samples, with the site's private parts where there are any."""
+    """Return a run's outputs on each site's test samples, by the private parts or the model of its own."""
     run, trainers = load(study.run_folder(arm, split, seed)), study.trainers(split)
-    private = run.recipe.parameters.keeps_private
+    private = run.recipe.parameters.keeps_private or arm.personal
     modules = {k: run.evaluated_of(trainers.index(k)) if private and k in trainers else run.evaluated for k in tests}
     with torch.no_grad():
         return {site: modules[site](x).double() for site, (x, _) in tests.items()}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hpcfed import algorithms
-from hpcfed.config.recipe import Recipe
+from hpcfed.config.recipe import Algorithm, Recipe
 from hpcfed.errors import InputError, nearest
 from hpcfed.lab.report.group import method_name
 
@@ -29,6 +29,7 @@ class MethodChoice:
         overrides: of the recipe, which select it.
         name: of the method itself.
         examples: parameters without default that were not set, which have example values; they can be tuned.
+        personal: whether each site trains a model of its own beside the common one.
     """
 
     key: str
@@ -36,6 +37,7 @@ class MethodChoice:
     overrides: tuple[str, ...]
     name: str = ""
     examples: tuple[str, ...] = ()
+    personal: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str
             if of_user
             else method_name(recipe.model_dump(mode="json"))
         )
-        return MethodChoice(key, title + shown, (*own, *others), name)
+        personal = algorithms.trains_personal(recipe.algorithm, recipe.python_path)
+        return MethodChoice(key, title + shown, (*own, *others), name, personal=personal)
     start = [] if recipe.algorithm.name == name else [f"algorithm={name}"]
     missing: dict[str, object] = {}
     if start:
@@ -112,7 +115,9 @@ def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str
         ]
         shown = shown or (f" ({', '.join(f'{key} {value}' for key, value in untuned.items())})" if untuned else "")
     examples = tuple(f"algorithm.{parameter}" for parameter in missing)
-    return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others), name, examples)
+    example = Algorithm.model_validate({"name": name, **algorithms.examples()[name]})
+    personal = algorithms.trains_personal(example)
+    return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others), name, examples, personal)
 
 
 def _missing(name: str, given: Sequence[str]) -> dict[str, object]:

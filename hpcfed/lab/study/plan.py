@@ -19,6 +19,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted
 from hpcfed.lab.study.arms import (
     ENSEMBLE,
+    OF_THE_WAY,
     PERSONALISED,
     TRAVELLING,
     Arm,
@@ -133,7 +134,13 @@ class Study:
         sites = len(self.trainers(0))
         if ENSEMBLE in parse_baselines(self.options.baselines) and ENSEMBLE not in self.baselines:
             found.append("the ensemble is left out: log hazards of separate Cox models have no common scale")
+        apart = [name for name in OF_THE_WAY if getattr(self.recipe, name)]
+        apart += ["local.noise"] if self.recipe.local.noise is not None else []
+        if apart and self.baselines:
+            found.append(f"{' and '.join(apart)}: of the federated methods alone, not of the baselines")
         for arm in self.arms:
+            if self.leaves_out and arm.personal:
+                found.append(f"{arm.title}: the common model is tested, since a site that is left out trains none")
             if arm.kind == TRAVELLING and arm.rounds < sites:
                 found.append(
                     f"{arm.title}: visits {arm.rounds} of {sites} sites, since it has fewer rounds than there are sites"

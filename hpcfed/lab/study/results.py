@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-GLOBAL, TUNED = "global", "fine-tuned"
+GLOBAL, TUNED, OWN = "global", "fine-tuned", "personal"
 Values = dict[str, Any]
 """Metric → number, nested lists of counts, or None where it is undefined."""
 
@@ -20,7 +20,7 @@ class RunResult:
 
     Attributes:
         split, seed: of the run.
-        sites: site → its values after the last round, by model, ``global`` or ``fine-tuned``.
+        sites: site → its values after the last round, by model: ``global``, ``fine-tuned`` or ``personal``.
         curves: (model, site, metric) → (round, value) of each evaluation.
         whole: values on all test samples together.
         skipped: sites whose updates some round did without (`why_skipped`).

@@ -10,7 +10,7 @@ import numpy as np
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.lab.study.arms import ALONE, ENSEMBLE, FEDERATED, PERSONALISED, Arm
 from hpcfed.lab.study.plan import Study
-from hpcfed.lab.study.results import GLOBAL, TUNED, StudyResults
+from hpcfed.lab.study.results import GLOBAL, OWN, TUNED, StudyResults
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,25 @@ def at_each(sites: int) -> str:
 
 
 def _of_arm(study: Study, results: StudyResults, arm: Arm) -> StudyRow:
+    if arm.personal and not study.leaves_out:
+        title, steps = f"{arm.title}, each site's model", f"{_steps(study, arm)}, twice"
+        return _row(study, results, arm.key, title, steps, arm.key, OWN)
     return _row(study, results, arm.key, arm.title, _steps(study, arm), arm.key)
 
 
-def _row(study: Study, results: StudyResults, key: str, title: str, steps: str, arm: str = "") -> StudyRow:
+def _row(
+    study: Study, results: StudyResults, key: str, title: str, steps: str, arm: str = "", model: str = GLOBAL
+) -> StudyRow:
     count = len(study.splits.each)
     return StudyRow(
         key,
         title,
         steps,
-        lambda metric, site: results.values(key, metric, site, count),
-        lambda metric: results.whole(key, metric, count),
-        lambda metric: results.counts(key, metric),
+        lambda metric, site: results.values(key, metric, site, count, model),
+        lambda metric: results.whole(key, metric, count) if model == GLOBAL else [np.nan] * count,
+        lambda metric: results.counts(key, metric, model),
         arm,
+        model,
     )
 
 

@@ -22,6 +22,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
 from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.methods import OF_ALL, MethodChoice
+from hpcfed.lab.study.results import GLOBAL, OWN
 from hpcfed.lab.sweep.grid import Grid, Point, parse_grid, points
 
 if TYPE_CHECKING:
@@ -178,12 +179,12 @@ def choose(
                 if found[0].keys:
                     chosen[arm.key, split] = TuningCandidate(arm.key, split, found[0], math.nan, math.nan)
                 continue
-            measured = sites if arm.site is None else [arm.site]
+            measured, model = sites if arm.site is None else [arm.site], OWN if arm.personal else GLOBAL
             here = []
             for number, point in enumerate(found):
                 run = next((one for one in runs[variant(arm.key, number)] if one.split == split), None)
-                value, loss = (math.nan if run is None else _mean(run, measured, name) for name in (metric, "loss"))
-                here.append(TuningCandidate(arm.key, split, point, value, loss))
+                values = (math.nan if run is None else _mean(run, model, measured, name) for name in (metric, "loss"))
+                here.append(TuningCandidate(arm.key, split, point, *values))
             trained = [one for one in here if math.isfinite(one.loss)]
             if not trained:
                 what = f"no value of {', '.join(found[0].keys)} trains in split {split}"
@@ -200,8 +201,8 @@ def _rank(one: TuningCandidate, larger_is_better: bool | None) -> tuple[float, f
     return (-one.value if larger_is_better else one.value), one.loss
 
 
-def _mean(run: RunResult, sites: Sequence[int], metric: str) -> float:
-    """Return a metric's mean over the sites at which it is defined; nan if there are none."""
-    values = [run.sites.get(("global", site), {}).get(metric) for site in sites]
+def _mean(run: RunResult, model: str, sites: Sequence[int], metric: str) -> float:
+    """Return a model's mean of a metric over the sites at which it is defined; nan if there are none."""
+    values = [run.sites.get((model, site), {}).get(metric) for site in sites]
     finite = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     return float(np.mean(finite)) if finite else math.nan

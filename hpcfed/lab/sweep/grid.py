@@ -18,7 +18,7 @@ from fractions import Fraction
 from hpcfed.errors import InputError
 from hpcfed.io.text import Malformed, split_list
 
-KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_][\w-]*)*")
+KEY = re.compile(r"[A-Za-z_]\w*(\.(?:[A-Za-z_][\w-]*|\d+))*")
 DECIMAL = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 NUMBER = re.compile(DECIMAL)
 POWER = re.compile(rf"({DECIMAL})\*\*({DECIMAL})")

@@ -55,10 +55,16 @@ def plain(run: WatchedRun) -> str:
         _number(run.last("local_loss")) and f"local loss {_number(run.last('local_loss'))}",
         _number(run.last("server_lr")) and f"η_g {_number(run.last('server_lr'))}",
         _pace(run),
-        run.done and f"imbalance {run.recent('imbalance'):.2f}",
+        _imbalance(run) and f"imbalance {_imbalance(run)}",
         _state(run).plain,
     ]
     return f"{run.name}: " + "  ".join(cell for cell in cells if cell)
+
+
+def _imbalance(run: WatchedRun) -> str:
+    """Return the imbalance of the last rounds, "" where it is not known, as in private runs."""
+    value = run.recent("imbalance") if run.done else math.nan
+    return f"{value:.2f}" if math.isfinite(value) else ""
 
 
 def _charts(runs: Sequence[WatchedRun], width: int, height: int) -> RenderableType:
@@ -98,7 +104,7 @@ def _table(runs: Sequence[WatchedRun], width: int) -> Table:
             "loss": loss,
             "η_g": _number(run.last("server_lr")) or "–",
             "per round": _pace(run).removesuffix("/round") or "–",
-            "imbalance": f"{run.recent('imbalance'):.2f}" if run.done else "–",
+            "imbalance": _imbalance(run) or "–",
             "": _state(run),
         }
         headers = [str(column.header) for column in table.columns[2:]]

@@ -37,6 +37,7 @@ from hpcfed.run_folder.outcome import own_code_named
 from hpcfed.run_folder.recorder import Rows, models_of, private_files_of
 from hpcfed.run_folder.stopping import Due, due_after
 from hpcfed.simulation import Simulation
+from hpcfed.types import PERSONAL
 
 
 @dataclass(frozen=True)
@@ -229,14 +230,16 @@ class Again:
         folder, model, parts = self._run.folder, self._parts.model, self._parts
         self.enter(0)
         name = MODELS[1] if (folder / MODELS[1]).exists() else MODELS[0]
-        begun = parts.method.local.begin(parts.initial_w) if model.own else {}
+        personal = parts.trains_personal
+        begun = parts.method.local.begin(parts.initial_w) if model.own or personal else {}
 
         def load() -> None:
+            for client in parts.placement.at_home(self._world.rank).tolist() if begun else ():
+                if (folder / private_file(client)).exists():
+                    model.load_private_file(folder / private_file(client), personal=personal)
+                    own_model = {PERSONAL: model.vector.clone()} if personal else {}
+                    parts.clients.commit({client: {**begun, **model.private_state(), **own_model}})
             if model.own:
-                for client in parts.placement.at_home(self._world.rank).tolist():
-                    if (folder / private_file(client)).exists():
-                        model.load_private_file(folder / private_file(client))
-                        parts.clients.commit({client: {**begun, **model.private_state()}})
                 model.load_private_file(folder / INITIAL)
             model.load_file(folder / name)
 
