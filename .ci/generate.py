@@ -1,8 +1,9 @@
-"""Write the tables of docs/recipe.md and the JSON Schemas from the code (called by ``make generated``)."""
+"""Write the tables of docs/recipe.md and docs/json.md, and the JSON Schemas, from the code (for ``make generated``)."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hpcfed import algorithms, models
+from hpcfed.cli.documents import commands, keys_of
 from hpcfed.cli.schema import of_experiment, of_recipe
 from hpcfed.config.meanings import keys
 
@@ -57,9 +59,28 @@ def methods() -> str:
 
 def recipe_page(text: str) -> str:
     """Return docs/recipe.md with today's tables of keys, models and methods."""
+    return _with_tables(text, (recipe_keys(), named_models(), methods()))
+
+
+def document_keys() -> str:
+    """Return the tables of keys of all commands' documents, under a heading each."""
+    found = []
+    for command in commands():
+        rows = [f"| `{key}` | {meaning} |" for key, meaning in keys_of(command)]
+        found.append("\n".join([f"## `hpcfed {command} --json`", "", "| key | meaning |", "|---|---|", *rows, ""]))
+    return "\n".join(found)
+
+
+def json_page(text: str) -> str:
+    """Return docs/json.md with today's keys."""
+    return _with_tables(text, (document_keys(),))
+
+
+def _with_tables(text: str, tables: Sequence[str]) -> str:
+    """Return a page with its generated tables, in order, replaced."""
     head, *parts = text.split(BEGIN)
-    tables = zip((recipe_keys(), named_models(), methods()), parts, strict=True)
-    return head + "".join(f"{BEGIN}\n{table}\n{END}{part.split(END)[1]}" for table, part in tables)
+    pairs = zip(tables, parts, strict=True)
+    return head + "".join(f"{BEGIN}\n{table}\n{END}{part.split(END)[1]}" for table, part in pairs)
 
 
 def schema(name: str) -> str:
@@ -90,10 +111,14 @@ def _one_of(default: str, known: list[str]) -> str:
     return f"`{first}` (default)" + "".join(f", `{name}`" for name in others[:-1]) + f" or `{others[-1]}`"
 
 
+PAGES = {"recipe.md": recipe_page, "json.md": json_page}
+
+
 def main() -> None:
     """Rewrite the files in place."""
-    page = ROOT / "docs" / "recipe.md"
-    page.write_text(recipe_page(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, of in PAGES.items():
+        page = ROOT / "docs" / name
+        page.write_text(of(page.read_text(encoding="utf-8")), encoding="utf-8")
     for name in SCHEMAS:
         (ROOT / "jobs" / "recipes" / f"{name}.schema.json").write_text(schema(name), encoding="utf-8")
 

@@ -31,7 +31,7 @@ def as_array(what: str, part: Any, *, can_lack: bool) -> np.ndarray:
         try:
             array = np.asarray(part)
         except ValueError as error:
-            raise InputError(what, expected="rows of one length", got=str(error)[:120]) from None
+            raise InputError(what, expected="rows of one length", got=_lengths(part) or str(error)[:120]) from None
         return _without_objects(what, array, can_lack=can_lack)
     if part.dtype.kind != "f" or not can_lack:
         expected = "no masked entry" + (" but in floating point" if can_lack else "")
@@ -39,6 +39,13 @@ def as_array(what: str, part: Any, *, can_lack: bool) -> np.ndarray:
             what, expected=expected, got=f"{int(np.ma.count_masked(part)):,}", remedy="leave such samples out"
         )
     return part.filled(np.nan)
+
+
+def _lengths(rows: Any) -> str:
+    """Return the length of the first of these rows, and that of the first that has another; "" if there is none."""
+    lengths = [len(row) for row in rows if hasattr(row, "__len__")]
+    other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
+    return "" if other is None else f"{lengths[0]} numbers in row 0 and {lengths[other]} in row {other}"
 
 
 def _without_objects(what: str, array: np.ndarray, *, can_lack: bool) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ COLUMN = "column"
 """The scheme that has a client for each value of a column."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Partition:
     """An assignment of samples to N clients.
 
@@ -45,7 +45,7 @@ class Partition:
     counts: np.ndarray
     classes: list[str]
     noise: float = 0.0
-    _seed: int = field(default=0, repr=False)
+    _seed: int = 0
 
     def __len__(self) -> int:
         return len(self.names)
@@ -107,6 +107,8 @@ class Partition:
         if len(self.classes) < 2:
             return head
         return "\n".join([head, *(line.plain for line in text_heat_map(self.counts, self.names))])
+
+    __repr__ = __str__  # a notebook shows it
 
 
 def partition(

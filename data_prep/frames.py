@@ -214,5 +214,6 @@ def _words(what: str, array: np.ndarray) -> np.ndarray:
     strange = next((one for one in found if not isinstance(one, str | int | float | bool)), None)
     if array.dtype.kind == "M" or strange is not None:
         got = f"dates ({array.dtype})" if array.dtype.kind == "M" else f"a {type(strange).__name__}"
-        raise InputError(what, expected="numbers or words", got=got, remedy="convert it, or leave it out")
+        arrays = "give arrays, {'north': (x, y), …}, or" if isinstance(strange, list | np.ndarray) else "convert it, or"
+        raise InputError(what, expected="numbers or words", got=got, remedy=f"{arrays} leave it out")
     return np.array([str(one) for one in found], dtype=str)

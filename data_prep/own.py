@@ -52,6 +52,7 @@ def write_federation(
     client: str | None = None,
     target: str | Sequence[str] | None = None,
     overwrite: bool = False,
+    by_content: bool = False,
 ) -> str:
     """Write a federation file from samples you hold, and return its content hash. Call it in one process only.
 
@@ -89,6 +90,8 @@ def write_federation(
         client: the column of one data frame that names the client.
         target: the column of y in data frames, or several.
         overwrite: replace an existing file.
+        by_content: put the first 12 digits of the content hash into the file's name, ``own-3f09a2c41b77.h5``; an equal
+            file that is there is left as it is.
 
     Raises:
         InputError: samples of different shapes or kinds, numbers that are not finite, labels out of range, names twice.
@@ -122,7 +125,7 @@ def write_federation(
     done = split(dataset, None, None, 0, {})
     for line in untrained(dataset, done):
         warnings.warn(line, stacklevel=2)
-    return write(path, finish(dataset, done, standardize), **vars(done), overwrite=overwrite)
+    return write(path, finish(dataset, done, standardize), **vars(done), overwrite=overwrite, by_content=by_content)
 
 
 def gather(

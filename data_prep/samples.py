@@ -12,6 +12,7 @@ import numpy as np
 
 from data_prep.array_labels import ArrayLabels
 from data_prep.as_arrays import as_array, column_names, in_order
+from data_prep.progress import step
 from data_prep.spool import Spool, spooled
 from hpcfed.data.federation import EVENTS, OF_NUMBERS, flaw_of_events
 from hpcfed.errors import InputError
@@ -90,6 +91,7 @@ class Samples:
             self._x.append(x)
             self._y.append(y)
             self.count += len(x)
+            step("reading samples", self.count)
         return np.concatenate(kept)
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
@@ -152,6 +154,9 @@ class Samples:
         top = np.iinfo(np.int32).max if self._num_classes is None else self._num_classes - 1
         if self._task == "multi-label":
             top = 1
+        if labels.dtype.kind == "f" and (absent := int(np.isnan(labels).sum())):
+            remedy = "leave such samples out"
+            raise InputError(what, expected="a label for each sample", got=f"{absent:,} of NaN", remedy=remedy)
         if labels.dtype.kind == "f" and (not np.isfinite(labels).all() or (labels != np.rint(labels)).any()):
             raise InputError(what, expected="whole numbers", got="others", remedy="or use task='regression'")
         if labels.min() < 0 or labels.max() > top:

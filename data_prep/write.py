@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import filecmp
 import json
 import os
 import shutil
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ import numpy as np
 from rich.filesize import decimal
 
 from data_prep.dataset import Dataset
+from data_prep.progress import step
 from data_prep.temporary import remove_stale, temporary_of
-from hpcfed.data.content import content_hash, rows_per_block
+from hpcfed.data.content import KIND, content_hash, rows_per_block
 from hpcfed.data.federation import FORMAT, VERSION
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import to_disk
@@ -30,6 +33,8 @@ ALIGNMENT_BYTES = 64
 BREAKS = ("Cc", "Zl", "Zp")
 # Room for the index, the names and HDF5's own structures, beside x, y and row.
 SPARE_BYTES = 1 << 20
+DIGITS = 12
+"""Of the content hash, in the name of a file."""
 
 
 def write(
@@ -44,6 +49,7 @@ def write(
     test_owner: np.ndarray | None = None,
     name: str = "",
     overwrite: bool = False,
+    by_content: bool = False,
 ) -> str:
     """Write a federation file and return its content hash.
 
@@ -62,6 +68,7 @@ def write(
             out; None for a common test set.
         name: name of the federation; default: the dataset's.
         overwrite: replace an existing file.
+        by_content: write `of_content` of the path instead; an equal file that is there stays as it is.
 
     Raises:
         InputError: the file exists, or its folder can't be written.
@@ -70,7 +77,11 @@ def write(
     path = Path(path)
     in_train = owner if held is None else np.where(held, -1, owner)
     rows, offsets = _by_client(in_train, num_clients, dataset.rows)
-    with _whole_or_not_at_all(path, overwrite, _size(dataset)) as temporary, _create(temporary) as file:
+    target = _Target(path, temporary_of(path))
+    with (
+        _whole_or_not_at_all(target, overwrite or by_content, _size(dataset)),
+        _create(target.temporary) as file,
+    ):
         train = _group(file, "train")
         _copy(train, "x", dataset.x, rows)
         _copy(train, "y", dataset.y, rows)
@@ -90,8 +101,15 @@ def write(
             test = _write_test(file, dataset.test_x, dataset.test_y, *order)
             _copy_beside(test, dataset.test_filled, dataset.test_group, order[0])
         file.attrs.update(_attributes(dataset, name or dataset.name, partition))
-        content = file.attrs["content"] = content_hash(file)
+        content = file.attrs["content"] = content_hash(file, partial(step, "hashing, in bytes"))
+        if by_content:
+            target.path = of_content(path, content)
     return content
+
+
+def of_content(path: Path, content: str) -> Path:
+    """Return a path with the first digits of a content hash in its name: ``own-3f09a2c41b77.h5``."""
+    return path.with_stem(f"{path.stem}-{content.removeprefix(KIND)[:DIGITS]}")
 
 
 def _create(path: Path) -> h5py.File:
@@ -164,6 +182,7 @@ def _copy(group: h5py.Group, name: str, source: np.ndarray, rows: np.ndarray) ->
     target = group.create_dataset(name, (len(rows), *source.shape[1:]), source.dtype.newbyteorder("="))
     block = rows_per_block(source.shape[1:], source.dtype)
     for start in range(0, len(rows), block):
+        step(f"writing {group.name[1:]}/{name}, in rows", start, len(rows))
         target[start : start + block] = source[rows[start : start + block]]
 
 
@@ -195,11 +214,19 @@ def check_output(path: Path, overwrite: bool) -> None:
         raise InputError("exists already", where=str(path), remedy="pass --overwrite, or choose another name")
 
 
+@dataclass
+class _Target:
+    """The file to write, and the temporary one beside it."""
+
+    path: Path
+    temporary: Path
+
+
 @contextmanager
-def _whole_or_not_at_all(path: Path, overwrite: bool, size: int) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; the file is renamed to `path` on success, removed on error."""
+def _whole_or_not_at_all(target: _Target, overwrite: bool, size: int) -> Iterator[None]:
+    """Rename the temporary file that the block writes to the target's path then; remove it on error."""
+    path, temporary = target.path, target.temporary
     check_output(path, overwrite)
-    temporary = temporary_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(path)
@@ -211,10 +238,12 @@ def _whole_or_not_at_all(path: Path, overwrite: bool, size: int) -> Iterator[Pat
         free = shutil.disk_usage(path.parent).free
         if free < size:
             raise OSError(errno.ENOSPC, f"not enough space: {decimal(size)} needed, {decimal(free)} free")
-        yield temporary
-        to_disk(temporary)
-        temporary.replace(path)
-        to_disk(path.parent)
+        yield
+        named_by_content = target.path != path
+        if not (named_by_content and target.path.is_file() and filecmp.cmp(temporary, target.path, shallow=False)):
+            to_disk(temporary)
+            temporary.replace(target.path)
+            to_disk(path.parent)
     except (OSError, RuntimeError) as error:  # h5py reports a failing disk as either
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise EnvironmentFailure(f"writing failed: {why}", where=str(path), remedy="nothing was written") from error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +19,19 @@ from hpcfed.config.limits import watchdog_limit
 from hpcfed.config.load import NO_KEYS, Source, given_twice, load_recipe, load_recipes
 from hpcfed.config.objects import named_objects
 from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.config.user_code.given import GivenCode, is_given
 from hpcfed.config.user_code.modules import forget, outdated
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.io.figure import literal
+from hpcfed.io.output import Output
+from hpcfed.io.pace import nobody
 from hpcfed.ranks.platform.collector import uncollected
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World, connect
 from hpcfed.run_folder.code import CodeRecord
+from hpcfed.run_folder.data import DataOfRuns
 from hpcfed.run_folder.files import EVALUATED, INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import Reporter
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from data_prep.from_python import GivenData
     from hpcfed.loop import Look, Round
 
 
@@ -51,12 +58,15 @@ def run(
     """Run a recipe, alone or on all ranks of an MPI program, and return its result.
 
     A module, class or function may stand where a recipe has a name (`hpcfed.config.objects`): its source and the
-    values that it uses are recorded in the run folder, by which the run is verified and replayed elsewhere.
+    values that it uses are recorded in the run folder, by which the run is verified and replayed elsewhere. Samples may
+    stand for the data: what `write_federation` takes as ``clients``, or a mapping of its arguments. Rank 0's are
+    written to the run folder's ``federation/``, in a file named by its content.
 
     Args:
         source: a recipe file, or a mapping of the same keys.
         overrides: ``section.key=value`` texts.
-        keys: sections of the recipe, each in place of the source's: ``model=net, local={"epochs": 1, "lr": 0.1}``.
+        keys: sections of the recipe, each in place of the source's: ``model=net, local={"epochs": 1, "lr": 0.1}``,
+            ``data={"north": (x, y), …}``, ``data={"clients": frame, "client": "hospital", "target": "ill"}``.
         world: the ranks to run on; by default all that this process was started with.
         quiet: whether rank 0 prints no progress.
         fresh: whether to start anew; a run in the folder is kept under ``previous-1``, then ``-2``, ….
@@ -72,8 +82,8 @@ def run(
     """
     world = world or connect()
     watchdog = Watchdog(world)
-    with watchdog.watching(), world.united():
-        (recipe,), given = _resolved(lambda *found: [load_recipe(*found)], source, overrides, keys, world, watchdog)
+    with watchdog.watching(), world.united(), _resolved(_one, source, overrides, keys, world, watchdog, quiet) as found:
+        (recipe,), given = found
         return run_resolved(recipe, world, quiet, fresh, accept_code, given_twice(overrides), watchdog, given)
 
 
@@ -100,8 +110,8 @@ def rounds(
     """
     world = world or connect()
     watchdog = Watchdog(world)
-    with watchdog.watching(), world.united():
-        (recipe,), given = _resolved(lambda *found: [load_recipe(*found)], source, overrides, keys, world, watchdog)
+    with watchdog.watching(), world.united(), _resolved(_one, source, overrides, keys, world, watchdog, quiet) as found:
+        (recipe,), given = found
         twice = given_twice(overrides)
         with uncollected():
             from hpcfed.loop import Left, Look
@@ -137,12 +147,21 @@ def run_seeds(
     """
     world = world or connect()
     watchdog = Watchdog(world)
-    with watchdog.watching(), world.united():
-        recipes, given = _resolved(load_recipes, source, overrides, keys, world, watchdog)
+    with (
+        watchdog.watching(),
+        world.united(),
+        _resolved(load_recipes, source, overrides, keys, world, watchdog, quiet) as found,
+    ):
+        recipes, given = found
         twice = given_twice(overrides)
         return [run_resolved(recipe, world, quiet, fresh, accept_code, twice, watchdog, given) for recipe in recipes]
 
 
+def _one(*found: Any) -> list[Recipe]:
+    return [load_recipe(*found)]
+
+
+@contextmanager
 def _resolved(
     load: Callable[..., list[Recipe]],
     source: Source,
@@ -150,27 +169,47 @@ def _resolved(
     keys: Mapping[str, Any],
     world: World,
     watchdog: Watchdog,
-) -> tuple[list[Recipe], GivenCode]:
-    """Return resolved recipes on every rank, and the code of objects in them, which is importable.
+    quiet: bool,
+) -> Iterator[tuple[list[Recipe], GivenCode]]:
+    """Yield resolved recipes on every rank, and the code of objects in them, which is importable.
 
-    User modules that changed on disk are imported anew. Objects are those of rank 0, where a text stands for them.
+    User modules that changed on disk are imported anew. Objects are those of rank 0, where a text stands for them, and
+    so are samples, whose file is removed where the block refuses a recipe before its run names it.
     """
     watchdog.stage("start: recipe and federation")
     content = dict(source) if isinstance(source, Mapping) else {}
     named, given = world.together(lambda: named_objects({**content, **keys}))
     given = given.on_all_ranks(world)
+    data = DataOfRuns()
 
     def resolve_all() -> tuple[list[Recipe], list[str]]:
+        samples = _samples(named.get("data"))
+        if samples is not None:
+            named["data"] = data.UNWRITTEN
         recipes = load(*((named, overrides) if isinstance(source, Mapping) else (source, overrides, named)))
         recipes = [_finding(recipe, given.folders) for recipe in recipes]
         old = outdated(recipes[0].python_path)
         forget(old)
+        if samples is not None:
+            with own_code_named():  # the samples' own
+                say = nobody if quiet else partial(print, file=Output(sys.stdout), flush=True)
+                recipes = data.written(recipes, partial(samples.write, say=say))
         return [resolve(recipe) for recipe in recipes], old
 
-    recipes, old = world.on_root(resolve_all)
-    if not world.is_root:
-        forget(old)
-    return recipes, given
+    with data.removed_if_unused():
+        recipes, old = world.on_root(resolve_all)
+        if not world.is_root:
+            forget(old)
+        yield recipes, given
+
+
+def _samples(data: Any) -> GivenData | None:
+    """Return the samples that stand for the data; None for a path."""
+    if data is None or isinstance(data, str | PathLike | int | float):
+        return None
+    from data_prep.from_python import given_data
+
+    return given_data(data)
 
 
 def _finding(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
@@ -247,12 +286,12 @@ SCORES = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_l
 PRESENT = "--accept-code (accept_code=True of hpcfed.load), which builds the model by the present code"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A finished run: its resolved recipe, and the content of its folder."""
 
     recipe: Recipe
-    given: GivenCode = field(default_factory=GivenCode, repr=False)
+    given: GivenCode = field(default_factory=GivenCode)
     """The objects that the call gave."""
 
     @property
@@ -288,6 +327,8 @@ class Result:
                 str(self.folder),
             ]
         )
+
+    __repr__ = __str__  # a notebook shows it
 
     def plot(self, *columns: str) -> Figure:
         """Return a figure of columns of the record over the rounds; default: what was measured of the scores.

@@ -35,6 +35,7 @@ from hpcfed.reduce.checks import RanksDiffer, ranks_differ
 from hpcfed.run_folder.certificate import write_certificate
 from hpcfed.run_folder.checkpoint.keeper import Checkpoints
 from hpcfed.run_folder.clock import ENDING_REQUESTS, Clock
+from hpcfed.run_folder.code import without_given_observers
 from hpcfed.run_folder.environment import environment, with_suspicions
 from hpcfed.run_folder.folder import RunFolder, with_local
 from hpcfed.run_folder.observers import Observers
@@ -179,7 +180,7 @@ def training(
                     ending.stopped = yield from _rounds(session, stopping, look)
                 watchdog.stage("end")
             watchdog.stage("end: certificate")  # of ``result.json``, too
-            world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))
+            world.on_root(lambda: write_certificate(folder, without_given_observers(recipe), ending.stopped))
             watchdog.stage("end")
 
 
@@ -332,6 +333,7 @@ def _record(
             session.reporter.say(f"{session.recipe.name}: {said}")
     session.reporter.update(row)
     session.observers.round(row)
+    session.observers.look(lambda: _seen(session, round, row))
     return row
 
 

@@ -29,6 +29,7 @@ source_suffix = {".md": "markdown", ".ipynb": "notebook"}
 include_patterns = ["*.md", "docs/*.md", "docs/*.ipynb", "jobs/bench/*.md", "methods/*.md", "reference/*.md"]
 myst_heading_anchors = 6
 highlight_language = "none"
+suppress_warnings = ["misc.highlighting_failure"]  # a block with "…" is no fault
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -45,6 +45,9 @@ def is_asked_for(array: int | None, job: Mapping[str, Any]) -> bool:
     source = click.get_current_context().get_parameter_source
     if array is None and all(source(name) is not ParameterSource.COMMANDLINE for name in job):
         return False
+    if click.get_current_context().params.get("as_json"):
+        remedy = "call it with --json once the jobs are done"
+        raise InputError("--json with --array", expected="results, which jobs do not have yet", remedy=remedy)
     if array is None or job["time"] is None:
         remedy = "give both, or no option of a job to run here"
         raise InputError("an array of jobs", expected="--array and --time", remedy=remedy)

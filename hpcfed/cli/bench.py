@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcfed.cli.options import OVERRIDES
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -186,7 +188,7 @@ def _named(loop: str, known: Mapping[str, object]) -> tuple[str, list[str]]:
 
 @command.command("calibrate")
 @click.argument("recipe", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Turns of each.")
 @rounds_of(10)
 @click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of each run.")

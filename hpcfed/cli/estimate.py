@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcfed.cli.options import MOST_RANKS, RANKS, Finite
+from hpcfed.cli.options import MOST_RANKS, OVERRIDES, RANKS, Finite
 
 if TYPE_CHECKING:
     from hpcfed.cluster.estimate import Estimate
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("estimate")
 @click.argument("recipe", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option("--ranks", type=RANKS, default=1, show_default=True)
 @click.option(
     "--gpus", type=click.IntRange(0, MOST_RANKS), help="GPUs of all ranks together; default: one for each rank."

@@ -10,6 +10,8 @@ import h5py
 import numpy as np
 from rich.table import Table
 
+from hpcfed.cli.documents import JSON, printer
+from hpcfed.cli.documents.inspect import inspect_document
 from hpcfed.data.content import content_hash
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import (
@@ -48,38 +50,51 @@ MAX_LISTED = 12
     help="Also draw classes, sizes and samples into this PNG, PDF or SVG.",
 )
 @click.option("--verify", is_flag=True, help="Read all data and compare its hash with the one the file names.")
-def command(file: Path, picture: Path | None, verify: bool) -> None:
+@JSON
+def command(file: Path, picture: Path | None, verify: bool, as_json: bool) -> None:
     """Show the contents of a federation file: clients, samples, classes, sizes, provenance."""
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
     if picture is not None and picture.suffix not in FIGURE_TYPES:
         got = picture.suffix or "no ending"
         raise InputError("unknown type of picture", where=str(picture), expected=", ".join(FIGURE_TYPES), got=got)
+    emit = printer("inspect", asked=as_json)
     with Federation.open(file) as federation:
         labels = labels_of(federation)
         if picture is not None:
             _draw(federation, labels, picture)
-        targets = target_statistics(federation)
-        console.print(_facts(federation, labels, targets))
+        if emit is None:
+            _show(federation, labels, picture, verify=verify)
+            return
         if verify:
-            console.print(_verified(federation))
-        if 1 < federation.num_clients <= MOST_SITES:
-            console.print(_sites(federation, labels, targets))
-        if labels is not None and not _listed(federation, labels):
-            for line in text_heat_map(labels.counts, site_names(federation)):
-                console.print(line, no_wrap=True, overflow="ignore", crop=False)
-        for absence in absences(federation, labels) if labels is not None else ():
-            console.print(absence, soft_wrap=True)
-        if 1 < federation.num_clients <= MOST_SITES and (missing := missing_shares(federation)):
-            shares, note = _missing(federation, missing)
-            console.print(shares)
-            console.print(note, soft_wrap=True)
-        if 1 < federation.num_clients <= MOST_SITES and (shifts := _shifts(federation)) is not None:
-            console.print(shifts[0])
-            console.print(shifts[1], soft_wrap=True)
-        if picture is not None:
-            console.print(f"picture: {picture}", soft_wrap=True)
+            _verified(federation)
+        verified = True if verify and federation.content else None
+        emit(inspect_document(federation, labels, picture, verified=verified))
+
+
+def _show(federation: Federation, labels: Labels | None, picture: Path | None, *, verify: bool) -> None:
+    """Print the tables, and the verdict on the content hash if it is to be verified."""
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    targets = target_statistics(federation)
+    console.print(_facts(federation, labels, targets))
+    if verify:
+        console.print(_verified(federation))
+    if 1 < federation.num_clients <= MOST_SITES:
+        console.print(_sites(federation, labels, targets))
+    if labels is not None and not _listed(federation, labels):
+        for line in text_heat_map(labels.counts, site_names(federation)):
+            console.print(line, no_wrap=True, overflow="ignore", crop=False)
+    for absence in absences(federation, labels) if labels is not None else ():
+        console.print(absence, soft_wrap=True)
+    if 1 < federation.num_clients <= MOST_SITES and (missing := missing_shares(federation)):
+        shares, note = _missing(federation, missing)
+        console.print(shares)
+        console.print(note, soft_wrap=True)
+    if 1 < federation.num_clients <= MOST_SITES and (shifts := _shifts(federation)) is not None:
+        console.print(shifts[0])
+        console.print(shifts[1], soft_wrap=True)
+    if picture is not None:
+        console.print(f"picture: {picture}", soft_wrap=True)
 
 
 def _listed(federation: Federation, labels: Labels | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import traceback
 import warnings
@@ -37,7 +38,7 @@ SUBCOMMANDS = {
     "export": "Write a trained model for other programs, with a model card.",
     "cite": "Print BibTeX for what a run used.",
     "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",
-    "schema": "Print the JSON Schema of a recipe, for editors.",
+    "schema": "Print the JSON Schema of a recipe, or of what a command prints with --json.",
     "estimate": "Say what a run will take, before it is submitted.",
     "submit": "Submit a recipe to SLURM, once, and have it requeued until it is done.",
     "job-step": "Print the lines of shell with which a SLURM job of your own runs and goes on.",
@@ -59,13 +60,17 @@ LEAVE_FILES = (
     "vectors",
     "export",
 )
-"""Commands whose result is files; the result of the others is their output."""
+"""Commands whose result is files; the result of the others, and with ``--json``, is their output."""
 
 STOP_ON_SIGNAL = ("run", "sweep", "study", "reproduce", "without", "contributions")
 """Commands whose runs SIGUSR1 stops with a checkpoint; outside of runs it must not end them."""
 
 WITH_RANKS = (*STOP_ON_SIGNAL, "verify", "estimate", "bench", "scale", "doctor")
 """Commands that use the ranks that a launcher has started."""
+
+
+COMPLETES = "_HPCFED_COMPLETE"
+"""Variable by which click is asked to complete words, or for the lines that a shell needs to do so."""
 
 
 class _Lazy(click.Group):
@@ -101,6 +106,10 @@ def main(args: list[str] | None = None) -> None:
     """Entry point of the console script: run the command, then leave with the same exit code on every rank."""
     from hpcfed.io.output import streams
 
+    if COMPLETES in os.environ:
+        from hpcfed.cli.completion import set_up
+
+        set_up()
     words = sys.argv[1:] if args is None else args
     name = next((word for word in words if not word.startswith("-")), "")
     warnings.formatwarning = _in_a_line
@@ -108,7 +117,7 @@ def main(args: list[str] | None = None) -> None:
         note_signals()
     else:
         end_noting()
-    with streams(matters=name not in LEAVE_FILES or "--list" in words):
+    with streams(matters=name not in LEAVE_FILES or not {"--list", "--json"}.isdisjoint(words)):
         code = _call(name, args)
     if name in STOP_ON_SIGNAL:
         ignore_signals()

@@ -5,13 +5,26 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 MOST_RANKS = 1_000_000
 """Most ranks that a command computes with: a placement is found for each in 20 µs."""
 RANKS = click.IntRange(1, MOST_RANKS)
+
+
+def _complete_override(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from hpcfed.cli.completion import complete_override
+
+    return complete_override(ctx, param, incomplete)
+
+
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_complete_override)
+"""Values of a recipe's keys, which the shell completes."""
 
 
 class Finite(click.FloatRange):

@@ -22,6 +22,9 @@ from data_prep.split import NATURAL, NUM_CLIENTS, check_scheme, refuse, split
 from data_prep.synthetic import feddyn, fedprox, leaf
 from data_prep.tables import standardize
 from data_prep.write import check_output, write
+from hpcfed.cli.documents import JSON, printer
+from hpcfed.cli.documents._parts import federation_facts
+from hpcfed.cli.documents.prepare import PrepareDocument
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import describe_partition
 from hpcfed.errors import InputError, counted, cut, first_of, nearest, visible
@@ -138,7 +141,16 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               help=f"Seed of every random choice [default: 0; {leaf.NAME}: {leaf.SEED}].")  # fmt: skip
 @click.option("--name", default="", help="Name of the federation [default: that of the source].")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
-def command(
+@JSON
+def command(as_json: bool, **options: Any) -> None:
+    """Turn raw data into a federation file: the same bytes from the same seed."""
+    emit = printer("prepare", asked=as_json)
+    written = _prepare(**options)
+    if emit is not None:
+        emit(written)
+
+
+def _prepare(
     source: str,
     output: Path,
     raw: Path | None,
@@ -149,8 +161,14 @@ def command(
     overwrite: bool,
     scale: str | None,
     **options: Any,
-) -> None:
-    """Turn raw data into a federation file: the same bytes from the same seed."""
+) -> PrepareDocument:
+    """Write the file, printing what is read, found and written."""
+    said: list[str] = []
+
+    def remark(text: str) -> None:
+        said.append(text)
+        click.echo(f"         {text}")
+
     started = time.perf_counter()
     source = source.lower()
     if source not in SOURCES:
@@ -165,31 +183,36 @@ def command(
     if not SOURCES[source].takes("alpha"):
         of_sources.discard("alpha")
     of_source = {key: wanted.pop(key) for key in sorted(of_sources) if key in wanted}
-    with reading(raw or Path()), progress.shown(lambda line: click.echo(f"         {_in_line(line)}", err=True)):
+    with reading(raw or Path()), progress.shown(_tell):
         dataset = _load(source, raw, seed, clients, {**of_source, "partition": scheme})
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
     shape = " × ".join(map(str, dataset.x.shape[1:]))
     tests = f", {num_test:,} in its test set" if num_test else ""
     click.echo(f"read     {dataset.name}: {counted(len(dataset.x), 'sample')} of {shape} {dataset.x.dtype}{tests}")
-    for remark in dataset.remarks:
-        click.echo(f"         {_in_line(remark)}")
+    for text in dataset.remarks:
+        remark(_in_line(text))
     done = split(dataset, scheme, clients, seed, wanted)
     if done.held is not None and num_test:
         unused = f"its test set ({counted(num_test, 'sample')}) is not used"
-        click.echo(f"         {unused}: --test-fraction takes another in its place")
+        remark(f"{unused}: --test-fraction takes another in its place")
     finished = finish(dataset, done, scale or standardize.NONE)
-    for remark in (*finished.remarks[len(dataset.remarks) :], *coverage(finished, done)):
-        click.echo(f"         {_in_line(remark)}")
+    for text in (*finished.remarks[len(dataset.remarks) :], *coverage(finished, done)):
+        remark(_in_line(text))
     if is_own := source == "own" and finished.features is None and finished.task != "next-token":
-        click.echo(f"         {standardize.range_of(finished)}")
+        remark(standardize.range_of(finished))
     if scale is None and (finished.features or is_own) and (unscaled := standardize.unscaled(finished, done)):
-        click.echo(f"         {unscaled}")
-    write(output, finished, **vars(done), name=name, overwrite=overwrite)
+        remark(unscaled)
+    with progress.shown(_tell):
+        write(output, finished, **vars(done), name=name, overwrite=overwrite)
     with Federation.open(output) as federation:
         for line in _summary(federation, is_natural=done.partition["scheme"] == NATURAL, is_own=source == "own"):
+            if line.startswith(" "):
+                said.append(line.strip())
             click.echo(line)
-    seconds = time.perf_counter() - started
-    click.echo(f"wrote    {output} ({decimal(output.stat().st_size)}) in {seconds:.1f} s")
+        facts = federation_facts(federation)
+    seconds, size = time.perf_counter() - started, output.stat().st_size
+    click.echo(f"wrote    {output} ({decimal(size)}) in {seconds:.1f} s")
+    return PrepareDocument(facts, source, size, seconds, said)
 
 
 def _summary(federation: Federation, *, is_natural: bool, is_own: bool) -> Iterator[str]:
@@ -210,6 +233,11 @@ def _summary(federation: Federation, *, is_natural: bool, is_own: bool) -> Itera
         remedy = f"{also}hold samples of each client back by --test-fraction 0.2"
         yield f"         no test set: runs measure no test loss or accuracy; {remedy}"
     yield f"content  {federation.content}"
+
+
+def _tell(line: str) -> None:
+    """Print a line on progress, which is no result."""
+    click.echo(f"         {_in_line(line)}", err=True)
 
 
 def _in_line(remark: str) -> str:

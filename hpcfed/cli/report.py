@@ -1,4 +1,4 @@
-"""``hpcfed report``: figures and one HTML page from run folders, and a summary on the terminal."""
+"""``hpcfed report``: one HTML page, figures and tables from run folders, and a summary on the terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcfed.cli.documents import JSON, printer
+
 if TYPE_CHECKING:
     from hpcfed.lab.report.tables import Table
+
+PLACES = ("figures", "tables")
+"""Folders beside the page."""
 
 
 @click.command()
@@ -40,9 +45,10 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Folder of report.html and figures/. Default: the run's own folder; for several runs, report/.",
+    help="Folder of report.html, figures/ and tables/. Default: the run's own folder; for several runs, report/.",
 )
-@click.option("--page-only", is_flag=True, help="Leave out figures/, the PNG and PDF files for a paper.")
+@click.option("--page-only", is_flag=True, help="Leave out figures/ and tables/, the files for a paper.")
+@JSON
 def command(
     runs: tuple[Path, ...],
     metric: str | None,
@@ -51,6 +57,7 @@ def command(
     baseline: str | None,
     output: Path | None,
     page_only: bool,
+    as_json: bool,
 ) -> None:
     """Draw figures and one HTML page from finished or running runs.
 
@@ -60,15 +67,22 @@ def command(
     from hpcfed.lab.report import compare, write_comparison
     from hpcfed.lab.report.page import left_out, warnings
 
+    emit = printer("report", asked=as_json)
     comparison = compare(runs, targets, window, baseline, metric)
     page = write_comparison(comparison, output, figures=not page_only)
+    remarks = [*warnings(comparison.groups), *left_out(comparison.waiting)]
+    made = [] if page_only else [place for name in PLACES if (place := page.parent / name).is_dir()]
+    if emit is not None:
+        from hpcfed.cli.documents.report import report_document
+
+        emit(report_document(comparison, page, made, remarks))
+        return
     for table in (*comparison.results, comparison.differences):
         if table is not None:
             print_table(table)
-    for note in (*warnings(comparison.groups), *left_out(comparison.waiting)):
+    for note in remarks:
         click.echo(note)
-    figures = page.parent / "figures"
-    click.echo(str(page) if page_only or not figures.exists() else f"{page}\n{figures}")
+    click.echo("\n".join(map(str, [page, *made])))
 
 
 def print_table(table: Table) -> None:

@@ -6,10 +6,12 @@ import os
 
 import click
 
+from hpcfed.cli.options import OVERRIDES
+
 
 @click.command("run")
 @click.argument("recipe", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option("--fresh", is_flag=True, help="Start anew; the run that is there is kept under previous-1, then -2, ….")
 @click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")

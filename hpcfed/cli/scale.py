@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcfed.cli.options import MOST_RANKS
+from hpcfed.cli.options import MOST_RANKS, OVERRIDES
 from hpcfed.cli.submit import TIME, job_options
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> t
 
 @click.command("scale")
 @click.argument("recipe", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option("--ranks", callback=_numbers, default="1,2", show_default=True, help="Numbers of ranks to measure.")
 @click.option("--mode", type=click.Choice(("strong", "weak")), default="strong", show_default=True,
               help="The same cohort on all, or one that grows with the ranks.")  # fmt: skip

@@ -1,4 +1,4 @@
-"""``hpcfed schema``: JSON Schema of a recipe, from the models that check it, for editors that know YAML."""
+"""``hpcfed schema``: JSON Schema of a recipe, from the models that check it, and of the commands' documents."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import click
 from pydantic import BaseModel
 
 from hpcfed import algorithms, models, updates
+from hpcfed.cli.documents import DIALECT, commands, schema_of
 from hpcfed.config.meanings import keys
 from hpcfed.config.observer import REFERENCE as REFERENCE_TO_CODE
 from hpcfed.config.recipe import Algorithm, Model, Recipe
 
 Schema = dict[str, Any]
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REFERENCE = "#/$defs/{model}"
 SEEDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 SHORT = {"seed": {"type": "integer", "minimum": 0}, "observers": {"type": "string"}}
@@ -29,13 +29,17 @@ FILLED_IN = {"name", "output"}
 
 @click.command("schema")
 @click.option("--experiment", is_flag=True, help="Of an experiment, as 'hpcfed reproduce FILE' takes it.")
-def command(experiment: bool) -> None:
+@click.option("--of", "document", type=click.Choice(commands()), help="Of what this command prints with --json.")
+def command(experiment: bool, document: str | None) -> None:
     """Print the JSON Schema of a recipe: hpcfed schema > recipe.schema.json.
 
     Editors with the YAML language server then complete, explain and check recipes that begin with the line
     "# yaml-language-server: $schema=recipe.schema.json".
     """
-    click.echo(json.dumps(of_experiment() if experiment else of_recipe(), indent=1, ensure_ascii=False))
+    if experiment and document:
+        raise click.UsageError("--experiment and --of: one of them")
+    schema = schema_of(document) if document else of_experiment() if experiment else of_recipe()
+    click.echo(json.dumps(schema, indent=1, ensure_ascii=False))
 
 
 def of_recipe() -> Schema:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcfed.cli.array import ArrayJobFacts, array_options, is_asked_for, submit_array
+from hpcfed.cli.documents import JSON, Printer, printer
+from hpcfed.cli.options import OVERRIDES
 
 if TYPE_CHECKING:
     from hpcfed.lab.study.plan import Study
+    from hpcfed.lab.study.view import View
     from hpcfed.lab.sweep.plan import Plan
     from hpcfed.ranks.signals import Signals
 
 
 @click.command("study")
 @click.argument("recipe", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option("--methods", default="fedavg", show_default=True, metavar="LIST",
               help="Methods, each with keys of its own: fedavg,fedexp,feddyn:alpha=0.1.")  # fmt: skip
 @click.option("--splits", type=int, metavar="N", help="Holdouts, or folds. Default: 5.")
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
 )
 @click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")
+@JSON
 @array_options
 def command(
     recipe: str,
@@ -69,6 +74,7 @@ def command(
     fresh: bool,
     accept_code: bool,
     quiet: bool,
+    as_json: bool,
     array: int | None,
     **job: Any,
 ) -> None:
@@ -99,7 +105,7 @@ def command(
         )
         return read_study(recipe, overrides, options)
 
-    world = connect()
+    world, emit = connect(), printer("study", asked=as_json)
     study = world.on_root(read)
     redo = Redo(retry, fresh, accept_code)
     if is_asked_for(array, job):
@@ -111,8 +117,11 @@ def command(
     with catch_signals(world) as caught:  # of all its runs, and of what is between them
         stopped, remarks, study = run_study(study, world, groups, redo, quiet=quiet)
         plan = world.on_root(study.plan)
+        report = _Report(study, [*study.remarks, *remarks], emit, stopped)
         if not stopped or study.tuning is None or study.tuned is not None:  # else of other values than those chosen
-            world.on_root(lambda: _report(study, plan, [*study.remarks, *remarks], caught, quiet=quiet))
+            world.on_root(lambda: report.write(plan, caught, quiet=quiet))
+        else:
+            world.on_root(report.show)
     if stopped:
         raise Stopped(f"{study.folder.name} stopped, runs are left", remedy="the same command goes on from there")
     world.on_root(lambda: raise_if_failed(plan, endings(plan)))
@@ -128,30 +137,69 @@ def _words(asked: Mapping[str, Any], folder: Path) -> list[str]:
     return [*words, *(f"--tune={text}" for text in asked["tune"]), f"--output={folder}"]
 
 
-def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *, quiet: bool) -> None:
-    """Write the results so far, if there are any, and print the main tables; once all runs are done resample patients.
+@dataclass
+class _Report:
+    """The results so far, written and shown on rank 0 only.
 
-    Raises:
-        Stopped: a signal has stopped the resampling.
+    Attributes:
+        study: the study.
+        remarks: on splits, methods and runs.
+        emit: prints the document of the results in place of their tables; None without ``--json``.
+        stopped: whether runs, or the resamples, are left.
     """
-    from hpcfed.cli.report import print_table
-    from hpcfed.lab.study.page import without_results
-    from hpcfed.lab.study.plan import FIGURES, PAGE, TABLES
-    from hpcfed.lab.study.session import main_tables, remarks_on_code, write_intervals, write_study
 
-    words, remarks = sys.argv[2:], [*remarks, *plan.unlike(), *remarks_on_code(plan)]
-    view, complete = write_study(study, plan, words, remarks)
-    for table in [] if view is None else main_tables(view):
-        print_table(table)
-    for line in remarks if view is None else [*remarks, *without_results(view)]:
-        click.echo(line)
-    if view is None:
-        return
-    for name in (PAGE, TABLES, FIGURES):
-        if (study.folder / name).exists():
-            click.echo(study.folder / name)
-    if study.options.bootstrap and complete:
-        from hpcfed.lab.study.bootstrap import ResampleProgress
+    study: Study
+    remarks: list[str]
+    emit: Printer | None
+    stopped: bool
 
-        progress = ResampleProgress(study.folder.name, not quiet, lambda: caught.name is not None)
-        write_intervals(view, words, remarks, progress)
+    def write(self, plan: Plan, caught: Signals, *, quiet: bool) -> None:
+        """Write the results, if there are any, and show the main tables; once all runs are done resample patients.
+
+        Raises:
+            Stopped: a signal has stopped the resampling.
+        """
+        from hpcfed.errors import Stopped
+        from hpcfed.lab.study.session import remarks_on_code, write_intervals, write_study
+
+        words = [word for word in sys.argv[2:] if word != "--json"]
+        self.remarks += [*plan.unlike(), *remarks_on_code(plan)]
+        view, complete = write_study(self.study, plan, words, self.remarks)
+        if self.emit is None:
+            self._print(view)
+        if view is not None and self.study.options.bootstrap and complete:
+            from hpcfed.lab.study.bootstrap import ResampleProgress
+
+            progress = ResampleProgress(self.study.folder.name, not quiet, lambda: caught.name is not None)
+            try:
+                view = write_intervals(view, words, self.remarks, progress)
+            except Stopped:
+                self.stopped = True
+                self.show(view, complete=complete)
+                raise
+        self.show(view, complete=complete)
+
+    def show(self, view: View | None = None, *, complete: bool = False) -> None:
+        """Print the document, if it is asked for."""
+        if self.emit is None:
+            return
+        from hpcfed.cli.documents.study import study_document
+        from hpcfed.lab.study.page import without_results
+
+        remarks = self.remarks if view is None else [*self.remarks, *without_results(view)]
+        self.emit(study_document(self.study, view, remarks, stopped=self.stopped, complete=complete))
+
+    def _print(self, view: View | None) -> None:
+        """Print the main tables, the remarks, and what was written."""
+        from hpcfed.cli.report import print_table
+        from hpcfed.lab.study.page import without_results
+        from hpcfed.lab.study.plan import FIGURES, PAGE, TABLES
+        from hpcfed.lab.study.session import main_tables
+
+        for table in [] if view is None else main_tables(view):
+            print_table(table)
+        for line in self.remarks if view is None else [*self.remarks, *without_results(view)]:
+            click.echo(line)
+        for name in (PAGE, TABLES, FIGURES) if view is not None else ():
+            if (self.study.folder / name).exists():
+                click.echo(self.study.folder / name)

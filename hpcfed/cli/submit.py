@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
+from hpcfed.cli.options import OVERRIDES
+
 if TYPE_CHECKING:
     from hpcfed.cluster.submit.scheduler import Scheduler
     from hpcfed.cluster.submit.script import Job
@@ -58,7 +60,7 @@ def job_options(function: F) -> F:
 
 @click.command("submit")
 @click.argument("recipe", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option("--time", required=True, help=TIME)
 @job_options
 @click.option("--fresh", is_flag=True, help="Start anew; the run that is there is kept under previous-1, then -2, ….")

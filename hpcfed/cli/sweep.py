@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcfed.cli.array import array_options, is_asked_for, submit_array
+from hpcfed.cli.documents import JSON, Printer, printer
+from hpcfed.cli.options import OVERRIDES
 
 if TYPE_CHECKING:
     from hpcfed.lab.sweep.plan import Plan
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("sweep")
 @click.argument("recipe", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option(
     "--grid", "-g", "grids", multiple=True, metavar="KEY=VALUES",
     help="Values of a key: a,b,c; or low:high:count, logarithmic as 10**-2:10**0:5. Repeatable: all combinations.",
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 )
 @click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")
+@JSON
 @array_options
 def command(
     recipe: str,
@@ -46,6 +49,7 @@ def command(
     fresh: bool,
     accept_code: bool,
     quiet: bool,
+    as_json: bool,
     array: int | None,
     **job: Any,
 ) -> None:
@@ -67,7 +71,7 @@ def command(
         plan = make_plan(recipe, overrides, parse_grids(grids), parse_seeds(seeds) if seeds else [], output)
         return plan, None if select is None else parse_rule(select, plan)
 
-    world = connect()
+    world, emit = connect(), printer("sweep", asked=as_json)
     plan, rule = world.on_root(plan_it)
     redo = Redo(retry, fresh, accept_code)
     if is_asked_for(array, job):
@@ -78,11 +82,11 @@ def command(
         world.on_root(lambda: submit_array(plan.units[0].recipe, plan.folder, lambda: plan, words, array, redo, job))
         return
     stopped = run_sweep(plan, world, groups, quiet=quiet, redo=redo)
-    world.on_root(lambda: _report(plan, rule, stopped, parquet))
+    world.on_root(lambda: _report(plan, rule, stopped, parquet, emit))
 
 
-def _report(plan: Plan, rule: Rule | None, stopped: bool, parquet: bool) -> None:
-    """Write and show the results so far.
+def _report(plan: Plan, rule: Rule | None, stopped: bool, parquet: bool, emit: Printer | None) -> None:
+    """Write the results so far, and show them or `emit` their document.
 
     Raises:
         Stopped: runs are left, and the same command goes on.
@@ -95,9 +99,14 @@ def _report(plan: Plan, rule: Rule | None, stopped: bool, parquet: bool) -> None
     from hpcfed.lab.sweep.report import report_sweep
 
     outcome = report_sweep(plan, rule, parquet=parquet)
-    head, rows = outcome.table
-    print_table(Table(f"{plan.name}: {plan}", head, tuple(rows)))
-    click.echo("\n".join([*outcome.notes, str(plan.folder)]))
+    if emit is None:
+        head, rows = outcome.table
+        print_table(Table(f"{plan.name}: {plan}", head, tuple(rows)))
+        click.echo("\n".join([*outcome.notes, str(plan.folder)]))
+    else:
+        from hpcfed.cli.documents.sweep import sweep_document
+
+        emit(sweep_document(outcome, stopped=stopped))
     if stopped:
         done = sum(row.status in DECIDED for row in outcome.rows)
         raise Stopped(

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hpcfed.cli.documents import JSON, printer
 from hpcfed.cli.options import Finite, asked_on_terminal
 
 
@@ -35,7 +36,8 @@ from hpcfed.cli.options import Finite, asked_on_terminal
     type=Finite(min=0, min_open=True),
     help="Relative difference of single rounds where this machine computes other bits; default: measured here.",
 )
-def command(rounds: int, every: bool, seed: int | None, run_code: bool, **asked: Any) -> int:
+@JSON
+def command(rounds: int, every: bool, seed: int | None, run_code: bool, as_json: bool, **asked: Any) -> int:
     """Check that RUN, the folder of a run, is what its recipe gives: alone, or on any number of ranks under mpirun.
 
     First the files, the data and the signature are compared with the certificate, then rounds are computed again and
@@ -45,20 +47,29 @@ def command(rounds: int, every: bool, seed: int | None, run_code: bool, **asked:
     import secrets
 
     from hpcfed.provenance.code_of_rounds import RUN_CODE, Permission
-    from hpcfed.provenance.verify.verify import Verification, check_count, verify
+    from hpcfed.provenance.verify.verify import Verification, check_count, judged
     from hpcfed.ranks.world import connect
 
     world = connect()
     check_count(rounds)
-    permission = Permission(run_code, asked_on_terminal(), RUN_CODE)
+    permission = Permission(run_code, None if as_json else asked_on_terminal(), RUN_CODE)
+    lines: list[str] = []
+    emit = printer("verify", asked=as_json)
     with world.united():
         drawn = world.broadcast(secrets.randbits(32) if seed is None else seed)
         request = Verification(rounds=None if every else rounds, seed=drawn, permission=permission, **asked)
 
         def say(text: str) -> None:
             if world.is_root:
+                lines.append(text)
                 click.echo(text)
 
         if seed is None and not every:
             say(f"rounds are drawn with --seed {drawn}")
-        return verify(request, world, say)
+        found = judged(request, world, say)
+        if emit is not None:
+            from hpcfed.cli.documents.verify import verify_document
+
+            draw = None if every else drawn
+            world.on_root(lambda: emit(verify_document(request.run, found, draw, world.size, lines)))
+        return found.code

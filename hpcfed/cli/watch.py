@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcfed.cli.options import Finite
-from hpcfed.run_folder.progress import QUIET_SECONDS
+from hpcfed.io.pace import QUIET_SECONDS
 
 if TYPE_CHECKING:
     from hpcfed.io.console import Console

@@ -1,4 +1,4 @@
-"""Meanings of the recipe's keys: the docstrings below its fields, for docs/recipe.md and the schema's descriptions."""
+"""Meanings of keys: the docstrings below fields, for the pages and the descriptions of JSON Schemas."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ class Key(NamedTuple):
 
 def keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[Key]:
     """Yield the documented keys of a section, each followed by those of its own section."""
-    meanings = _docstrings(section.__module__)[section.__name__]
+    meanings = docstrings_of(section)
     for attribute, field in section.model_fields.items():
         if attribute in meanings:
             name = field.alias or attribute
             yield Key(prefix + name, section, name, field, meanings[attribute])
             for inner in _sections(field.annotation):
                 yield from keys(inner, f"{prefix}{name}.")
+
+
+def docstrings_of(kind: type) -> dict[str, str]:
+    """Return field → the docstring below it, on one line; of a model or a dataclass."""
+    return _docstrings(kind.__module__)[kind.__name__]
 
 
 @cache

@@ -39,6 +39,8 @@ def named_objects(content: Mapping[str, Any]) -> tuple[dict[str, Any], GivenCode
 
 
 def _named(key: str, value: Any, collector: Collector) -> Any:
+    if key == "data":  # samples are written by rank 0, which alone may have them
+        return value
     if key in SECTIONS:
         return _section(key, _plain(value), collector)
     if key == "local" and isinstance(value, Mapping) and _is_code(value.get("step")):

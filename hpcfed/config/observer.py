@@ -22,7 +22,7 @@ class Observer(Section):
     name: Literal["tensorboard", "wandb"] | None = None
     """`tensorboard` or `wandb`."""
     factory: Reference | None = None
-    """Yours, `"module:Class"`, with one or more of `start(run)`, `round(row)`, `end(status)`."""
+    """Yours, `"module:Class"`, with one or more of `start(run)`, `round(row)`, `look(round)`, `end(status)`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Arguments: `{name: wandb, args: {project: mine, mode: online}}`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import h5py
 import numpy as np
@@ -17,22 +18,24 @@ KIND = "sha256:"
 BLOCK_BYTES = 16 << 20
 
 
-def content_hash(file: h5py.File) -> str:
+def content_hash(file: h5py.File, show: Callable[[int, int], None] = lambda done, total: None) -> str:
     """Return ``sha256:…`` over all that training sees: x, y and offsets, the task, the classes, the normalization.
 
     Names and provenance are excluded, so the same data described in other words keep their hash.
+    `show` takes the number of bytes hashed so far, and that of all.
     """
     digest = hashlib.sha256()
     for name in ATTRIBUTES:
         digest.update(f"{name} {file.attrs.get(name)}\n".encode())
-    for name in HASHED:
-        dataset = member(file, name)
-        if dataset is None:
-            continue
+    datasets = {name: dataset for name in HASHED if (dataset := member(file, name)) is not None}
+    done, total = 0, sum(dataset.nbytes for dataset in datasets.values())
+    for name, dataset in datasets.items():
         digest.update(f"{name} {dataset.dtype.str} {dataset.shape}\n".encode())
         rows = rows_per_block(dataset.shape[1:], dataset.dtype)
         for start in range(0, len(dataset), rows):
-            digest.update(np.ascontiguousarray(dataset[start : start + rows]).data)
+            block = np.ascontiguousarray(dataset[start : start + rows])
+            digest.update(block.data)
+            show(done := done + block.nbytes, total)
     return f"{KIND}{digest.hexdigest()}"
 
 

@@ -9,17 +9,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Skew:
-    """Skew of labels and of sizes.
-
-    Attributes:
-        labels: mean over clients with samples of ½ Σ_c |p_kc − p_c|, the total variation between the shares of classes
-            at client k and among all samples: 0 where all clients are alike, near 1 where each has a rare class of its
-            own; None without classes.
-        sizes: standard deviation of the clients' sizes over their mean: 0 where they are equal.
-    """
+    """Skew of labels and of sizes."""
 
     labels: float | None
+    """Mean over clients with samples of ½ Σ_c |p_kc − p_c|, the total variation between the shares of classes at client
+    k and among all samples: 0 where all clients are alike, near 1 where each has a rare class of its own; None without
+    classes."""
     sizes: float
+    """Standard deviation of the clients' sizes over their mean: 0 where they are equal."""
 
     def __str__(self) -> str:
         sizes = f"sizes {self.sizes:.2f} (standard deviation over mean)"

@@ -22,8 +22,8 @@ class ReaderGone(HpcfedError):
 
     exit_code = 0
 
-    def __init__(self) -> None:
-        super().__init__("")
+    def __init__(self, text: str = "") -> None:  # taken from another rank with its text
+        super().__init__(text)
 
 
 class Output(io.TextIOBase):

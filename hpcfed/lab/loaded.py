@@ -15,6 +15,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.io.text import open_file
 from hpcfed.lab.report.read import CLIENTS, RECIPE, read_json
+from hpcfed.run_folder.data import present_data
 from hpcfed.run_folder.files import EVALUATED
 from hpcfed.run_folder.outcome import recorded_status
 from hpcfed.run_folder.rounds import RECORD, columns_of, read_rounds
@@ -39,8 +40,8 @@ def load(run: str | Path, *, data: str | Path | None = None, accept_code: bool =
     if not (folder / RECIPE).is_file():
         raise InputError("not a run folder", where=str(folder), remedy="name the output folder of a run")
     recipe = load_recipe(folder / RECIPE)
-    moved = {"output": folder} | ({"data": Path(data).resolve()} if data is not None else {})
-    return LoadedRun(recipe.model_copy(update=moved), accept_code)
+    place = present_data(recipe, folder) if data is None else Path(data).resolve()
+    return LoadedRun(recipe.model_copy(update={"output": folder, "data": place}), accept_code)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from hpcfed.errors import Diverged, InputError, first_of
 from hpcfed.provenance.code_of_rounds import NO_PERMISSION, Permission
 from hpcfed.provenance.cohorts import with_cohorts
-from hpcfed.provenance.differences import in_bits, of_environments, own_doubts
+from hpcfed.provenance.differences import Difference, in_bits, of_environments, own_doubts
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import reports_of
 from hpcfed.provenance.replay.enter import RewoundRun, entered
@@ -32,15 +33,50 @@ UNIMPORTANT = ("name", "output", "observers", "checkpoint", "watchdog", "update_
 OF_OWN_STATE = {"client-average", "step-average"}
 """Values of ``evaluate.model`` with a state of their own, which the hash of a round includes."""
 OF_TRAINING = ("cohort", "local_loss", "delta_sq", "mean_delta_sq", "server_lr")
+DOUBTS = "doubts"
 MAX_LISTED = 6
 """Columns, or clients, that are named at most."""
 Say = Callable[[str], None]
 
 
+@dataclass
+class Parting:
+    """Where two runs part, and what differs there.
+
+    Attributes:
+        rounds: of each run's record.
+        settings: what differs between their ``recipe``, ``environment`` and ``code``; ``doubts``: the runs' own doubts
+            of their bits.
+        round: the first round after which the models differ, None if there is none.
+        columns: of its row that differ; without a round, scores of the first row in which one differs.
+        clients: whose updates differ in that round, in the cohort's order.
+        reason: where in the round the runs part, or why that cannot be said.
+    """
+
+    rounds: tuple[int, int]
+    settings: Mapping[str, list[str]]
+    round: int | None = None
+    columns: list[Difference] = field(default_factory=list)
+    clients: list[int] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return SAME if self.round is None else PART
+
+
 def compare(
     runs: Sequence[Path], data: Path | None, code: Path | None, say: Say, permission: Permission = NO_PERMISSION
 ) -> int:
-    """Print the first difference of two runs and its cause; return the exit code.
+    """Print the first difference of two runs and its cause, as `parting` does; return the exit code."""
+    return parting(runs, data, code, say, permission).code
+
+
+def parting(
+    runs: Sequence[Path], data: Path | None, code: Path | None, say: Say, permission: Permission = NO_PERMISSION
+) -> Parting:
+    """Print and return the first difference of two runs and its cause.
 
     Args:
         runs: the two run folders.
@@ -59,36 +95,41 @@ def compare(
     for rows, run in ((first, runs[0]), (second, runs[1])):
         if not rows:
             raise InputError("a run without rounds: nothing to compare", where=str(run), remedy="train it first")
-    for line in _settings(folders):
-        say(line)
+    found = Parting((len(first), len(second)), _settings(folders))
+    for what, texts in found.settings.items():
+        for text in texts:
+            say(text if what == DOUBTS else f"{what}: {text}")
     models = {read_recipe(folder).get("evaluate", {}).get("model") for folder in folders}
     by_hash = len(models) == 1 or not models & OF_OWN_STATE
-    round = _first_other_round(first, second, say, by_hash)
+    found.round, found.columns = _first_other_round(first, second, say, by_hash)
     if not by_hash:
-        say("hashes are left out: they are of what evaluate.model keeps, too; give both runs the same one")
-        return SAME if round is None else PART
-    if round is None:
-        return SAME
+        found.reason = "hashes are left out: they are of what evaluate.model keeps, too; give both runs the same one"
+        say(found.reason)
+        return found
+    if found.round is None:
+        return found
     try:
         places = [with_cohorts(recorded(folder, placed_recipe(folder, data, code), permission)) for folder in folders]
-        _look_into(places, round, say)
+        found.clients, found.reason = _look_into(places, found.round, say)
     except (InputError, Diverged) as error:
-        say(f"clients and steps cannot be compared here: {error}")
-    return PART
+        found.reason = f"clients and steps cannot be compared here: {error}"
+    say(found.reason)
+    return found
 
 
-def _settings(folders: Sequence[Path]) -> Iterator[str]:
-    """Yield what differs between the recipes, the environments and the code of two runs."""
+def _settings(folders: Sequence[Path]) -> dict[str, list[str]]:
+    """Return what differs between the recipes, the environments and the code of two runs, and their doubts."""
     there, here = (read_recipe(folder) for folder in folders)
-    yield from (f"recipe: {text}" for text in differences(there, here, UNIMPORTANT))
-    one, other = (read_mapping(folder / "environment.json") for folder in folders)
-    yield from (f"environment: {text}" for text in of_environments(one, other))
-    for folder, environment in zip(folders, (one, other), strict=True):
-        yield from (f"{folder}: {text}" for text in own_doubts(environment))
+    environments = [read_mapping(folder / "environment.json") for folder in folders]
+    pairs = zip(folders, environments, strict=True)
     code = [read_mapping(folder / CODE_FILE).get("files", {}) for folder in folders]
-    for name in sorted(code[0].keys() | code[1].keys()):
-        if _hash(code[0], name) != _hash(code[1], name):
-            yield f"code: module {name} differs"
+    names = sorted(code[0].keys() | code[1].keys())
+    return {
+        "recipe": [*differences(there, here, UNIMPORTANT)],
+        "environment": [*of_environments(*environments)],
+        DOUBTS: [f"{folder}: {text}" for folder, environment in pairs for text in own_doubts(environment)],
+        "code": [f"module {name} differs" for name in names if _hash(code[0], name) != _hash(code[1], name)],
+    }
 
 
 def _hash(code: Mapping[str, Any], name: str) -> Any:
@@ -97,12 +138,13 @@ def _hash(code: Mapping[str, Any], name: str) -> Any:
 
 def _first_other_round(
     first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], say: Say, by_hash: bool
-) -> int | None:
-    """Return the first round after which the models differ; None, after a line, if there is none.
+) -> tuple[int | None, list[Difference]]:
+    """Return the first round after which the models differ, None if there is none, and its columns that differ.
 
-    Without `by_hash`, rounds are compared by their recorded training numbers.
+    Without a round, the columns are those of the first row with another score. Without `by_hash`, rounds are compared
+    by their recorded training numbers.
     """
-    scores = None
+    scores: tuple[int, list[Difference]] | None = None
     for row, other in zip(first, second, strict=False):
         found = in_bits(row, other)
         if not by_hash:
@@ -111,31 +153,30 @@ def _first_other_round(
             say(f"part in round {row['round']}")
             for one in [one for one in found if one.column != "hash"][:MAX_LISTED]:
                 say(f"  {one.column}: {one.recorded} and {one.here}" if one.column != "cohort" else "  cohort differs")
-            return int(row["round"])
+            return int(row["round"]), found
         if found and scores is None:
-            scores = f"{found[0].column} in round {row['round']}"
+            scores = int(row["round"]), found
     common = min(len(first), len(second))
     same = "the same model, bit for bit," if by_hash else "the same losses and norms of updates"
-    say(f"{same} in all {common} rounds" + (f"; but another {scores}" if scores else ""))
+    but = f"; but another {scores[1][0].column} in round {scores[0]}" if scores else ""
+    say(f"{same} in all {common} rounds{but}")
     if len(first) != len(second):
         say(f"one has {len(first)} rounds, the other {len(second)}")
-    return None
+    return None, scores[1] if scores else []
 
 
-def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
-    """Say which clients' updates differ in a round, and for the first of them in which step.
+def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> tuple[list[int], str]:
+    """Return the clients whose updates differ in a round, and for the first of them in which step, in words.
 
     Raises:
         InputError, Diverged: it cannot be computed here.
     """
     cohorts = [run.rows[round - 1]["cohort"] for run in runs]
     if cohorts[0] != cohorts[1]:
-        say("their cohorts differ: look at seed.cohort, cohort, and the federations")
-        return
+        return [], "their cohorts differ: look at seed.cohort, cohort, and the federations"
     begun = [entered(run, round) for run in runs]
     if not torch.equal(begun[0].simulation.w, begun[1].simulation.w):
-        say(f"the models differ before round {round} already: look at seed.model, model and init")
-        return
+        return [], f"the models differ before round {round} already: look at seed.model, model and init"
     kept = [_recorded_hashes(run, round) for run in runs]
     hashes = [_hashes_here(one, round) if known is None else known for known, one in zip(kept, begun, strict=True)]
     other = [client for client, one, two in zip(cohorts[0], *hashes, strict=True) if one != two]
@@ -145,9 +186,10 @@ def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
         if (found := dependences(run, one, round, other or None))
     ]
     if not other:
-        for line in dependent or [_of_the_sum(runs, kept, round)]:
+        *lines, last = dependent or [_of_the_sum(runs, kept, round)]
+        for line in lines:
             say(line)
-        return
+        return [], last
     names = begun[0].parts.federation.client_names()
     shown = first_of([f"{client} ({names[client]})" for client in other], MAX_LISTED)
     say(f"clients whose updates differ: {len(other)} of {len(cohorts[0])}: {shown}")
@@ -162,7 +204,7 @@ def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
     unexplained = "what it reports is not: look at algorithm and guess"
     if unlike:
         unexplained = "computed here: look at the processors and libraries of the two runs, and their settings"
-    say(f"client {other[0]}: {_first_difference(*replays) or f'all its steps are the same, {unexplained}'}")
+    return other, f"client {other[0]}: {_first_difference(*replays) or f'all its steps are the same, {unexplained}'}"
 
 
 def _of_the_sum(runs: Sequence[RecordedRun], kept: Sequence[Sequence[int] | None], round: int) -> str:

@@ -15,7 +15,9 @@ from hpcfed.ranks.devices import visible_devices
 from hpcfed.run_folder.certificate import DIGITS, named_files, read_certificate, sha256_of
 from hpcfed.run_folder.checkpoint.layout import Damaged, Manifest, refuse_other_arithmetic, stem
 from hpcfed.run_folder.checkpoint.writer import manifests, round_of
+from hpcfed.run_folder.code import without_given_observers
 from hpcfed.run_folder.contents import CHECKPOINTS, refuse_unusable
+from hpcfed.run_folder.data import present_data
 from hpcfed.run_folder.files import RESULT, read_mapping
 from hpcfed.run_folder.rounds import OWN_RECORD, RECORD, read_rounds
 
@@ -81,12 +83,11 @@ def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
     path = run / "recipe.yaml"
     if not path.is_file():
         raise InputError("not a run folder", where=str(run), remedy="name the output folder of a run")
-    recipe = load_recipe(path)
+    recipe = without_given_observers(load_recipe(path))
     moved: dict[str, Any] = {"output": run}
     if recipe.device not in ("auto", "cpu") and not visible_devices(recipe.device):
         moved["device"] = "cpu"  # of other bits, which `verify` says
-    if data is not None:
-        moved["data"] = data.resolve()
+    moved["data"] = present_data(recipe, run) if data is None else data.resolve()
     if code is not None:
         moved["python_path"] = [code.resolve()]
     recipe = recipe.model_copy(update=moved)

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpcfed.config import metrics
 from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.given import is_given
 from hpcfed.config.user_code.modules import Source, is_installed, loaded, read_source, source_without_file
 from hpcfed.errors import InputError, first_of
 from hpcfed.io.atomic import write_whole
@@ -67,6 +68,12 @@ def references(recipe: Recipe) -> list[str]:
     factories = *recipe.own_rules, recipe.model.factory, recipe.loss.factory, recipe.local.step
     named = [*factories, *metrics.references(recipe.evaluate.metrics)]
     return [one for one in named if one is not None and not is_installed(one, recipe.python_path)]
+
+
+def without_given_observers(recipe: Recipe) -> Recipe:
+    """Return a recipe as run folders have it: observers that are objects of Python exist in that process alone."""
+    kept = [one for one in recipe.observers if one.factory is None or not is_given(one.factory)]
+    return recipe.model_copy(update={"observers": kept})
 
 
 def own_code(recipe: Recipe) -> dict[str, Source]:

@@ -1,7 +1,8 @@
 """The entries of a run folder by what they are: results, which commands read; other files of a run; all else.
 
     results      the record, the models, private parts, checkpoints, `RESULTS`
-    of a run     lock, logs, pages, figures, earlier runs, temporary files: never read as results
+    of a run     lock, logs, pages, figures, tables, earlier runs, temporary files: never read as results
+    of samples   `FEDERATION`, the data of a run from Python; its recipe has their hash
     others       the user's
 
 A result is a regular file of the folder. A link in its place would be read, or written to, somewhere else.
@@ -20,6 +21,7 @@ from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import (
     CERTIFICATE,
     CLIENTS,
+    FEDERATION,
     HALF_STATES,
     LOCK,
     PRIVATE_FILES,
@@ -34,11 +36,16 @@ from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 RESULTS = (RECIPE, "environment.json", RECORD, CLIENTS, UPDATE_HASHES, CODE_FILE, RESULT, *MODELS)
 """Results at the top of the folder."""
-CHECKPOINTS, PRIVATE, LOGS, FIGURES = "checkpoints", "private", "logs", "figures"
+CHECKPOINTS, PRIVATE, LOGS, FIGURES, TABLES = "checkpoints", "private", "logs", "figures", "tables"
 INSIDE = {CHECKPOINTS: (STATES, HALF_STATES), PRIVATE: (PRIVATE_FILES, re.compile(r"\..*\.\d+\.tmp"))}
 """Folder → the names of its results, and of its temporary files."""
-OF_A_RUN = re.compile(rf"{re.escape(LOCK)}|{ACCEPTED_CODE_FILE}|{LOGS}|{FIGURES}|report\.html|previous-\d+")
-WRITTEN = (LOCK, ACCEPTED_CODE_FILE, CERTIFICATE, SIGNATURE, *RESULTS, CHECKPOINTS, PRIVATE, LOGS, FIGURES)
+OF_A_RUN = re.compile(
+    rf"{re.escape(LOCK)}|{ACCEPTED_CODE_FILE}|{FEDERATION}|{LOGS}|{FIGURES}|{TABLES}|report\.html|previous-\d+"
+)
+WRITTEN = (
+    *(LOCK, ACCEPTED_CODE_FILE, CERTIFICATE, SIGNATURE, *RESULTS),
+    *(CHECKPOINTS, PRIVATE, FEDERATION, LOGS, FIGURES, TABLES),
+)
 """Entries that commands write to."""
 
 LINK = "a link, or no file, in the place of one that hpcfed writes"

@@ -44,7 +44,9 @@ HALF_STATES = re.compile(r"\.round-\d{8,}\.([0-9a-f]{8}\.(server|clients|folder)
 """Temporary files in ``checkpoints/``; what has another name there is the user's."""
 ASIDE = "previous-*"
 """Folders of earlier runs."""
-EARLY_ENTRIES = (LOCK, "logs", "checkpoints", CODE_FILE)
+FEDERATION = "federation"
+"""Folder of a federation file that was given as samples from Python; earlier runs in the folder share it."""
+EARLY_ENTRIES = (LOCK, "logs", "checkpoints", CODE_FILE, FEDERATION)
 """Entries that may exist before a run has written its recipe."""
 REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, (RECIPE, 'report.html', *RUN_FILES)))})\.\d+\.tmp")
 """Temporary files of a job that was killed in `hpcfed.io.atomic.write_whole`."""

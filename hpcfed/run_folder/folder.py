@@ -33,7 +33,7 @@ from hpcfed.errors import InputError, first_of
 from hpcfed.io.atomic import to_disk, write_whole, writing
 from hpcfed.ranks.world import World
 from hpcfed.run_folder import files
-from hpcfed.run_folder.code import FRESH, CodeRecord, references
+from hpcfed.run_folder.code import FRESH, CodeRecord, references, without_given_observers
 from hpcfed.run_folder.contents import refuse_links
 from hpcfed.run_folder.cut import cut
 from hpcfed.run_folder.identity import FOLLOWED, FREE, WITHOUT_EFFECT, differences
@@ -264,7 +264,7 @@ class RunFolder:
                 say(f"{recipe.name}: {ended}; kept in {aside}: {changed}")
             if trains:
                 self.code.write(recipe, done)
-            write_whole(self.path / files.RECIPE, dump_yaml(to_plain(recipe)))
+            write_whole(self.path / files.RECIPE, dump_yaml(to_plain(without_given_observers(recipe))))
         except OSError as error:
             raise files.unusable(self.path, error) from None
         return data

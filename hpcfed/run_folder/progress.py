@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hpcfed.io.output import Output
+from hpcfed.io.pace import QUIET_SECONDS, clock
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-QUIET_SECONDS = 10.0
 
 
 class Reporter:
@@ -113,10 +112,3 @@ class Reporter:
     def _speed(self) -> str:
         per_second = self._done / max(self._elapsed, 1e-9)
         return f"{per_second:.1f} rounds/s" if per_second >= 1 else f"{1 / per_second:.1f} s/round"
-
-
-def clock(seconds: float) -> str:
-    """Return a time as ``m:ss``, or ``h:mm:ss``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -48,7 +48,7 @@ def line_of(row: Mapping[str, Any]) -> str:
     try:
         return json.dumps(row, allow_nan=False) + "\n"
     except ValueError:  # rare, and searching every row takes longer
-        return json.dumps(_finite(row), allow_nan=False) + "\n"
+        return json.dumps(finite(row), allow_nan=False) + "\n"
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
@@ -217,12 +217,13 @@ def _leaves(row: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a JSON value with null for each number that is not finite, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {key: finite(entry) for key, entry in value.items()}
+    return [finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _checked(value: int | float, name: str, where: str) -> int | float:

@@ -145,7 +145,7 @@ def test_objects_that_cannot_be_recorded_train_and_say_so(tmp_path, command, cap
         ({"algorithm": lambda: 5}, "expected a hpcfed.types.Method"),
         ({"modle": nn.Linear(12, 4)}, "did you mean 'model'?"),
         ({"evaluate": {"metrics": [functools.partial(max, 1)]}}, "a name for each"),
-        ({"observers": [object()]}, "an object with start, round, end"),
+        ({"observers": [object()]}, "an object with start, round, look, end"),
     ],
     ids=range(11),
 )

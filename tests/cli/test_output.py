@@ -13,8 +13,9 @@ from typing import TextIO
 
 import h5py
 import pytest
+from click.shell_completion import ShellComplete
 
-from hpcfed.cli.main import main
+from hpcfed.cli.main import cli, main
 from hpcfed.io.console import Console
 from hpcfed.io.output import Output
 from tests.launch import ROOT
@@ -97,3 +98,41 @@ def test_the_shell_completes_commands(folder, command, monkeypatch):
         monkeypatch.setenv(name, value)
     done = command([], folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, "plain,verify\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "some", "none"),
+    [
+        (["loc"], {"local."}, {"rounds="}),
+        (["local."], {"local.lr=", "local.steps="}, {"local.server_lr="}),
+        (["algorithm."], {"algorithm.eps=", "algorithm.name="}, {"algorithm.alpha="}),
+        (["algorithm.name=feddyn", "algorithm.al"], {"algorithm.alpha="}, set()),
+        (["algorithm.name=fedex"], {"algorithm.name=fedexp", "algorithm.name=fedexp-m"}, {"algorithm.name=fedavg"}),
+        (["algorithm.name", "=", "fedex"], {"fedexp", "fedexp-m"}, {"fedavg"}),  # as bash splits it
+        (["algorithm.name", "=", ""], {"fedexp", "fedavg"}, {"local."}),
+        (["reduction", "=", "fast", "dev"], {"device="}, {"reduction="}),
+        (["local.lr=0.1", "evaluate.model=l"], {"evaluate.model=last", "evaluate.model=last-two"}, set()),
+        (["updates.0.quanti"], {"updates.0.quantize."}, set()),
+        (["updates.0.quantize.b"], {"updates.0.quantize.bits="}, set()),
+        (["gone.x=1", "gone.y="], set(), {"fast"}),
+    ],
+    ids=" ".join,
+)
+def test_the_shell_completes_keys_and_values_of_a_recipe(words, some, none, tmp_path, monkeypatch):
+    (tmp_path / "r.yaml").write_text("data: d.h5\nalgorithm: {name: fedexp}\n")
+    monkeypatch.chdir(tmp_path)
+    *typed, last = words
+    for command in ("run", "sweep") if last == "loc" else ("run",):
+        found = ShellComplete(cli, {}, "hpcfed", "_HPCFED_COMPLETE").get_completions([command, "r.yaml", *typed], last)
+        values = {item.value for item in found}
+        assert some <= values
+        assert not none & values
+        assert all(value.startswith(last) for value in values)
+
+
+def test_bash_completes_without_a_space_behind_a_section(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("_HPCFED_COMPLETE", "bash_source")
+    done = command([], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "compopt -o nospace" in done.stdout
+    subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)

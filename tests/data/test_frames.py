@@ -118,7 +118,11 @@ OF_ILL = {"client": "hospital", "target": "ill"}
         (FRAME, {"client": "hospital", "target": "il"}, "no column 'il'; did you mean 'ill'?"),
         (FRAME.assign(hospital=[None, *"abcab"]), OF_ILL, "1 samples without a client"),
         (FRAME.assign(seen=pd.Timestamp("2026-01-01")), OF_ILL, "column 'seen': expected numbers or words, got dates"),
-        (FRAME.assign(scan=[[1, 2]] * 6), OF_ILL, "column 'scan': expected numbers or words, got a list"),
+        (
+            FRAME.assign(scan=[[1, 2]] * 6),
+            OF_ILL,
+            "got a list; give arrays, {'north': (x, y), …}",
+        ),
         ({"a": (X, Y)}, {"target": "ill"}, "name columns of data frames"),
         ({"a": DataLoader(DATASET, sampler=SubsetRandomSampler([0, 1]))}, {}, "got one with a SubsetRandomSampler"),
         ({"a": DataLoader(DATASET, sampler=RandomSampler(DATASET, replacement=True))}, {}, "each once"),

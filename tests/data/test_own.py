@@ -540,7 +540,7 @@ def test_labels_of_arrays_that_need_a_look(tmp_path: Path) -> None:
     np.savez(path, x=np.zeros((3, 1, 8, 3)), y=np.array([3, np.nan, 1]))
     dataset = own.load(tmp_path, missing="drop")
     assert (dataset.y.tolist(), dataset.remarks) == ([1, 0], ("target 'y': 2 classes: 1, 3",))
-    with pytest.raises(InputError, match="client 'a': y: expected whole numbers"):
+    with pytest.raises(InputError, match="client 'a': y: expected a label for each sample, got 1 of NaN"):
         own.load(tmp_path)
     np.savez(path, x=np.zeros((2, 1)), y=np.array(["a", " "]))
     with pytest.raises(InputError, match=r"client 'a': y: a label is empty"):

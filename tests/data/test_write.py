@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
+from data_prep import progress
 from data_prep.dataset import Dataset
 from data_prep.partition import SCHEMES
 from data_prep.sources import digits, idx
@@ -82,6 +83,18 @@ def test_blocks_do_not_show(tmp_path: Path, images: Dataset, monkeypatch: pytest
     monkeypatch.setattr(content, "BLOCK_BYTES", 50)  # two images of 20 bytes
     write(tmp_path / "many", images, owner_of(images), 7, partition=RECORD)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
+
+
+def test_progress_has_the_time_left(tmp_path: Path, images: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "PERIOD", 0.0)
+    monkeypatch.setattr(content, "BLOCK_BYTES", 100)
+    with progress.shown(said.append):
+        write(tmp_path / "f.h5", images, owner_of(images), 7, partition=RECORD)
+    write(tmp_path / "g.h5", images, owner_of(images), 7, partition=RECORD)
+    assert said[:2] == ["writing train/x, in rows: 0 of 60", "writing train/x, in rows: 5 of 60, 0:00 left"]
+    assert said[-1].startswith("hashing, in bytes: 1,744 of 1,744")
+    assert {line.partition(":")[0] for line in said[:-1]} > {"writing test/y, in rows", "hashing, in bytes"}
 
 
 def test_content_is_the_hash_of_the_data_alone(tmp_path: Path, images: Dataset) -> None:

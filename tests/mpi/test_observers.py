@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import hpcfed
 from hpcfed.errors import InputError
@@ -148,6 +150,30 @@ def test_a_run_goes_on_with_other_observers(world, folder):
     assert len(diary(folder / "diary")) == len(told)
 
 
+class Looker:
+    """Keeps a parameter of each round, and spoils the copies that it gets."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def look(self, round: Any) -> None:
+        name = "2.bias"
+        self.kept.append((round.number, round.metrics["hash"], round.parameters[name].clone()))
+        for each in round.parameters.values():
+            each.zero_()
+
+
+def test_an_observer_that_looks_gets_the_model_of_each_round(world, folder):
+    lookers = Looker(), Looker()
+    model = nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 4))
+    plain = hpcfed.run(small("plain", model=model, seed=1), world=world, quiet=True)
+    looked = hpcfed.run(small("looked", model=model, seed=1, observers=[*lookers]), world=world, quiet=True)
+    assert [row["hash"] for row in looked.metrics] == [row["hash"] for row in plain.metrics]
+    for looker in lookers if world.is_root else ():
+        assert [(number, text) for number, text, _ in looker.kept] == [(r["round"], r["hash"]) for r in plain.metrics]
+        assert torch.equal(looker.kept[-1][2], plain.module[2].bias)
+
+
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     ("observers", "message"),
@@ -158,7 +184,10 @@ def test_a_run_goes_on_with_other_observers(world, folder):
             [{"factory": "own_observers:broken"}],
             "own_observers:broken' raised OSError: no space (own_observers.py, line",
         ),
-        ([{"factory": "own_observers:Mute"}], "expected an object with start, round, end, or one of them, got a Mute"),
+        (
+            [{"factory": "own_observers:Mute"}],
+            "expected an object with start, round, look, end, or one of them, got a Mute",
+        ),
         ([{"factory": "own_observers:Diary", "arg": {}}], "unknown key 'observers.0.arg'; did you mean 'args'"),
         (["tensorbord"], "observers.0.name: expected 'tensorboard' or 'wandb', got 'tensorbord'"),
         ([{}], "exactly one of 'name' and 'factory'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 import hpcfed
 from hpcfed.data.content import content_hash
 from hpcfed.errors import InputError
+from hpcfed.io.pace import Pace
 from hpcfed.provenance.recorded import placed_recipe
 from hpcfed.provenance.verify.spot_check import drawn, oddness, reachable, segments
 from hpcfed.provenance.verify.verify import Verification, verify
@@ -98,6 +100,18 @@ def test_a_run_of_all_ranks_is_verified_on_one(variant, world, folder):
             assert "bit for bit, on 1 rank" in said
 
     world.on_root(alone)
+
+
+def test_progress_has_the_time_left(world, folder, monkeypatch):
+    hpcfed.run(of("fedavg"), world=world, quiet=True)
+    monkeypatch.setattr(Pace, "is_due", lambda pace: True)
+    code, said = verified(folder / "run", world)
+    assert code == 0
+    assert " kB of the data are read, 0:00 left\n" in said
+    assert re.search(r"\nround 3 of 6 is as recorded, \d+:\d\d left\n", said)
+    _, said = verified(folder / "run", world, 2)
+    assert "\nthe state after round 2 is as recorded\n" in said
+    assert " of 6 is as recorded, 0:00 left\n" in said  # of the last one of those drawn
 
 
 def test_a_finished_run_keeps_the_metrics_that_it_has_measured(world, folder):

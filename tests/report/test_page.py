@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import subprocess
 import sys
@@ -94,14 +95,31 @@ def test_figures_follow_what_was_recorded(page_of_two_methods, tmp_path):
     assert [file.name for file in (tmp_path / "fedexp").iterdir()] == ["report.html"]
 
 
+def test_every_table_is_there_as_csv_and_latex(page_of_two_methods):
+    page, _ = page_of_two_methods
+    folder = page.parent / "tables"
+    found = {file.stem for file in folder.iterdir()}
+    assert found >= {"results", "targets", "time", "recipes", "runs"}
+    assert {file.name for file in folder.iterdir()} == {f"{name}{kind}" for name in found for kind in (".csv", ".tex")}
+    results = [*csv.reader((folder / "results.csv").open(encoding="utf-8"))]
+    assert results[0][:3] == ["Method", "Seeds", "Rounds"]
+    latex = (folder / "results.tex").read_text(encoding="utf-8")
+    assert latex.count(r"\\") == len(results)
+    shown = re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8"))
+    assert all(row[0] in shown for row in results)
+
+
 def test_figures_of_an_earlier_report_go(tmp_path):
     run = write_run(tmp_path / "run", rows=make_rows(2, "fedavg", 0))
     stale = run / "figures" / "clients.pdf"
     stale.parent.mkdir()
     stale.write_bytes(b"%PDF")
     (run / "figures" / "own.pdf").write_bytes(b"%PDF")
+    (run / "tables").mkdir()
+    (run / "tables" / "targets.tex").write_text("old")
     make_report([run], figures=False)
     assert [file.name for file in stale.parent.iterdir()] == ["own.pdf"]
+    assert not [*(run / "tables").iterdir()]
 
 
 def test_metrics_of_the_users_own_are_drawn(page_of_two_methods):

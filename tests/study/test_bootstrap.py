@@ -183,8 +183,8 @@ def test_progress_says_how_much_is_done(capsys):
     progress = ResampleProgress("heart-study", speaks=True)
     progress.begin(1000, 6)
     progress.update(50, 6000)
-    progress._began -= 30
-    progress._spoke -= 30
+    progress.pace._began -= 30
+    progress.pace._spoke -= 30
     progress.update(1500, 6000)
     progress.update(1550, 6000)
     assert capsys.readouterr().out.splitlines() == [

@@ -23,9 +23,9 @@ import hpcfed
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_new
+from hpcfed.lab.report.files import latex_of_table
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study.cells import value_text
-from hpcfed.lab.study.files import latex_of_table
 from hpcfed.lab.study.folder import prepare
 from hpcfed.lab.study.measures import StudyMetric, metrics_of
 from hpcfed.lab.study.page import without_results, write_results
@@ -399,6 +399,14 @@ def test_sites_own_models_are_compared_and_baselines_have_no_part_in_what_is_sen
     runs = place / "sweep/runs"
     sent = {arm: load_recipe(runs / f"{arm}.split-0.seed-0/recipe.yaml").updates for arm in ("ditto", "pooled")}
     assert (len(sent["ditto"]), sent["pooled"]) == (1, [])
+
+
+def test_a_recipe_that_a_run_has_resolved_says_which_samples_are_split(folder):
+    recipe(folder, rounds=1)
+    content = planned(folder, splits=1).samples.content
+    assert planned(folder, overrides=[f"data_content={content}"], splits=1).recipe.data_content is None
+    with pytest.raises(InputError, match=rf"data_content: expected other, got {content}"):
+        planned(folder, overrides=["data_content=other"], splits=1)
 
 
 def test_fewer_rounds_than_sites_leave_some_unvisited(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hpcfed.errors import InputError
 from hpcfed.io.figure_style import to_files
 from hpcfed.lab.sweep.claims import Claim, RunState
-from hpcfed.lab.sweep.figures import _curve, _number, _title, draw, table_of
+from hpcfed.lab.sweep.figures import _curve, _lines, _number, _title, draw, table_of
 from hpcfed.lab.sweep.grid import parse_grids
 from hpcfed.lab.sweep.plan import Plan, make_plan
 from hpcfed.lab.sweep.select import Candidate, Rule, candidates, parse_rule, remarks
@@ -191,6 +192,22 @@ def test_a_bar_down_to_0_leaves_the_scale_of_the_means(folder, monkeypatch, recw
     assert 0.002 <= axes.get_ylim()[0] < 0.02
     assert to_files(figure)[".png"].startswith(b"\x89PNG")
     assert not recwarn.list
+
+
+def test_values_that_are_words_have_a_line_each_with_labels_that_do_not_meet(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    methods = ["{name: fedavg}", "{name: fedprox, mu: 0.1}", "{name: scaffold}", "{name: fedexp, eps: 0.001}"]
+    plan = make_plan("recipe.yaml", [], parse_grids([f"algorithm={','.join(methods)}"]), [0], None)
+    spreads = enumerate([(0.6, 0.1), (math.nan, math.nan), (0.5, 0.2), (0.4, math.nan)])
+    candidates = {point: Candidate(point, (), *spread) for point, spread in spreads}
+    figure = _lines(plan, 0, candidates, LOSS)
+    to_files(figure)
+    (axes,) = figure.axes
+    labels = axes.get_yticklabels()
+    assert [label.get_text() for label in labels] == ["fedavg", "fedprox, mu 0.1", "scaffold", "fedexp, eps 0.001"]
+    extents = [label.get_window_extent() for label in labels]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(extents, 2))
+    assert all(extent.x0 >= 0 for extent in extents)
 
 
 LOSS = Rule("train_loss", 1, largest=False)

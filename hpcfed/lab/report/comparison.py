@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcfed.errors import InputError
 from hpcfed.io.figure_style import PAGE, PAPER, to_files, to_svg
 from hpcfed.lab.report import tables
+from hpcfed.lab.report.files import csv_of_table, file_name, latex_of_table
 from hpcfed.lab.report.group import Group, group_runs
 from hpcfed.lab.report.measure import Criterion, choose_criterion, default_target
 from hpcfed.lab.report.page import Chapter, Picture, render_page
@@ -18,6 +19,11 @@ from hpcfed.lab.report.plots import Scene
 from hpcfed.lab.report.read import Run, find_runs, read_run
 from hpcfed.lab.report.sections import DIFFERENCES, SECTIONS, TIME, Plot, files_of, own_metrics
 from hpcfed.lab.report.write import choose_folder, write_report
+from hpcfed.run_folder.contents import FIGURES, TABLES
+
+RESULTS, TARGETS, RUNS, RECIPES = "results", "targets", "runs", "recipes"
+"""Names of tables beside those of the sections."""
+KINDS = {".csv": csv_of_table, ".tex": latex_of_table}
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,9 @@ class Comparison:
 def make_report(
     runs: Sequence[Path], output: Path | None = None, targets: Sequence[float] = (), *, figures: bool = True
 ) -> Path:
-    """Write ``report.html`` and optionally ``figures/`` (PNG and PDF) from run folders; return the page's path.
+    """Write ``report.html`` and optionally ``figures/`` (PNG and PDF) and ``tables/`` (CSV and LaTeX) from run folders.
+
+    Returns the page's path.
 
     `output` defaults to the run's own folder for one run, and to ``report`` for several. `targets` are fractions for
     accuracies, else losses; by default the report chooses a target that even the worst run reached.
@@ -82,12 +90,15 @@ def compare(
 
 
 def write_comparison(comparison: Comparison, output: Path | None = None, *, figures: bool = True) -> Path:
-    """Write the page, and optionally the figures, into `output` (defaults as in `make_report`); return its path."""
+    """Write the page, and optionally figures and tables, into `output` (defaults as in `make_report`); return its
+    path.
+    """
     folder = choose_folder(comparison.runs, None if output is None else Path(output))
     groups = comparison.groups
     scene = Scene(groups, comparison.criterion, comparison.targets, comparison.window, comparison.baseline)
     chapters: list[Chapter] = []
-    files: dict[str, bytes] = {}
+    files: dict[str, str | bytes] = {}
+    shown = dict(zip((RESULTS, TARGETS), comparison.results, strict=False))
     sections = (*SECTIONS, own_metrics(comparison.runs))
     for section in sections:
         drawn = [(plot, figure) for plot in section.plots if (figure := plot.draw(scene, PAGE))]
@@ -95,28 +106,35 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
         if figures:
             files |= _files([plot for plot, _ in drawn], scene)
         table = comparison.differences if section is DIFFERENCES else section.table(groups)
+        shown |= {file_name(section.title): table} if table else {}
         if pictures or table:
             chapters.append(
                 Chapter(section.title, tuple(pictures), table, has_keys=bool(pictures) and section is not TIME)
             )
-    recipes = tables.recipes_table(groups) if len(groups) > 1 else None
+    recipes, runs = tables.recipes_table(groups) if len(groups) > 1 else None, tables.environment_table(groups)
+    shown |= {RUNS: runs} | ({RECIPES: recipes} if recipes else {})
+    if figures:
+        files |= {f"{TABLES}/{name}{kind}": write(t) for name, t in shown.items() for kind, write in KINDS.items()}
     page = render_page(
         groups,
         comparison.results,
         chapters,
         recipes,
-        tables.environment_table(groups),
+        runs,
         waiting=comparison.waiting,
         has_files=figures,
     )
-    return write_report(folder, page, files, known=files_of(sections))
+    titles = (RESULTS, TARGETS, RUNS, RECIPES, *(file_name(section.title) for section in sections))
+    known = [f"{FIGURES}/{name}" for name in files_of(sections)]
+    known += [f"{TABLES}/{name}{kind}" for name in titles for kind in KINDS]
+    return write_report(folder, page, files, known)
 
 
 def _files(plots: Sequence[Plot], scene: Scene) -> dict[str, bytes]:
-    """Return the plots as files for a paper: name → content."""
+    """Return the plots as files for a paper: path → content."""
     drawn = ((plot.file, plot.draw(scene, PAPER)) for plot in plots)
     return {
-        f"{name}{suffix}": content
+        f"{FIGURES}/{name}{suffix}": content
         for name, figure in drawn
         if figure is not None
         for suffix, content in to_files(figure).items()

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcfed.errors import InputError, nearest
 from hpcfed.lab.report.group import Group, method_of, name_of
-from hpcfed.lab.report.measure import moving
+from hpcfed.lab.report.measure import Criterion, final, moving, round_reached
 from hpcfed.lab.report.read import Run
 
 CONFIDENCE = 0.95
@@ -159,6 +159,52 @@ def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float])
     if np.ptp(apart) > 0:
         half = student(len(apart) - 1) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
     return MeanEstimate(float(apart.mean()), half, len(apart))
+
+
+@dataclass(frozen=True)
+class PairedDifferences:
+    """A group's mean differences from the baseline.
+
+    Attributes:
+        group: the group.
+        paired: (the baseline's run, the group's run) of each shared seed; never empty.
+        final: of the criterion at the end.
+        rounds: of the rounds to each target.
+        why_not: why they are not computed: other samples; else "".
+    """
+
+    group: Group
+    paired: Sequence[tuple[Run, Run]]
+    final: MeanEstimate | None = None
+    rounds: Sequence[MeanEstimate | None] = ()
+    why_not: str = ""
+
+    @property
+    def seeds(self) -> list[str]:
+        """The shared seeds."""
+        return [run.seed for run, _ in self.paired]
+
+
+def paired_differences(
+    groups: Sequence[Group], baseline: Group, criterion: Criterion, targets: Sequence[float], window: int
+) -> list[PairedDifferences]:
+    """Return the differences of every other group that shares a seed with the baseline."""
+    found = []
+    for group in groups:
+        paired = pairs(baseline, group)
+        if group is baseline or not paired:
+            continue
+        if why := other_samples(*paired[0], criterion.column):
+            found.append(PairedDifferences(group, paired, None, [None] * len(targets), why))
+            continue
+        at_end = difference(paired, lambda run: final(run, criterion.column, window))
+        rounds = [difference(paired, _rounds_to(criterion, target, window)) for target in targets]
+        found.append(PairedDifferences(group, paired, at_end, rounds))
+    return found
+
+
+def _rounds_to(criterion: Criterion, target: float, window: int) -> Callable[[Run], float]:
+    return lambda run: round_reached(run, criterion, target, window) or math.nan
 
 
 def difference_curve(

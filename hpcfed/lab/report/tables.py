@@ -22,16 +22,13 @@ from hpcfed.lab.report.measure import (
     final,
     mean_seconds,
     reach,
-    round_reached,
     spread,
     unit_of,
 )
 from hpcfed.lab.report.paired import (
     CONFIDENCE,
     MeanEstimate,
-    difference,
-    other_samples,
-    pairs,
+    paired_differences,
     samples_note,
     shared_draws,
 )
@@ -147,22 +144,18 @@ def differences_table(
     strong: set[tuple[int, int]] = set()
     shared: dict[str, list[str]] = {}
     notes: list[str] = []
-    for group in groups:
-        paired = pairs(baseline, group)
-        if group is baseline or not paired:
+    for apart in paired_differences(groups, baseline, criterion, targets, window):
+        label, seeds = apart.group.label, ", ".join(apart.seeds)
+        if apart.why_not:
+            rows.append((label, seeds, *[ABSENT] * (1 + len(targets))))
+            notes.append(f"{label} has no difference: {apart.why_not}.")
             continue
-        seeds = ", ".join(run.seed for run, _ in paired)
-        if why := other_samples(*paired[0], criterion.column):
-            rows.append((group.label, seeds, *[ABSENT] * (1 + len(targets))))
-            notes.append(f"{group.label} has no difference: {why}.")
-            continue
-        shared.setdefault(shared_draws(*paired[0]), []).append(group.label)
-        values = [difference(paired, lambda run: final(run, criterion.column, window))]
-        values += [difference(paired, _rounds_to(criterion, target, window)) for target in targets]
+        shared.setdefault(shared_draws(*apart.paired[0]), []).append(label)
+        values = [apart.final, *apart.rounds]
         texts = [lambda value: difference_text(value, criterion), *[rounds_difference_text for _ in targets]]
-        cells = [_difference(value, text, len(paired)) for value, text in zip(values, texts, strict=True)]
+        cells = [_difference(value, text, len(apart.paired)) for value, text in zip(values, texts, strict=True)]
         strong |= {(len(rows), column) for column, value in enumerate(values, start=2) if value and value.is_clear}
-        rows.append((group.label, seeds, *cells))
+        rows.append((label, seeds, *cells))
     if not rows:
         return None
     unit = ", points" if criterion.is_fraction else ""
@@ -190,10 +183,6 @@ def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:
         had = f"had the same {what}" if what else "had other data or cohorts: such pairs share no more than the seed"
         said.append(f"{of_whom} {had}{', but other batches' if what == 'cohorts' else ''}.")
     return " ".join(said)
-
-
-def _rounds_to(criterion: Criterion, target: float, window: int) -> Callable[[Run], float]:
-    return lambda run: round_reached(run, criterion, target, window) or math.nan
 
 
 def _difference(value: MeanEstimate | None, text: Callable[[float], str], num_pairs: int) -> str:

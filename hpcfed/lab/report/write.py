@@ -9,9 +9,9 @@ from pathlib import Path
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.lab.report.read import Run, is_run_folder
-from hpcfed.run_folder.contents import refuse_link
+from hpcfed.run_folder.contents import FIGURES, TABLES, refuse_link
 
-PAGE, FIGURES = "report.html", "figures"
+PAGE = "report.html"
 MARKER = '<meta name="generator" content="hpcfed report'  # near the top of every page of a report
 BEGUN = f'<!DOCTYPE html>{MARKER}"><title>hpcfed report</title><p>Not finished: hpcfed report has to be called again.\n'
 DEFAULT_FOLDER = Path("report")
@@ -37,8 +37,9 @@ def choose_folder(runs: Sequence[Run], output: Path | None) -> Path:
                 where=str(page),
                 remedy="move it away, or name another folder with --output",
             )
-        refuse_link(folder / FIGURES)
-        for place in (folder, folder / FIGURES):
+        for name in (FIGURES, TABLES):
+            refuse_link(folder / name)
+        for place in (folder, folder / FIGURES, folder / TABLES):
             _check_writable(place)
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=str(folder), remedy=ANOTHER) from error
@@ -55,9 +56,9 @@ def _check_is_ours(folder: Path) -> None:
 
 
 def _is_remains(entry: Path) -> bool:
-    """Whether a killed report may have left this entry: a temporary page, or an empty folder of figures."""
+    """Whether a killed report may have left this entry: a temporary page, or an empty folder."""
     if entry.is_dir():
-        return entry.name == FIGURES and not any(entry.iterdir())
+        return entry.name in (FIGURES, TABLES) and not any(entry.iterdir())
     return entry.match(_temporary(PAGE))
 
 
@@ -82,25 +83,27 @@ def _check_writable(folder: Path) -> None:
         )
 
 
-def write_report(folder: Path, page: str, figures: Mapping[str, bytes], known: Sequence[str]) -> Path:
-    """Write the `figures`, name → content, and then the page; return the page's path.
+def write_report(folder: Path, page: str, files: Mapping[str, str | bytes], known: Sequence[str]) -> Path:
+    """Write the `files`, path in the folder → content, and then the page; return the page's path.
 
     If there is no page yet, a placeholder comes first: it marks the folder as a report's even if writing is cut short.
-    Figures of an earlier report (file names in `known`) that were not drawn this time are removed.
+    Files of an earlier report (paths in `known`) that were not written this time are removed.
 
     Raises EnvironmentFailure: the disk refuses.
     """
-    place, target = folder / FIGURES, folder / PAGE
+    target = folder / PAGE
     try:
-        (place if figures else folder).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             write_whole(target, BEGUN)
-        for name, content in figures.items():
-            write_whole(place / name, content)
+        for name, content in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            write_whole(folder / name, content)
         for name in known:
-            if name not in figures:
-                (place / name).unlink(missing_ok=True)
-            _remove_all(place, _temporary(name))
+            path = folder / name
+            if name not in files:
+                path.unlink(missing_ok=True)
+            _remove_all(path.parent, _temporary(path.name))
         _remove_all(folder, _temporary(PAGE))
         write_whole(target, page)
     except OSError as error:

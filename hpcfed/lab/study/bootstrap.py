@@ -12,9 +12,8 @@ Reference: Efron, Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,12 +26,12 @@ from hpcfed.data.cache import Samples
 from hpcfed.errors import Stopped
 from hpcfed.evaluation.metrics import ranking_scores
 from hpcfed.io.output import Output
+from hpcfed.io.pace import Pace
 from hpcfed.lab.loaded import load
 from hpcfed.lab.study.arms import ALONE, ENSEMBLE, Arm
 from hpcfed.lab.study.ensemble import functions_of, mean_prediction, test_samples
 from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.statistics import Ends, auroc_interval
-from hpcfed.run_folder.progress import QUIET_SECONDS, clock
 
 if TYPE_CHECKING:
     from hpcfed.lab.study.plan import Study
@@ -68,7 +67,7 @@ Measures = dict[tuple[str, str], dict[int, list[_OfSplit]]]
 
 @dataclass
 class ResampleProgress:
-    """Prints the progress of resampling on rank 0, at most a line every `QUIET_SECONDS`.
+    """Prints the progress of resampling on rank 0, at most a line every 10 s.
 
     Attributes:
         name: of the study.
@@ -79,15 +78,14 @@ class ResampleProgress:
     name: str
     speaks: bool = False
     stops: Callable[[], bool] = lambda: False
-    _began: float = 0.0
-    _spoke: float = 0.0
+    pace: Pace = field(default_factory=Pace)
 
     def begin(self, count: int, sites: int) -> None:
-        self._began = self._spoke = time.monotonic()
+        self.pace = Pace()
         self._say(f"{count:,} resamples of the patients of each of {sites} sites")
 
-    def update(self, done: int, total: int) -> None:
-        """Show how many resamples of all sites are done.
+    def update(self, done: int, total: int, what: str = "resamples done") -> None:
+        """Show how many resamples of all sites are done, or how much of what comes before them.
 
         Raises:
             Stopped: it has been asked to stop.
@@ -95,11 +93,8 @@ class ResampleProgress:
         if self.stops():
             what = "resampling stopped, the page has no intervals over patients"
             raise Stopped(what, where=self.name, remedy="the same command computes them")
-        now = time.monotonic()
-        if done and now - self._spoke >= QUIET_SECONDS:
-            self._spoke = now
-            left = clock((now - self._began) / done * (total - done))
-            self._say(f"{done:,}/{total:,} resamples done, {left} left")
+        if done and self.pace.is_due():
+            self._say(f"{done:,}/{total:,} {what}{self.pace.left(done, total)}")
 
     def _say(self, text: str) -> None:
         if self.speaks:
@@ -116,6 +111,7 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: R
     sites, done = len(view.sites), 0
     progress.begin(count, sites)
     measures = _measures(view, [one.name for one in metrics], progress)
+    progress.pace.begin()
     found = {key: np.full((sites + 1, count), np.nan) for key in measures}
     for site in range(sites):
         for start, times in _draws(view.study, site, count):
@@ -161,7 +157,7 @@ def _measures(view: View, names: Sequence[str], progress: ResampleProgress) -> M
     """Return the metrics of each row's outputs, at each site and in each split."""
     study, found = view.study, Measures()
     for split, one in enumerate(study.splits.each):
-        progress.update(0, 1)
+        progress.update(split, len(study.splits.each), "splits' models read")
         weighs = {name: weigh for name, weigh in _weighs(study, split).items() if name in names}
         outputs = _outputs(view, split)
         for site, (_, target) in test_samples(study, split).items():

@@ -11,7 +11,7 @@ study.html            the results, with tables/ and figures/
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hpcfed.config.load import dump_yaml, read_yaml
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_new, write_whole
+from hpcfed.io.pace import Pace, nobody
 from hpcfed.lab.frame import as_csv
 from hpcfed.lab.study.federations import files_of, remarks_on, write_split
 from hpcfed.lab.study.plan import DATA, FIGURES, PAGE, SWEEP, TABLES, TUNING, Study
@@ -31,8 +32,8 @@ SETTINGS, SAMPLES = "study.yaml", "splits.csv"
 OF_A_STUDY = {SETTINGS, PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING, SAMPLES}
 
 
-def prepare(study: Study, *, fresh: bool) -> list[str]:
-    """Make the study's folder and the splits' files; return remarks on them. On rank 0 only.
+def prepare(study: Study, *, fresh: bool, say: Callable[[str], None] = nobody) -> list[str]:
+    """Make the study's folder and the splits' files; return remarks on them. On rank 0 only; `say` shows progress.
 
     A folder with other splits is refused, or set aside as ``previous-1`` if `fresh`.
 
@@ -57,10 +58,10 @@ def prepare(study: Study, *, fresh: bool) -> list[str]:
         write_whole(folder / SAMPLES, _samples_csv(study))
     except OSError as error:
         raise unusable(folder, error) from None
-    return _write_splits(study)
+    return _write_splits(study, say)
 
 
-def prepare_inner(inner: Study, *, fresh: bool) -> None:
+def prepare_inner(inner: Study, *, fresh: bool, say: Callable[[str], None] = nobody) -> None:
     """Make the folder of the study that tunes, and its splits' files. On rank 0 only.
 
     Raises:
@@ -68,10 +69,10 @@ def prepare_inner(inner: Study, *, fresh: bool) -> None:
         EnvironmentFailure: the disk refuses.
     """
     with naming_tune():
-        prepare(inner, fresh=fresh)
+        prepare(inner, fresh=fresh, say=say)
 
 
-def _write_splits(study: Study) -> list[str]:
+def _write_splits(study: Study, say: Callable[[str], None]) -> list[str]:
     """Write the splits' files that are not there; return remarks on how all of them were filled and scaled.
 
     Raises:
@@ -80,7 +81,10 @@ def _write_splits(study: Study) -> list[str]:
     """
     about = study.about()
     remarks: list[str] = []
+    pace, total = Pace(), len(study.splits.each)
     for number, split in enumerate(study.splits.each):
+        if pace.is_due():
+            say(f"{study.folder.name}: {number} of {total} splits written{pace.left(number, total)}")
         files = files_of(study.folder / DATA, number)
         ours = {**about, "split": number}
         if not all(_holds(file, ours) for file in (files.sites, files.pooled)):

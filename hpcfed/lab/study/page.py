@@ -14,6 +14,7 @@ from hpcfed.config.load import dump_yaml
 from hpcfed.errors import counted
 from hpcfed.io.figure_style import LIGHT, to_files, to_svg
 from hpcfed.lab.frame import as_csv
+from hpcfed.lab.report.files import csv_of_table, file_name, latex_of_table
 from hpcfed.lab.report.group import ABSENT
 from hpcfed.lab.report.page import Picture, line_key, rendered
 from hpcfed.lab.report.read import read_recipe
@@ -21,7 +22,6 @@ from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study import tables
 from hpcfed.lab.study.arms import FEDERATED
 from hpcfed.lab.study.figures import curves_of, draw_confusion, draw_cross, draw_curves
-from hpcfed.lab.study.files import csv_of_table, file_name, latex_of_table
 from hpcfed.lab.study.forest import MOST_PANELS, PAPER, Forest, draw_forest, forest_of
 from hpcfed.lab.study.forest import PAGE as ON_PAGE
 from hpcfed.lab.study.measures import StudyMetric, matrix_of

@@ -274,14 +274,17 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
     recipes = load_recipes(source, [*overrides, *rounds, *seeded])
     several = len(recipes) > 1 or options.seeds
     first = recipes[0].model_copy(update={"output": recipes[0].output.parent}) if several else recipes[0]
-    if first.data_content is not None:
-        raise InputError("data_content", where=str(source), expected="none in a study, whose splits are new files")
     baselines = parse_baselines(options.baselines)
     methods = parse_methods(options.methods, first, {text.partition("=")[0] for text in options.tune})
     if first.bits == "portable":
         remedy = "leave bits out: a study measures and fine-tunes by the libraries"
         raise InputError("bits: portable in a study", where=str(source), remedy=remedy)
     samples = read_samples(first.data)
+    if first.data_content not in (None, samples.content):
+        raise InputError(
+            "data_content", where=str(first.data), expected=first.data_content, got=samples.content or "none"
+        )
+    first = first.model_copy(update={"data_content": None})  # splits are new files
     if options.standardize is None:
         options = replace(options, standardize=samples.scale)
     splits = make_splits(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hpcfed.errors import InputError
+from hpcfed.io.output import Output
+from hpcfed.io.pace import nobody
 from hpcfed.lab.report.read import mixed_code
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study.arms import ALONE, ENSEMBLE
@@ -43,11 +47,12 @@ def run_study(
         InputError: the folder holds other files, a recipe cannot be run, or runs that tune were refused.
         EnvironmentFailure: the disk refuses, or runs that tune failed.
     """
-    remarks = world.on_root(lambda: prepare(study, fresh=redo.fresh))
+    say = nobody if quiet else partial(print, file=Output(sys.stdout), flush=True)
+    remarks = world.on_root(lambda: prepare(study, fresh=redo.fresh, say=say))
     if study.tuning is not None:
         inner = world.on_root(study.inner)
         if inner.arms:
-            world.on_root(lambda: prepare_inner(inner, fresh=redo.fresh))
+            world.on_root(lambda: prepare_inner(inner, fresh=redo.fresh, say=say))
             tried = world.on_root(inner.plan)
             if run_sweep(tried, world, groups, quiet=quiet, redo=redo, waits=True):
                 return True, remarks, study
@@ -118,8 +123,11 @@ def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequenc
     return view, complete
 
 
-def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], progress: ResampleProgress) -> None:
+def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], progress: ResampleProgress) -> View:
     """Resample patients, and write the page and the tables again with intervals over them, on rank 0 only.
+
+    Returns:
+        The results with the intervals.
 
     Raises:
         InputError: a model of the runs cannot be read.
@@ -129,7 +137,9 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
     from hpcfed.lab.study.bootstrap import resample
 
     found = resample(view, view.study.metrics, view.study.options.bootstrap, progress)
-    _write(replace(view, resampled=found), words, remarks)
+    view = replace(view, resampled=found)
+    _write(view, words, remarks)
+    return view
 
 
 def remarks_on_code(plan: Plan) -> list[str]:

@@ -1,4 +1,6 @@
-"""The figures of a sweep: a curve over a single grid, else a heat map for each pair (FedExP's figure 1, GeL's 7).
+"""The figures of a sweep: a curve over a single grid of numbers, a line a value over one of words, else heat maps.
+
+One for each pair of grids (FedExP's figure 1, GeL's 7).
 
 With three or more grids, a cell of a pair is the best value over the other grids.
 """
@@ -9,14 +11,17 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from hpcfed.errors import cut
 from hpcfed.io.figure import literal
 from hpcfed.io.figure_style import LIGHT, Medium, blank, to_files
+from hpcfed.io.text import Malformed, parse_yaml
 from hpcfed.lab.sweep.grid import Grid
 from hpcfed.lab.sweep.plan import Plan
 from hpcfed.lab.sweep.select import Candidate, Rule
@@ -26,6 +31,10 @@ CELL = 0.78
 """Inches of a cell's side."""
 BROAD = 5
 """Columns of a heat map from which its title fits on a line."""
+LINE = 0.42
+"""Inches between the lines of a grid of words."""
+WIDE, MOST = 8, 40
+"""Characters from which labels across are turned, and that are shown."""
 DECADES = 3.0
 """Orders of magnitude that the shades of a heat map tell apart."""
 
@@ -37,7 +46,8 @@ def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, by
     by_point = {candidate.point: candidate for candidate in ranked}
     axes = [index for index, grid in enumerate(plan.grids) if len(grid.values) > 1]
     if len(axes) == 1:
-        figures = {_file(plan.grids[axes[0]].key): _curve(plan, axes[0], by_point, rule)}
+        one = _lines if plan.grids[axes[0]].numbers is None else _curve
+        figures = {_file(plan.grids[axes[0]].key): one(plan, axes[0], by_point, rule)}
     else:
         figures = {
             f"{_file(plan.grids[first].key)}-{_file(plan.grids[second].key)}": _heat_map(
@@ -87,7 +97,11 @@ def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candid
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.set_xticks(range(columns), _labels(plan.grids[second]))
+    across = _labels(plan.grids[second])
+    words = [label for label in across if not label.startswith("$")]
+    is_wide = max(map(len, words), default=0) > WIDE
+    turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if is_wide else {}
+    axes.set_xticks(range(columns), across, **turned)
     axes.set_yticks(range(rows), _labels(plan.grids[first]))
     axes.set_xlabel(literal(plan.grids[second].key))
     axes.set_ylabel(literal(plan.grids[first].key))
@@ -104,7 +118,8 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
     order = sorted(range(len(plan.points)), key=lambda number: plan.points[number].values[index].number or 0.0)
     kept = [number for number in order if math.isfinite(by_point[number].mean)]
     numbers = grid.numbers
-    where = [number if numbers is None else numbers[number] for number in kept]
+    assert numbers is not None
+    where = [numbers[number] for number in kept]
     means = [by_point[number].mean for number in kept]
     stds = [by_point[number].std if math.isfinite(by_point[number].std) else 0.0 for number in kept]
     axes.errorbar(where, means, stds, color=LIGHT.groups[0], linewidth=1.7, marker="o", capsize=3, zorder=3)
@@ -114,8 +129,6 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
         axes.plot(place, by_point[number].mean, "o", mfc="none", color=LIGHT.groups[1], ms=13, mew=2.2, zorder=4)
     if grid.is_logarithmic:
         axes.set_xscale("log")
-    elif numbers is None:
-        axes.set_xticks(range(len(grid.values)), _labels(grid))
     if not rule.is_percentage and min(means) > 0 and max(means) > 10 * min(means):
         axes.set_yscale("log")
         axes.set_ylim(bottom=max(axes.get_ylim()[0], min(means) / 10))  # a bar may end just above 0, decades below
@@ -124,6 +137,26 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
     axes.set_xlabel(literal(grid.key))
     axes.set_ylabel(literal(rule.column.replace("_", " ")))
     axes.set_title(_title(rule), fontsize=10, loc="left")
+    return figure
+
+
+def _lines(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule) -> Figure:
+    """A value of the grid a line, its mean over seeds ± one standard deviation; diverged configurations are empty."""
+    grid = plan.grids[index]
+    figure, axes = blank(Medium(6.4, 1.3 + LINE * len(grid.values), FONT, legend=False))
+    for place, candidate in sorted(by_point.items()):
+        if not math.isfinite(candidate.mean):
+            continue
+        std = candidate.std if math.isfinite(candidate.std) else 0.0
+        colour = LIGHT.groups[1 if candidate.rank == 1 else 0]
+        axes.errorbar([candidate.mean], [place], xerr=[std], color=colour, marker="o", capsize=3, zorder=3)
+    axes.set_yticks(range(len(grid.values)), _labels(grid))
+    axes.set_ylim(len(grid.values) - 0.5, -0.5)
+    if rule.is_percentage:
+        axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None, symbol=" %"))
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.set_xlabel(literal(rule.column.replace("_", " ")))
+    axes.set_title(f"{_title(rule)}, by {literal(grid.key)}", fontsize=10, loc="left")
     return figure
 
 
@@ -148,7 +181,19 @@ def _labels(grid: Grid) -> list[str]:
         exponents = [round(math.log10(number), 6) for number in numbers]
         if all((2 * exponent).is_integer() for exponent in exponents):
             return [f"$10^{{{exponent:g}}}$" for exponent in exponents]
-    return [literal(value.label) for value in grid.values]
+    return [literal(_in_words(value.label)) for value in grid.values]
+
+
+def _in_words(label: str) -> str:
+    """Return a value's label; a mapping as its name and its keys, ``fedprox, mu 0.1``."""
+    if not label.startswith("{"):
+        return cut(label, MOST)
+    try:
+        keys = parse_yaml(label)
+    except Malformed:
+        return cut(label, MOST)
+    parts = [str(value) if key == "name" else f"{key} {value}" for key, value in keys.items()]
+    return cut(", ".join(parts), MOST)
 
 
 def _number(mean: float, rule: Rule) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from hpcfed.errors import Diverged, InputError
 from hpcfed.io.atomic import write_whole, writing
+from hpcfed.lab.report.files import latex_of_table
+from hpcfed.lab.report.tables import Table
 from hpcfed.lab.sweep.claims import Claims
 from hpcfed.lab.sweep.failures import RunEnding, raise_if_failed
 from hpcfed.lab.sweep.plan import Plan
@@ -30,8 +32,14 @@ class RankedSweep:
     @property
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """The header and the first rows of the table of configurations, as text."""
+        head, rows = self.whole_table
+        return head, rows[:MAX_SHOWN]
+
+    @property
+    def whole_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """The header and all rows of the table of configurations, as text."""
         head = ("rank", *(grid.key for grid in self.plan.grids), self.rule.column, "±", "runs")
-        return head, [self._row(candidate) for candidate in self.ranked[:MAX_SHOWN]]
+        return head, [self._row(candidate) for candidate in self.ranked]
 
     @property
     def notes(self) -> list[str]:
@@ -39,7 +47,12 @@ class RankedSweep:
         said = [f"{self.rule}, ± one standard deviation over seeds"]
         if len(self.ranked) > MAX_SHOWN:
             said.append(f"{len(self.ranked) - MAX_SHOWN} more in summary.csv")
-        return [*said, *remarks(self.plan, self.ranked, self.rule)]
+        return [*said, *self.remarks]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What must be known of the ranking."""
+        return [*remarks(self.plan, self.ranked, self.rule)]
 
     def _row(self, candidate: Candidate) -> tuple[str, ...]:
         labels = [value.label for value in self.plan.points[candidate.point].values]
@@ -77,6 +90,9 @@ def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False)
         ranked = candidates(plan, rows, chosen)
         write_tables(plan, result_records(plan, rows, chosen), summary_records(plan, ranked), parquet=parquet)
     outcome = RankedSweep(plan, tuple(rows), tuple(ranked), chosen)
+    head, cells = outcome.whole_table
+    with writing(plan.folder):
+        write_whole(plan.folder / "summary.tex", latex_of_table(Table(f"{plan.name}: {plan}", head, tuple(cells))))
     _write_figures(outcome)
     return outcome
 

@@ -17,13 +17,14 @@ from hpcfed.config.user_code.modules import forget, outdated
 from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped, counted, first_of
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.output import Output
+from hpcfed.io.pace import QUIET_SECONDS, clock
 from hpcfed.lab.sweep.claims import POLL, RETRYABLE, Claims, RunState
 from hpcfed.lab.sweep.plan import Plan, Unit
 from hpcfed.ranks.devices import DeviceSlot, take_device_slot
 from hpcfed.ranks.signals import Signals, catch_signals
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder, refuse_both
-from hpcfed.run_folder.progress import QUIET_SECONDS, Reporter, clock
+from hpcfed.run_folder.progress import Reporter
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ ENDINGS: dict[type[HpcfedError], str] = {
 }
 """Recorded ending by the class of a run's error, the nearest of its bases."""
 OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv"} | {
-    *("contributions.csv", "contributions.html", "values.csv")
+    *("summary.tex", "contributions.csv", "contributions.html", "values.csv")
 }
 """Entries of a sweep's folder."""
 

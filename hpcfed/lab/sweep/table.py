@@ -81,7 +81,7 @@ def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
     names = _metric_names(rows)
     return [
         {
-            **_settings(plan, row.unit.point),
+            **settings_of(plan, row.unit.point),
             "seed": row.unit.seed,
             "status": row.status,
             "rounds": row.rounds,
@@ -103,7 +103,7 @@ def summary_records(plan: Plan, ranked: Sequence[Candidate]) -> list[Record]:
     return [
         {
             "rank": candidate.rank,
-            **_settings(plan, candidate.point),
+            **settings_of(plan, candidate.point),
             "status": candidate.status,
             "runs": len(candidate.rows),
             "finished": sum(row.status == "finished" for row in candidate.rows),
@@ -128,7 +128,7 @@ def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record
             write_whole(plan.folder / "results.parquet", _parquet(results))
 
 
-def _settings(plan: Plan, point: int) -> Record:
+def settings_of(plan: Plan, point: int) -> Record:
     """Return a configuration's values by key, as numbers if the whole grid is numeric."""
     pairs = zip(plan.grids, plan.points[point].values, strict=True)
     return {grid.key: value.text if grid.numbers is None else value.number for grid, value in pairs}

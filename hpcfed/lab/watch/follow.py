@@ -14,11 +14,12 @@ from hpcfed.errors import InputError
 from hpcfed.io.text import Malformed, lines_of, open_file
 from hpcfed.lab.report.clients import Clients, read_clients
 from hpcfed.lab.report.read import CLIENTS, RECIPE, SWEEP, read_json, read_recipe, run_folders, run_status
+from hpcfed.run_folder.files import FEDERATION
 from hpcfed.run_folder.rounds import RECORD, Columns, numbers_of, parse_rounds
 
 RECENT_ROUNDS = 20
 """Number of last rounds whose mean time predicts the rest."""
-EARLY_ENTRIES = ("logs", "checkpoints")
+EARLY_ENTRIES = ("logs", "checkpoints", FEDERATION)
 """Entries that a run's folder may have before its recipe."""
 LARGEST_TABLE = 1 << 20
 """Most bytes of a table of clients that is read."""

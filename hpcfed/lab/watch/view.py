@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.io.console import short_names
+from hpcfed.io.pace import clock
 from hpcfed.lab.report.measure import unit_of
 from hpcfed.lab.watch.canvas import Series, chart
 from hpcfed.lab.watch.follow import WatchedRun
-from hpcfed.run_folder.progress import clock
 from hpcfed.run_folder.rounds import PHASES
 
 COLOURS = ("#3a9bd1", "#e8743b", "#1fa37a", "#cc79a7", "#c49a1a", "#8592e0", "#8a8a8a")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import h5py
+from rich.filesize import decimal
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.content import KIND, content_hash
 from hpcfed.errors import EnvironmentFailure, InputError, first_of
+from hpcfed.io.pace import Pace
 from hpcfed.io.text import doubled_key, lines_of, open_file
 from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.provenance.signature import checked
@@ -102,8 +104,8 @@ def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
     yield from tables.faults_of_sizes()
 
 
-def data_faults(recipe: Recipe) -> Iterator[Fault | str]:
-    """Yield faults of the recipe's data; and lines on checks that passed.
+def data_faults(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Fault | str]:
+    """Yield faults of the recipe's data; and lines on checks that passed. `say` shows progress.
 
     Raises:
         InputError: the data are not there.
@@ -114,9 +116,15 @@ def data_faults(recipe: Recipe) -> Iterator[Fault | str]:
     if wanted is None or not wanted.startswith(KIND):
         yield "the data have no hash that can be computed: they are not checked"
         return
+    pace = Pace()
+
+    def show(done: int, total: int) -> None:
+        if pace.is_due():
+            say(f"{decimal(done)} of {decimal(total)} of the data are read{pace.left(done, total)}")
+
     try:
         with h5py.File(recipe.data, "r", locking=False) as file:
-            found = content_hash(file)
+            found = content_hash(file, show)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         yield Fault(str(recipe.data), f"cannot be read: {error}")
         return

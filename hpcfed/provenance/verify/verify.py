@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,6 +12,7 @@ from typing import Any
 from hpcfed.config.limits import watchdog_limit
 from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, HpcfedError, InputError, counted
+from hpcfed.io.pace import Pace
 from hpcfed.provenance.code_of_rounds import CodeOfRounds, Permission, runs
 from hpcfed.provenance.differences import (
     beyond,
@@ -32,17 +32,15 @@ from hpcfed.provenance.verify.faults import data_faults, ended, ending_faults, f
 from hpcfed.provenance.verify.recompute import OTHER_STATES, Again, RoundAgain
 from hpcfed.provenance.verify.spot_check import drawn, oddness, reachable, segments
 from hpcfed.provenance.verify.tables import RecordedTables
+from hpcfed.provenance.verify.verdict import AGREES, DIFFERS, IN_PART, Verdict
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import Fault
 from hpcfed.run_folder.checkpoint.restore import RestoredState
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RESULT, SIGNATURE
-from hpcfed.run_folder.progress import QUIET_SECONDS
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
-AGREES, DIFFERS, IN_PART = 0, 1, 5
-"""Exit codes; 2 and 4 where verification cannot be done."""
 MAX_LISTED = 4
 """Differing columns that are printed."""
 
@@ -98,45 +96,52 @@ class _Differs(HpcfedError):
 
 
 def verify(request: Verification, world: World, say: Callable[[str], None]) -> int:
-    """Verify a run on all ranks; return the exit code, the same on every rank. `say` prints on rank 0.
+    """Verify a run on all ranks as `judged` does; return the exit code."""
+    return judged(request, world, say).code
+
+
+def judged(request: Verification, world: World, say: Callable[[str], None]) -> Verdict:
+    """Verify a run on all ranks; return the verdict. `say` prints on rank 0.
 
     Raises:
         InputError: it cannot be verified: no run folder, no data, other code.
         EnvironmentFailure: a file or a rank failed.
     """
+    faults = list[Fault]()  # rank 0's
+
+    def has_faults(findings: Iterator[Fault | str]) -> bool:
+        for finding in [*findings]:
+            say(str(finding))
+            if isinstance(finding, Fault):
+                faults.append(finding)
+        return bool(faults)
+
     run, watchdog = request.run.resolve(), Watchdog(world)
     with watchdog.watching():
         watchdog.stage("files and data")
-        if world.on_root(lambda: _has_faults(folder_faults(run, request.signers), say)):
-            return _differs(say)
+        if world.on_root(lambda: has_faults(folder_faults(run, request.signers))):
+            return _differs(say, faults)
         recipe = world.on_root(lambda: placed_recipe(run, request.data, request.code))
-        if world.on_root(lambda: _has_faults(data_faults(recipe), say)):
-            return _differs(say)
+        if world.on_root(lambda: has_faults(data_faults(recipe, say))):
+            return _differs(say, faults)
         found = world.on_root(lambda: recorded(run, recipe, request.permission))
         watchdog.limit = watchdog_limit(found.code[-1].recipe.watchdog)
         tables = list[RecordedTables]()  # rank 0's
 
         def contradicts_itself() -> bool:
             tables.append(RecordedTables(found))
-            return _has_faults(ending_faults(found, tables[0]), say)
+            return has_faults(ending_faults(found, tables[0]))
 
         if world.on_root(contradicts_itself):
-            return _differs(say)
+            return _differs(say, faults)
         for words in (*runs(found.code), *own_doubts(found.environment)):
             say(words)
         return Verifier(found, tables, request, world, watchdog, say).verdict()
 
 
-def _has_faults(findings: Iterator[Fault | str], say: Callable[[str], None]) -> bool:
-    found = list(findings)
-    for finding in found:
-        say(str(finding))
-    return any(isinstance(finding, Fault) for finding in found)
-
-
-def _differs(say: Callable[[str], None]) -> int:
+def _differs(say: Callable[[str], None], faults: Sequence[object], total: int | None = None) -> Verdict:
     say("differs: this is not what the run left")
-    return DIFFERS
+    return Verdict(DIFFERS, faults, total=total)
 
 
 class Verifier:
@@ -171,10 +176,10 @@ class Verifier:
         self._other_bits: _Differs | None = None
         self._of = ""
         self._worst = 0.0
-        self._spoke = time.monotonic()
+        self._pace, self._last = Pace(), 0
 
-    def verdict(self) -> int:
-        """Compare, print the verdict, and return the exit code."""
+    def verdict(self) -> Verdict:
+        """Compare, print the verdict, and return it."""
         try:
             self._check(self._in_bits)
         except _Differs as difference:
@@ -183,9 +188,29 @@ class Verifier:
             self._say(f"this machine computes other bits: {'; '.join(other)}")
             return self._within(difference)
         except Diverged as error:
-            self._say(f"differs: {error}")
-            return DIFFERS
+            return self._say_divergence(error)
         return self._say_verdict()
+
+    def _verdict(self, code: int, faults: Sequence[object] = (), round: int | None = None) -> Verdict:
+        """Return a verdict on what has been checked so far."""
+        near = self._tolerance is not None
+        is_spot_check = not (self._every or near or self._out_of_reach) and code != DIFFERS
+        return Verdict(
+            code,
+            faults,
+            round,
+            total=len(self._run.rows),
+            computed=sorted(self._computed),
+            drawn=[] if near else sorted(self._drawn),
+            states=sorted(self._measured),
+            not_checked=sorted(self._out_of_reach),
+            chance_missed=self._chance_missed() if is_spot_check else None,
+            tolerance=self._tolerance,
+            largest=self._worst if near else None,
+        )
+
+    def _chance_missed(self) -> float:
+        return max(0.0, 1 - len(self._drawn) / len(self._run.rows))
 
     def _check(self, check: Callable[[Again, CodeOfRounds], None]) -> None:
         """Check the rounds of each version of the user's code.
@@ -216,6 +241,7 @@ class Verifier:
     def _in_bits(self, again: Again, one: CodeOfRounds) -> None:
         """Compare the states and rounds of a version of the code, bit for bit."""
         if self._every and again.round == one.first - 1:  # w⁰, or carried on
+            self._begin(one.last - again.round)
             self._compute(again, one.last)
             return
         starts = self._check_states(again, one)
@@ -224,6 +250,7 @@ class Verifier:
             self._out_of_reach |= {*range(one.first, one.last + 1 if first is None else first + 1)}
             if first is not None:
                 self._enter(again, first)
+                self._begin(one.last - first)
                 self._compute(again, one.last)
             return
         assert self._request.rounds is not None
@@ -238,7 +265,9 @@ class Verifier:
         share = ceil(count * len(rounds) / total)
         evenly, odd = drawn(rounds, weights, share, self._request.seed)
         self._drawn += evenly
-        for segment in segments([*evenly, odd, rounds[-1]], starts):
+        parts = segments([*evenly, odd, rounds[-1]], starts)
+        self._begin(sum(segment.stop - segment.start for segment in parts))
+        for segment in parts:
             self._enter(again, segment.start)
             self._compute(again, segment.stop)
 
@@ -252,6 +281,8 @@ class Verifier:
             if round >= one.first:
                 self._compare(again.round, again.measured(self._due(round)), trained=False)
                 self._measured.add(round)
+                if self._pace.is_due():
+                    self._say(f"the state after round {round} is as recorded")
         return starts
 
     def _enter(self, again: Again, round: int) -> bool:
@@ -275,9 +306,14 @@ class Verifier:
             self._computed.add(round)
             if round in self._run.checkpoints and not again.is_as_kept():
                 raise _Differs([Fault(f"the state kept after round {round}", "is another than is computed")])
-            if time.monotonic() - self._spoke >= QUIET_SECONDS:
-                self._spoke = time.monotonic()
-                self._say(f"round {round} of {len(self._run.rows)} is as recorded")
+            if self._pace.is_due():
+                left = self._pace.left(len(self._computed), self._last)
+                self._say(f"round {round} of {len(self._run.rows)} is as recorded{left}")
+
+    def _begin(self, rounds: int) -> None:
+        """Begin to compute so many rounds."""
+        self._pace.begin(len(self._computed))
+        self._last = len(self._computed) + rounds
 
     def _compare(self, round: int, here: RoundAgain, *, trained: bool) -> None:
         """Compare a round with its row, and its rows in the tables.
@@ -340,8 +376,8 @@ class Verifier:
             self._notes.append(f"{MODELS[0]} is not measured: the state after round {last} is not kept")
         self._compare(last, again.measured_files(self._due(last)), trained=False)
 
-    def _within(self, difference: _Differs) -> int:
-        """Compare single rounds and all kept states within the tolerance; return the exit code.
+    def _within(self, difference: _Differs) -> Verdict:
+        """Compare single rounds and all kept states within the tolerance; return the verdict.
 
         The round that differs in bits is the first of them: up to it all were the same, or it begins at a kept state.
         """
@@ -355,8 +391,7 @@ class Verifier:
         except _Differs as difference:
             return self._say_difference(difference)
         except Diverged as error:
-            self._say(f"differs: {error}")
-            return DIFFERS
+            return self._say_divergence(error)
         if (self._run.folder / UPDATE_HASHES).is_file():
             self._notes.append(f"{UPDATE_HASHES} has the bits of the other machine: it is not checked")
         for note in self._notes:
@@ -366,7 +401,7 @@ class Verifier:
             f"{len(self._run.rows)}, each from its recorded state; at most {self._worst:.1e}; {self._kept()}the last "
             "models as recorded"
         )
-        return IN_PART
+        return self._verdict(IN_PART)
 
     def _near(self, again: Again, one: CodeOfRounds) -> None:
         """Compare the first round after each kept state, and the states' scores, within the tolerance."""
@@ -421,11 +456,15 @@ class Verifier:
             return []
         return self._world.on_root(lambda: [str(found) for found in dependences_of(self._run, round)[:1]])
 
-    def _say_difference(self, difference: _Differs) -> int:
+    def _say_divergence(self, error: Diverged) -> Verdict:
+        self._say(f"differs: {error}")
+        return self._verdict(DIFFERS, [error])
+
+    def _say_difference(self, difference: _Differs) -> Verdict:
         if difference.round is None:
             for fault in difference.faults[:MAX_LISTED]:
                 self._say(str(fault))
-            return _differs(self._say)
+            return _differs(self._say, difference.faults, len(self._run.rows))
         if self._tolerance is None:
             self._say(f"differs from round {difference.round}{difference.place}")
         else:
@@ -434,10 +473,10 @@ class Verifier:
             self._say(f"differs in round {difference.round}, by more than {tolerance:.2g}{place}")
         for fault in difference.faults[:MAX_LISTED]:
             self._say(f"  {fault}")
-        return DIFFERS
+        return self._verdict(DIFFERS, difference.faults, difference.round)
 
-    def _say_verdict(self) -> int:
-        """Print what was verified; return the exit code."""
+    def _say_verdict(self) -> Verdict:
+        """Print what was verified; return the verdict."""
         total = len(self._run.rows)
         where = "on 1 rank" if self._world.size == 1 else f"on {self._world.size} ranks"
         in_table = self._world.on_root(lambda: {f"{CLIENTS}: {name}" for name in self._tables[0].unknown})
@@ -471,9 +510,9 @@ class Verifier:
             self._say(f"{self._kept()}{computed} computed, the last one and those on the way to the drawn among them")
             checked = "spot-checked" if code == AGREES else "verified in part"
             which = f"{_named(self._drawn)} of {total}, from recorded states, bit for bit, {where}"
-            chance = max(0.0, 1 - len(self._drawn) / total)
+            chance = self._chance_missed()
             self._say(f"{checked}: {which}; one wrong round is missed with a probability of {chance:.2g} at most")
-        return code
+        return self._verdict(code)
 
     def _kept(self) -> str:
         count = len(self._measured)

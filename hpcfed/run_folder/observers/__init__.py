@@ -4,6 +4,7 @@ An observer is any object with one or more of these methods:
 
     start(run)      before the first round of this job; see `Started`
     round(row)      after each round: a copy of its row of ``metrics.jsonl``
+    look(round)     after each round: a `hpcfed.loop.Round`, as `hpcfed.rounds` yields it, with a copy of the parameters
     end(status)     ``finished``, ``stopped``, ``diverged`` or ``failed``
 
 An observer that raises is logged once, and not called again.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder.outcome import status_of
 
 log = logging.getLogger("hpcfed")
-METHODS = ("start", "round", "end")
+METHODS = ("start", "round", "look", "end")
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,12 @@ class Observers:
         """Call each observer's ``round``."""
         for name, observer in [*self._observers]:
             self._call(name, observer, "round", copy.deepcopy(dict(row)))
+
+    def look(self, seen: Callable[[], Any]) -> None:
+        """Call each observer's ``look`` with what `seen` returns, a new copy for each."""
+        for name, observer in [*self._observers]:
+            if callable(getattr(observer, "look", None)):
+                self._call(name, observer, "look", seen())
 
     def _make(self) -> None:
         for section in self._recipe.observers:

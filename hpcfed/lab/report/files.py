@@ -1,4 +1,4 @@
-"""Tables as files: CSV as shown, tidy CSV with numbers in full, and LaTeX for a paper."""
+"""Tables as files: CSV as shown, and LaTeX for a paper."""
 
 from __future__ import annotations
 

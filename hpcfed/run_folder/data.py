@@ -1,0 +1,66 @@
+"""Federation files that were given as samples from Python, in ``federation/`` of the run folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError
+from hpcfed.run_folder.contents import refuse_link
+from hpcfed.run_folder.files import FEDERATION, RECIPE
+
+
+class DataOfRuns:
+    """The file of the samples that one call gave, of one run or of those of its seeds."""
+
+    UNWRITTEN = Path("/samples given from Python")
+    """Stands in a recipe for the file until it is written."""
+
+    def __init__(self) -> None:
+        self._new: Path | None = None
+        self._folders: list[Path] = []
+
+    def written(self, recipes: Sequence[Recipe], write: Callable[[Path, str], Path]) -> list[Recipe]:
+        """Return the recipes with the path of the file, which `write` makes in a folder; but for other data of theirs.
+
+        Raises:
+            InputError, EnvironmentFailure: as `write`.
+        """
+        if all(recipe.data != self.UNWRITTEN for recipe in recipes):  # an override named a file
+            return [*recipes]
+        self._folders = [recipe.output for recipe in recipes]
+        folder = Path(os.path.commonpath(self._folders)) / FEDERATION
+        refuse_link(folder)
+        before = {*folder.glob("*")}
+        path = write(folder, recipes[0].name)
+        self._new = None if path in before else path
+        return [recipe.model_copy(update={"data": path}) for recipe in recipes]
+
+    @contextmanager
+    def removed_if_unused(self) -> Iterator[None]:
+        """Where the block refuses the input, remove a new file that no run has in its recipe."""
+        try:
+            yield
+        except InputError:
+            if self._new is not None and not any(self._is_named(folder / RECIPE) for folder in self._folders):
+                with suppress(OSError):
+                    self._new.unlink(missing_ok=True)
+                    for folder in (self._new.parent, *self._folders, self._new.parent.parent):
+                        folder.rmdir()  # where it is empty
+            raise
+
+    def _is_named(self, recipe: Path) -> bool:
+        assert self._new is not None
+        try:
+            return self._new.name in recipe.read_text(encoding="utf-8")
+        except OSError:
+            return False
+
+
+def present_data(recipe: Recipe, run: Path) -> Path:
+    """Return the path of a run's data: the recipe's, or where nothing is there the run folder's own file."""
+    own = run / FEDERATION / recipe.data.name
+    return own if not recipe.data.exists() and own.is_file() and not own.is_symlink() else recipe.data
