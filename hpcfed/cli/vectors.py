@@ -15,7 +15,7 @@ import click
 def command(file: Path, check: bool) -> int:
     """Write small trajectories of every method to FILE, as JSON: problem, cohorts, minibatches, w after each round.
 
-    With --check compare a file with them: exit code 1 if a method is farther than 1e-12 from its trajectory, relative.
+    With --check compare a file with them: exit code 1 if a trajectory is farther than 1e-12, relative.
     """
     import json
 
@@ -27,7 +27,7 @@ def command(file: Path, check: bool) -> int:
         content = vectors()
         with writing(file):
             write_whole(file, json.dumps(content) + "\n")
-        click.echo(f"{file}: {len(content['methods'])} methods")
+        click.echo(f"{file}: {len(content['methods'])} methods, {len(content['cases'])} cases")
         return 0
     found = list(agreements(file))
     for one in found:

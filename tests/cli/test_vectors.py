@@ -1,13 +1,14 @@
-"""The shipped vectors are what is computed here, and enough for a framework of a few lines of NumPy."""
+"""The shipped vectors are what is computed here, and one file of NumPy computes them anew."""
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Mapping
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hpcfed.algorithms import names
@@ -15,7 +16,8 @@ from tests.launch import ROOT
 
 pytestmark = pytest.mark.one_mpi
 
-SHIPPED = ROOT / "docs" / "vectors.json"
+SHIPPED, CONFORMANCE = ROOT / "docs" / "vectors.json", ROOT / "jobs" / "bench" / "conformance"
+KIT = CONFORMANCE / "check_vectors.py"
 
 
 @pytest.fixture(scope="module")
@@ -23,88 +25,62 @@ def content() -> dict[str, Any]:
     return json.loads(SHIPPED.read_text())
 
 
-def flat(parameters: Mapping[str, Any]) -> np.ndarray:
-    """The bias and the weight as one vector."""
-    return np.concatenate([np.ravel(parameters[name]) for name in ("bias", "weight")])
+def kit(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the file for strangers, isolated from hpcfed's folder and environment."""
+    return subprocess.run([sys.executable, "-I", str(KIT), *map(str, arguments)], capture_output=True, text=True)
 
 
-def gradient(y: np.ndarray, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Of the mean cross-entropy of softmax(W x + b)."""
-    bias, weight = y[:3], y[3:].reshape(3, 3)
-    z = x @ weight.T + bias
-    p = np.exp(z - z.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    p[np.arange(len(labels)), labels] -= 1
-    p /= len(labels)
-    return np.concatenate([p.sum(axis=0), (p.T @ x).ravel()])
+def test_a_stranger_with_numpy_alone_follows_every_trajectory(content, tmp_path):
+    nodes = list(ast.walk(ast.parse(KIT.read_text())))
+    modules = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    modules |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert modules == {"argparse", "json", "sys", "pathlib", "numpy"}
+    done = kit(SHIPPED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(" agrees ") == len(content["methods"]) + len(content["cases"])
+    mine = {"scaffold/all": content["cases"]["scaffold/all"]["w"], "fedavg/all": content["cases"]["scaffold/all"]["w"]}
+    (tmp_path / "mine.json").write_text(json.dumps(mine))
+    done = kit(SHIPPED, "--theirs", tmp_path / "mine.json")
+    assert done.returncode == 1
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["scaffold/all", "agrees"],
+        ["fedavg/all", "differs"],
+    ]
+    for wrong in (["no-such-method"], ["--theirs", SHIPPED]):
+        done = kit(SHIPPED, *wrong)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
-class Numpy:
-    """Six methods, as their papers have them."""
-
-    def __init__(self, method: str, algorithm: Mapping[str, Any], w: np.ndarray):
-        self.method, self.keys, self.w = method, algorithm, w
-        self.v, self.c, self.h = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
-        self.own: dict[str, np.ndarray] = {}
-
-    def client(self, client: str, batches: list, data: Mapping[str, Any], lr: float) -> np.ndarray:
-        x, labels, w, own = np.array(data["x"]), np.array(data["y"]), self.w, self.own.setdefault(client, 0 * self.w)
-        y = w.copy()
-        for batch in batches:
-            g = gradient(y, x[batch], labels[batch])
-            if self.method == "fedprox":
-                g += self.keys["mu"] * (y - w)
-            if self.method == "scaffold":
-                g += self.c - own
-            if self.method == "feddyn":
-                g += self.keys["alpha"] * (y - w) - own
-            y = y - lr * g
-        return w - y
-
-    def round(self, row: Mapping[str, Any], clients: list[Mapping[str, Any]]) -> np.ndarray:
-        batches, p, keys = row["batches"], row["p"], self.keys
-        deltas = [self.client(str(k), batches[str(k)], clients[k], row["lr"]) for k in row["cohort"]]
-        mean, server_lr = sum(share * delta for share, delta in zip(p, deltas, strict=True)), keys.get("server_lr", 1.0)
-        if self.method == "scaffold":
-            psi = [self.c - delta / (3 * row["lr"]) for delta in deltas]
-            for k, own in zip(row["cohort"], psi, strict=True):
-                self.own[str(k)] = self.own[str(k)] - own
-            self.c = self.c - row["q"] * sum(share * own for share, own in zip(p, psi, strict=True))
-        if self.method == "feddyn":
-            for k, delta in zip(row["cohort"], deltas, strict=True):
-                self.own[str(k)] = self.own[str(k)] + keys["alpha"] * delta
-            self.h = self.h + keys["alpha"] * row["q"] * mean
-            mean = mean + self.h / keys["alpha"]
-        if self.method == "fedavgm":
-            mean = self.v = keys["beta"] * self.v + mean
-        if self.method == "fedexp":
-            norms = sum(share * delta @ delta for share, delta in zip(p, deltas, strict=True))
-            server_lr = max(1.0, norms / (2 * (mean @ mean + keys["eps"])))
-        self.w = self.w - server_lr * mean
-        return self.w
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedavgm", "fedprox", "fedexp", "scaffold", "feddyn"])
-def test_another_framework_follows_them(method, content):
-    own = content["methods"][method]
-    numpy = Numpy(method, own["algorithm"], flat(own["initial"]))
-    for row in own["rounds"]:
-        found = numpy.round(row, content["problem"]["clients"])
-        assert np.abs(found - flat(row["w"])).max() < 1e-13 * np.abs(found).max() * len(own["rounds"]) * 10
+def test_cases_differ_from_each_other(content):
+    """A clip that never binds, or a parameter without effect, would test nothing."""
+    models = [json.dumps([case["protocol"], case["w"]]) for case in content["cases"].values()]
+    same = {name for name, own in zip(content["cases"], models, strict=True) if models.count(own) > 1}
+    assert same == {"fedavg/momentum", "ditto/momentum", "fedavg/all", "fednova/all"}, (
+        "Ditto's shared model is FedAvg's"
+    )
 
 
 def test_the_shipped_vectors_are_of_every_method_and_agree(content, tmp_path, command):
     assert list(content["methods"]) == list(names()), f"hpcfed vectors {SHIPPED.name} adds a method's"
     done = command(["vectors", SHIPPED, "--check"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("agrees") == len(names())
+    assert done.stdout.count("agrees") == len(names()) + len(content["cases"])
     content["methods"]["fedavg"]["rounds"][2]["w"]["bias"][1] += 1e-9
     content["methods"]["scaffold"]["rounds"][1]["cohort"].reverse()
-    (tmp_path / "other.json").write_text(json.dumps(content))
+    content["cases"]["fednova/momentum"]["w"][3]["weight"][0][0] += 1e-9
+    few = {
+        "methods": {name: content["methods"][name] for name in ("fedavg", "scaffold", "fedprox")},
+        "cases": {name: content["cases"][name] for name in ("fednova/momentum", "scaffold/all")},
+    }
+    (tmp_path / "other.json").write_text(json.dumps({**content, **few}))
     done = command(["vectors", "other.json", "--check"], tmp_path)
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout.count("agrees")) == (1, 2)
     differing = [line for line in done.stdout.splitlines() if "differs" in line]
-    assert [line.partition(" (")[0] for line in differing] == ["fedavg: differs", "scaffold: differs"]
+    assert [line.partition(" (")[0] for line in differing] == [
+        "fedavg: differs",
+        "scaffold: differs",
+        "fednova/momentum: differs",
+    ]
     assert differing[0].endswith(", in round 3)")
     assert differing[1] == "scaffold: differs (inf, in round 2)"
 
@@ -114,3 +90,24 @@ def test_other_files_are_refused(text, tmp_path, command):
     Path(tmp_path / "other.json").write_text(text)
     done = command(["vectors", "other.json", "--check"], tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_the_page_of_packages_has_what_its_causes_compute(monkeypatch):
+    """Each deviating row's numbers, anew, by the rule that is said to be its cause."""
+    monkeypatch.syspath_prepend(str(CONFORMANCE))
+    from causes import CAUSES
+    from run import Reference, Row, deviations, numbers
+
+    reference = Reference()
+    page = (ROOT / "docs" / "conformance.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    shown = {
+        (row[0].rpartition(" ")[0], row[1]): row for row in rows if len(row) == 6 and row[0] not in ("package", "---")
+    }
+    assert shown.keys() == {key for key in CAUSES if key != ("NIID-Bench", "scaffold/all")}
+    for key, (_, name, how, by_round, text, where) in shown.items():
+        cause, case = CAUSES[key], name.partition(":")[0]
+        assert (how == "transcribed", text, where) == (cause.version is not None, cause.text, cause.where)
+        found = deviations(reference.by_rule(cause.rule, case), reference.models(case))
+        again = numbers(Row("", "", name, how, found, None, None))
+        assert [n for n in again.split() if float(n) > 1e-6] == [n for n in by_round.split() if float(n) > 1e-6], key

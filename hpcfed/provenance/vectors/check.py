@@ -16,7 +16,7 @@ TOLERANCE = 1e-12
 
 
 class Agreement(NamedTuple):
-    """How far a method's recorded trajectory is from ours: the largest difference, and its round; 0 if none differs."""
+    """How far a recorded trajectory is from ours: the largest difference, and its round; 0 if none differs."""
 
     method: str
     difference: float
@@ -45,12 +45,13 @@ def read_vectors(path: Path) -> dict[str, Any]:
 
 
 def agreements(path: Path) -> Iterator[Agreement]:
-    """Yield, for each method of a file, how far its models agree with the trajectory computed here.
+    """Yield, for each method and case of a file, how far its models agree with the trajectory computed here.
 
     Raises:
-        InputError: the file has no vectors, names an unknown method, or is of another problem.
+        InputError: the file has no vectors, names an unknown method or case, or is of another problem.
     """
-    recorded, here = read_vectors(path), vectors()
+    recorded = read_vectors(path)
+    here = vectors(recorded.get("methods") or (), recorded.get("cases") or ())
     if recorded.get("problem") != here["problem"]:
         raise InputError("the vectors are of another problem", where=str(path))
     for method, own in (recorded.get("methods") or {}).items():
@@ -60,6 +61,16 @@ def agreements(path: Path) -> Iterator[Agreement]:
             yield Agreement(method, *_largest(own, here["methods"][method]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"malformed vectors of {method}", where=str(path), got=repr(error)) from None
+    for name, own in (recorded.get("cases") or {}).items():
+        if name not in here["cases"]:
+            raise InputError(f"no case {name!r}", where=str(path))
+        try:
+            rounds = zip(own["w"], here["cases"][name]["w"], strict=True)
+            apart = [(_apart(found, wanted), number) for number, (found, wanted) in enumerate(rounds, 1)]
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(f"malformed vectors of {name}", where=str(path), got=repr(error)) from None
+        worst, number = max(apart, key=lambda each: math.inf if math.isnan(each[0]) else each[0])
+        yield Agreement(name, worst, number if worst else 0)
 
 
 def _largest(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, int]:
@@ -72,12 +83,16 @@ def _largest(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[floa
         for key in ("cohort", "batches"):
             if row[key] != own[key]:
                 return math.inf, own["round"]
-        found, wanted = (list(_numbers(one["w"])) for one in (row, own))
-        scale = max(map(abs, wanted))
-        difference = max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / scale
+        difference = _apart(row["w"], own["w"])
         if not difference <= worst:
             worst, at = difference, own["round"]
     return worst, at
+
+
+def _apart(recorded: Any, here: Any) -> float:
+    """Return the largest difference of two models, relative to the largest parameter."""
+    found, wanted = list(_numbers(recorded)), list(_numbers(here))
+    return max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / max(map(abs, wanted))
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -9,6 +9,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcfed.provenance.vectors.cases import PROTOCOLS, Case
+
 SIZES, FEATURES, CLASSES = (3, 4, 5, 6), 3, 3
 ROUNDS = 4
 
@@ -48,3 +50,10 @@ def recipe_of(algorithm: Mapping[str, Any], data: Path) -> dict[str, Any]:
         "evaluate": {"every": 0},
         "output": str(data.parent / "run"),
     }
+
+
+def recipe_of_case(case: Case, data: Path) -> dict[str, Any]:
+    """Return the recipe of a case."""
+    protocol, changes = PROTOCOLS[case.protocol], case.changes
+    local = {**protocol["local"], **changes.get("local", {}), "engine": "sequential"}
+    return {**recipe_of(case.algorithm, data), **changes, "cohort": protocol["cohort"], "local": local}

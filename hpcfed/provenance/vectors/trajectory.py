@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from hpcfed.config.recipe import Algorithm, Recipe
 from hpcfed.data.batches import minibatches
 from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
-from hpcfed.provenance.vectors.problem import ROUNDS, SIZES, clients, recipe_of, write_problem
+from hpcfed.provenance.vectors.cases import CASES
+from hpcfed.provenance.vectors.problem import ROUNDS, SIZES, clients, recipe_of, recipe_of_case, write_problem
 from hpcfed.ranks.world import World
 from hpcfed.rng import Purpose, stream
 from hpcfed.simulation import Simulation
@@ -25,12 +26,14 @@ from hpcfed.version import __version__
 FORMAT, VERSION = "hpcfed-vectors", 1
 
 
-def vectors() -> dict[str, Any]:
-    """Return the problem and the trajectory of every method, as plain JSON data."""
+def vectors(methods: Collection[str] | None = None, cases: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the problem and the trajectories of methods and cases, all by default, as plain JSON data."""
+    chosen = [name for name in algorithms.names() if methods is None or name in methods]
     with tempfile.TemporaryDirectory(prefix="hpcfed-vectors-") as folder:
         data = Path(folder) / "problem.h5"
         write_problem(data)
-        methods = {name: trajectory(_with_parameters(name), data) for name in algorithms.names()}
+        of_methods = {name: trajectory(recipe_of(_with_parameters(name), data)) for name in chosen}
+        protocols, of_cases = _of_cases([name for name in CASES if cases is None or name in cases], data)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -39,13 +42,15 @@ def vectors() -> dict[str, Any]:
             "model": "z = weight x + bias; loss: softmax cross-entropy, the mean over a minibatch",
             "clients": [{"x": x.tolist(), "y": y.tolist()} for x, y in clients()],
         },
-        "methods": methods,
+        "methods": of_methods,
+        "protocols": protocols,
+        "cases": of_cases,
     }
 
 
-def trajectory(algorithm: Mapping[str, Any], data: Path) -> dict[str, Any]:
-    """Return a method's trajectory."""
-    recipe = resolve(load_recipe(recipe_of(algorithm, data)))
+def trajectory(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trajectory of a recipe."""
+    recipe = resolve(load_recipe(content))
     parts, _ = assemble(recipe, World())
     simulation = Simulation(parts)
     initial = _plain(parts.model, simulation.w)
@@ -68,6 +73,25 @@ def trajectory(algorithm: Mapping[str, Any], data: Path) -> dict[str, Any]:
         )
     chosen = recipe.algorithm.model_dump(mode="json")
     return {"algorithm": chosen, "weights": recipe.weights, "initial": initial, "rounds": rounds}
+
+
+def _of_cases(names: Iterable[str], data: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the protocols, initial model and rounds without models, and the cases, whose `w` is one model a round."""
+    protocols: dict[str, Any] = {}
+    cases: dict[str, Any] = {}
+    for name in names:
+        case = CASES[name]
+        found = trajectory(recipe_of_case(case, data))
+        rounds = [{key: row[key] for key in ("round", "lr", "cohort", "batches")} for row in found["rounds"]]
+        protocols.setdefault(case.protocol, {"initial": found["initial"], "rounds": rounds})
+        cases[name] = {
+            "protocol": case.protocol,
+            "algorithm": found["algorithm"],
+            "weights": found["weights"],
+            **{key: value for key, value in case.changes.items() if key != "weights"},
+            "w": [row["w"] for row in found["rounds"]],
+        }
+    return protocols, cases
 
 
 def _with_parameters(name: str) -> dict[str, Any]:

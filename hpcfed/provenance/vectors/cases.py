@@ -1,0 +1,104 @@
+"""Cases beside each method's own trajectory: who takes part, how far, and with what local steps.
+
+A protocol fixes cohorts, step sizes and minibatches, the same for all its cases. In the first three each client takes
+three steps of all its samples, so that a framework needs no particular order of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+_WHOLE = {"steps": 3, "batch_size": "full", "lr": 0.25}
+
+PROTOCOLS: Mapping[str, Mapping[str, Any]] = {
+    "all": {"cohort": {"size": 4}, "local": {**_WHOLE, "lr_decay": 1.0}},
+    "partial": {"cohort": {"size": 3}, "local": {**_WHOLE, "lr_decay": 1.0}},
+    "decay": {"cohort": {"size": 3}, "local": {**_WHOLE, "lr_decay": 0.5}},
+    "unequal": {"cohort": {"size": 3}, "local": {"epochs": 1, "batch_size": 2, "lr": 0.25, "lr_decay": 1.0}},
+}
+"""Keys of the recipe: all clients; three of four; with halved steps; one pass in minibatches, of 2 or 3 steps."""
+
+
+class Case(NamedTuple):
+    """A method under a protocol.
+
+    Attributes:
+        protocol: of `PROTOCOLS`.
+        algorithm: the method's parameters.
+        changes: other keys of the recipe, by section.
+    """
+
+    protocol: str
+    algorithm: Mapping[str, Any]
+    changes: Mapping[str, Any] = {}
+
+
+_PROX: Mapping[str, Any] = {"name": "fedprox", "mu": 0.1}
+_DYN: Mapping[str, Any] = {"name": "feddyn", "alpha": 0.05}
+_EXP: Mapping[str, Any] = {"name": "fedexp", "eps": 1e-3}
+_ADAPTIVE: Mapping[str, Any] = {"server_lr": 0.1, "tau": 1e-3, "v0": "zero"}
+_UNIFORM: Mapping[str, Any] = {"weights": "uniform"}
+
+
+def _method(name: str) -> dict[str, Any]:
+    return {"name": name}
+
+
+def _local(**keys: Any) -> dict[str, Any]:
+    return {"local": keys}
+
+
+CASES: Mapping[str, Case] = {
+    "fedavg/all": Case("all", _method("fedavg")),
+    "fedavg/partial": Case("partial", _method("fedavg")),
+    "fedavg/uniform": Case("partial", _method("fedavg"), _UNIFORM),
+    "fedavg/server-lr": Case("partial", {"name": "fedavg", "server_lr": 1.5}),
+    "fedavg/momentum": Case("unequal", _method("fedavg"), _local(momentum=0.9)),
+    "fedavg/guess": Case("unequal", _method("fedavg"), {**_local(momentum=0.9), "guess": "limit"}),
+    "fedavg/clip": Case("partial", _method("fedavg"), _local(clip_norm=0.2)),
+    "fedavg/weight-decay": Case("partial", _method("fedavg"), _local(weight_decay=0.1)),
+    "fedavg/adam": Case("partial", _method("fedavg"), _local(optimizer="adam", lr=0.05)),
+    "fedavg/yogi": Case("partial", _method("fedavg"), _local(optimizer="yogi", lr=0.05)),
+    "fedavgm/partial": Case("partial", {"name": "fedavgm", "beta": 0.9}),
+    "fedprox/all": Case("all", _PROX),
+    "fedprox/partial": Case("partial", _PROX),
+    "fedprox/uniform": Case("partial", _PROX, _UNIFORM),
+    "fedprox/momentum": Case("unequal", _PROX, _local(momentum=0.9)),
+    "fedprox/clip": Case("partial", _PROX, _local(clip_norm=0.2)),
+    "fednova/all": Case("all", _method("fednova")),
+    "fednova/unequal": Case("unequal", _method("fednova")),
+    "fednova/uniform": Case("unequal", _method("fednova"), _UNIFORM),
+    "fednova/momentum": Case("unequal", _method("fednova"), _local(momentum=0.9)),
+    "fednova/proximal": Case("unequal", {"name": "fednova", "mu": 0.2, "beta": 0.3}),
+    "fedexp/all": Case("all", _EXP),
+    "fedexp/uniform": Case("partial", {**_EXP, "eps": 1e-4}, _UNIFORM),
+    "fedexp/authors": Case("partial", {**_EXP, "eps_scale": "cohort", "eps_decay": 0.9}),
+    "scaffold/all": Case("all", _method("scaffold")),
+    "scaffold/partial": Case("partial", _method("scaffold")),
+    "scaffold/decay": Case("decay", _method("scaffold")),
+    "scaffold/unequal": Case("unequal", _method("scaffold")),
+    "scaffold/samples": Case("partial", _method("scaffold"), {"weights": "samples"}),
+    "scaffold/c-scale": Case("partial", {"name": "scaffold", "c_scale": "samples"}),
+    "scaffold/momentum": Case("unequal", _method("scaffold"), _local(momentum=0.9)),
+    "scaffold/clip": Case("partial", _method("scaffold"), _local(clip_norm=0.2)),
+    "feddyn/all": Case("all", _DYN),
+    "feddyn/partial": Case("partial", _DYN),
+    "feddyn/decay": Case("decay", _DYN),
+    "feddyn/alpha-scale": Case("partial", {**_DYN, "alpha_scale": "samples"}),
+    "feddyn/clip": Case("partial", _DYN, _local(clip_norm=0.2)),
+    "feddyn/clip-linear": Case("partial", _DYN, _local(clip_norm=0.2, clip="linear")),
+    "fedsplit/all": Case("partial", {"name": "fedsplit", "s": 0.7, "variant": "all"}),
+    "ditto/momentum": Case("unequal", {"name": "ditto", "mu": 0.3}, _local(momentum=0.9)),
+    "fedadagrad/zero": Case("partial", {"name": "fedadagrad", **_ADAPTIVE}),
+    "fedadagrad/authors": Case("partial", {"name": "fedadagrad", **_ADAPTIVE, "root": "padded"}),
+    "fedadam/partial": Case("partial", {"name": "fedadam", **_ADAPTIVE, "v0": "tau2"}),
+    "fedadam/zero": Case("partial", {"name": "fedadam", **_ADAPTIVE}),
+    "fedadam/adam": Case("partial", {"name": "fedadam", **_ADAPTIVE, "debias": "adam"}),
+    "fedadam/authors": Case(
+        "partial", {"name": "fedadam", **_ADAPTIVE, "second": "m", "root": "padded", "debias": "constant"}
+    ),
+    "fedyogi/zero": Case("partial", {"name": "fedyogi", **_ADAPTIVE}),
+    "fedyogi/adam": Case("partial", {"name": "fedyogi", **_ADAPTIVE, "debias": "adam"}),
+}
+"""By ``method/case``."""
