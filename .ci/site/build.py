@@ -6,6 +6,7 @@ Python and that of the commands. A warning, such as a dead link, is an error.
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -16,17 +17,21 @@ from sphinx.cmd.build import main as sphinx
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE, SITE = ROOT / "build" / "docs-source", ROOT / "build" / "docs"
-COPIED = ("*.md", "CITATION.cff", "docs/*", "jobs/bench/*.md", "jobs/workstation/*.png")
-"""The repository's pages, and what they show or link to."""
+PAGES = ("*.md", "docs/*.md", "docs/*.ipynb", "jobs/bench/*.md")
+LINK = re.compile(r"\]\(([^)#:\s]+)")
 
 
 def stage(source: Path) -> None:
-    """Copy the repository's pages into a new folder, and write the generated ones there."""
+    """Copy the pages and the files that they link to into a new folder, and write the generated ones there."""
     shutil.rmtree(source, ignore_errors=True)
-    for page in (page for pattern in COPIED for page in ROOT.glob(pattern)):
-        place = source / page.relative_to(ROOT)
+    found = {page for pattern in PAGES for page in ROOT.glob(pattern)}
+    linked = {
+        (page.parent / link).resolve() for page in found for link in LINK.findall(page.read_text(encoding="utf-8"))
+    }
+    for file in (*found, *(path for path in linked if path.is_file() and path.suffix != ".md")):
+        place = source / file.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(page, place)
+        shutil.copyfile(file, place)
     for name, content in pages.generated().items():
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text(content, encoding="utf-8")
