@@ -42,6 +42,10 @@ demo: $(mpich) ## Set up, prepare data, run four methods on 2 ranks, draw the co
 	@PATH="$(abspath $(dir $(python))):$$PATH" jobs/workstation/demo.sh
 	@$(if $(VENV),echo "To go on in this shell: source $(VENV)/bin/activate (README.md has ten minutes with it)")
 
+.PHONY: docs
+docs: $(mpich) ## Build the site of the documentation, build/docs/index.html: pages, methods, reference, search; no network
+	@OMP_NUM_THREADS=1 $(python) .ci/site/build.py
+
 ##@ Develop
 .PHONY: test
 test: $(mpich) $(openmpi) ## Run the suite at 1, 2, 3 and 4 ranks on MPICH, what depends on the MPI on Open MPI too

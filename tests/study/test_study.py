@@ -144,7 +144,14 @@ def test_the_page_needs_nothing_else(made):
     """Its tables stand beside it as CSV and LaTeX with as many cells; it names sites, methods and steps."""
     page = (made / "study.html").read_text()
     assert not re.search(r'(src|href)="(?!#|data:,)', page)
-    for words in (*SITES, "FedExP", "Ensemble of the sites&#39; models", "Travelling, 30 steps", "Learning curves"):
+    for words in (
+        f"Simulated federated learning on {len(SITES)} sites.",
+        *SITES,
+        "FedExP",
+        "Ensemble of the sites&#39; models",
+        "Travelling, 30 steps",
+        "Learning curves",
+    ):
         assert words in page
     for path in (made / "tables").glob("*.tex"):
         lines = [line for line in path.read_text().splitlines() if line.endswith(r"\\")]

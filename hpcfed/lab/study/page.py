@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from hpcfed.config.load import dump_yaml
 from hpcfed.errors import counted
 from hpcfed.io.figure_style import LIGHT, to_files, to_svg
@@ -236,7 +238,12 @@ def _lead(view: View) -> str:
         study.options.kind, f"each of {splits} sites left out once"
     )
     seeds = ", ".join(str(seed.model) for seed in study.seeds)
-    return f"{runs} runs: {what}, {'seed' if len(study.seeds) == 1 else 'seeds'} {seeds}."
+    empty = int((np.bincount(study.samples.owner, minlength=len(view.sites)) == 0).sum())
+    sites = counted(len(view.sites) - empty, "site") + (f" with samples ({empty} without)" if empty else "")
+    return (
+        f"Simulated federated learning on {sites}. "
+        f"{runs} runs: {what}, {'seed' if len(study.seeds) == 1 else 'seeds'} {seeds}."
+    )
 
 
 def _how(study: Study) -> Iterator[str]:

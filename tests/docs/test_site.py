@@ -1,0 +1,46 @@
+"""The site of the documentation: built without a warning, all of it in the folder, found by its search."""
+
+from __future__ import annotations
+
+import html
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpcfed
+from hpcfed import algorithms
+from tests.launch import ROOT
+
+SITE = ROOT / "build" / "docs"
+REMOTE = re.compile(r'<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"')
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    command = [sys.executable, str(ROOT / ".ci" / "site" / "build.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"build/docs/index.html: \d+ pages in \d+ s\n", done.stdout)
+    return SITE
+
+
+@pytest.mark.deadline(1200)
+def test_it_is_whole(site: Path) -> None:
+    """Every page of the index, every method with formula, keys, picture and citation, every name of Python's."""
+    pages = {str(page.relative_to(site)): page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    assert {f"docs/{page.stem}.html" for page in (ROOT / "docs").glob("*.md")} <= set(pages)
+    assert not [name for name, page in pages.items() if REMOTE.search(page)]
+    for name, title in algorithms.titles().items():
+        page = html.unescape(pages[f"methods/{name}.html"])
+        for part in (f"<h1>{title}<", "client i:", f"{name}.svg", "@", "LOCAL"):
+            assert part in page, (name, part)
+        for kind in filter(None, algorithms.parts_of(name)):
+            assert all(f">{key}</span>" in page for key in kind.model_fields)
+    reference = pages["reference/python.html"]
+    assert not [name for name in hpcfed.__all__ if name != "__version__" and f'id="hpcfed.{name}"' not in reference]
+    searched = (site / "searchindex.js").read_text(encoding="utf-8")
+    for word in ("scaffold", "apptainer", "dirichlet", "who-sees-what"):
+        assert word in searched
