@@ -19,7 +19,7 @@ from hpcfed.arithmetic.sums import norm_from, squared_norm
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.work import are_ones, common_to_all, effective_steps_and_factors, skip_correction
 from hpcfed.cohort import Cohort
-from hpcfed.errors import Diverged, EnvironmentFailure
+from hpcfed.errors import Diverged, EnvironmentFailure, InputError
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
 from hpcfed.ranks.platform.malloc import return_freed_memory
@@ -499,7 +499,10 @@ class Simulation:
             about = places, cohort.shares[counts], bounds[counts], self._dtype
             vectors = kept.of(name, means[name], *about)
             context = PartContext(plan.round, plan.lr, self._parts.seed, 0)
-            found[name] = rule.of(vectors, context).to(means[name].device)
+            try:
+                found[name] = rule.of(vectors, context).to(means[name].device)
+            except InputError as error:
+                raise InputError(f"round {plan.round}: {error}") from None
             exchanges += vectors.exchanges
         return found, exchanges
 

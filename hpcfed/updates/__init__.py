@@ -138,6 +138,23 @@ def resolved(recipe: Recipe, chain: Chain) -> dict[str, list[ChainPart]]:
     return {key: [whole(*pair) for pair in zip(sections, parts, strict=True)] for key, sections, parts in lists}
 
 
+def _check_size(recipe: Recipe, rule: Krum, num_clients: int) -> None:
+    """Refuse cohorts that may be too small for a rule: it would be found in the middle of a run.
+
+    Raises:
+        InputError: with the reason.
+    """
+    cohort = recipe.cohort
+    if cohort.sampling == "bernoulli" and (cohort.size, cohort.fraction) != (None, None):
+        what = "means: krum with cohort.sampling: bernoulli, whose cohorts may be too small"
+        raise InputError(what, remedy="leave sampling out, or use another mean")
+    size = cohort.size_in(num_clients)
+    if isinstance(cohort.schedule, list):
+        size = min(map(len, cohort.schedule))
+    if size is not None:
+        rule.check_size(size)
+
+
 def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_classes: int | None) -> None:
     """Refuse parts behind which a method would not be right, or that name clients and vectors which do not exist.
 
@@ -160,9 +177,8 @@ def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_cl
             if name not in reported:
                 what = f"updates: {section.name}.scales: {method.name} reports no {name!r}"
                 raise InputError(what, remedy=nearest(name, reported))
-    size = recipe.cohort.size_in(num_clients)
-    if isinstance(chain.robust, Krum) and size is not None and recipe.cohort.sampling == "uniform":
-        chain.robust.check_size(size)
+    if isinstance(chain.robust, Krum):
+        _check_size(recipe, chain.robust, num_clients)
     for key in LISTS:
         for section, part in zip(getattr(recipe, key), getattr(chain, key), strict=True):
             what, lost = f"{key}: {section.name or section.factory}", KEPT[key] - part.keeps

@@ -149,8 +149,8 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "twice": ({"means": ["median", "geometric-median"]}, r"means\.1: geometric-median takes the mean's place"),
     "few": ({"means": [{"krum": {"attackers": 4}}]}, "expected 11 clients or more in a round, got 9"),
     "drawn": (
-        {"means": [{"krum": {"attackers": 4}}], "cohort": {"fraction": 0.5, "sampling": "bernoulli"}},
-        "expected 11 clients or more in a round",
+        {"means": [{"krum": {"attackers": 1}}], "cohort": {"fraction": 0.9, "sampling": "bernoulli"}},
+        "krum with cohort.sampling: bernoulli, whose cohorts may be too small",
     ),
     "sums": ({"algorithm": {"name": "feddyn", "alpha": 0.1}, "means": ["median"]}, "median with feddyn has no meaning"),
     "norms": ({"algorithm": "fedexp", "means": ["geometric-median"]}, "geometric-median with fedexp has no meaning"),
