@@ -11,26 +11,34 @@ Reference: Abadi et al., "Deep learning with differential privacy", CCS 2016, Al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfed.client.augment import augmented
-from hpcfed.client.batched.gradients import Vectorized, mixes_samples
+from hpcfed.client.batched.gradients import Perceptron, Vectorized, mixes_samples
+from hpcfed.client.batched.matmul import OneClient
+from hpcfed.client.batched.networks import network_of
 from hpcfed.client.solver import SequentialSolver, Task
 from hpcfed.config.recipe import Local
 from hpcfed.data.cache import Samples
 from hpcfed.errors import RAISED, InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
+from hpcfed.models.portable import PortableLoss
+from hpcfed.models.reading.program import Unreadable
 from hpcfed.rng import Purpose, normals, stream
 from hpcfed.updates._layout import layout_of
 from hpcfed.updates._mechanism import SLACK
 
 GRADIENT_BYTES = 1 << 28
 """Of the gradients of samples that are computed together."""
+ClippedSum = Callable[[Tensor, Tensor, float, Tensor], Tensor]
+"""A minibatch, (B, …) each, C and zeros (d,), which get the sum of clipped gradients → the sum of the losses."""
 
 
 class PrivateSolver(SequentialSolver):
@@ -50,10 +58,8 @@ class PrivateSolver(SequentialSolver):
         super().__init__(model, loss, section, seed, draws=False)
         assert section.noise is not None
         self._amount, self._layout, self._averages = section.noise, layout_of(model), loss.reduction == "mean"
-        self._rows = max(1, GRADIENT_BYTES // model.vector.nbytes)
         self._address, self._step, self._expected = (0, 0), 0, 1.0
-        self._gradients = Vectorized(model.module, loss, mixes=True)
-        _check(model, loss, like, self._gradients)
+        self._sum_of = _clipped_sum(model, loss, like)
 
     def minibatches(self, task: Task, round: int) -> Iterator[Samples]:
         """Yield minibatches that each sample joins with probability B / n_i; perhaps empty ones."""
@@ -69,28 +75,14 @@ class PrivateSolver(SequentialSolver):
     def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Add the noised gradient to the model's flat one, and return the minibatch's loss."""
         clip, model = self._amount.clip, self._model
-        total, loss = torch.zeros_like(model.vector), model.vector.new_zeros(())
-        parameters, slots = list(model.views(model.vector).values()), list(model.views(total).values())
-        for start in range(0, len(y), self._rows):
-            some = slice(start, start + self._rows)
-            found, losses = self._of_each(parameters, x[some], y[some])
-            norms = sum(gradient.flatten(1).double().square().sum(1) for gradient in found)
-            factors = (clip / torch.as_tensor(norms).sqrt()).clamp(max=1.0).to(total)
-            for slot, gradient in zip(slots, found, strict=True):
-                slot += torch.tensordot(factors, gradient, 1)
-            loss += losses.sum()
+        total = torch.zeros_like(model.vector)
+        loss = self._sum_of(x, y, clip, total) if len(y) else model.vector.new_zeros(())
         round, client = self._address
         noise = normals(self._seed, Purpose.LOCAL_STEP, round, client, self._step, self._layout.size)
         deviation = (self._amount.multiplier or 0.0) * clip * SLACK
         total += self._layout.opened(torch.from_numpy(noise * deviation).to(total), total)
         model.grad += total / self._expected if self._averages else total
         return loss / max(1, len(y)) if self._averages else loss
-
-    def _of_each(self, parameters: list[Tensor], x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return each parameter's gradients by sample, (B, …), and the losses, (B,)."""
-        stacks = [view.expand(len(y), *view.shape) for view in parameters]
-        found = [torch.empty_like(stack, memory_format=torch.contiguous_format) for stack in stacks]
-        return found, self._gradients.gradients(stacks, x.unsqueeze(1), y.unsqueeze(1), found)
 
 
 def expected_size(samples: Samples, batch_size: int | str) -> int:
@@ -107,17 +99,23 @@ def poisson_minibatches(samples: Samples, size: int, steps: int, rng: np.random.
         yield x.index_select(0, joined), y.index_select(0, joined)
 
 
-def _check(model: FlatModel, loss: Loss, like: Samples, gradients: Vectorized) -> None:
-    """Refuse a model or loss whose samples have no gradients of their own.
+def _clipped_sum(model: FlatModel, loss: Loss, like: Samples) -> ClippedSum:
+    """Return what adds up clipped gradients: layer by layer where the model is a perceptron, else by `torch.func`.
 
     Raises:
-        InputError: it has none.
+        InputError: the samples have no gradients of their own.
     """
     if loss.whole:
         raise InputError("local.noise: the loss of a sample depends on the others of its minibatch")
     if mixes_samples(model.module, like[0]):
         what = "local.noise: the model's output for a sample is drawn, or depends on the others of its minibatch"
         raise InputError(what, remedy="use GroupNorm or LayerNorm in the place of BatchNorm, and no dropout")
+    if loss.inverse_link is not None and not isinstance(loss, PortableLoss):
+        with suppress(Unreadable):
+            network = network_of(model, loss, like[0], 1, OneClient())
+            if isinstance(network, Perceptron):
+                return partial(_by_layers, network, model)
+    gradients = Vectorized(model.module, loss, mixes=True)
     x, y = (part.expand(2, *part.shape[1:]).unsqueeze(1) for part in like)
     stacks = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
     try:
@@ -125,3 +123,29 @@ def _check(model: FlatModel, loss: Loss, like: Samples, gradients: Vectorized) -
     except RAISED as error:  # a user's model may raise anything
         what = f"local.noise cannot take this model ({type(error).__name__}: {str(error).splitlines()[0]})"
         raise InputError(what, remedy="use a model of operations that torch.func.vmap can take") from error
+    return partial(_sample_by_sample, gradients, model, max(1, GRADIENT_BYTES // model.vector.nbytes))
+
+
+def _by_layers(network: Perceptron, model: FlatModel, x: Tensor, y: Tensor, clip: float, out: Tensor) -> Tensor:
+    """Write the sum of clipped gradients to `out`, (d,); return the sum of the losses."""
+    stacks = ([view.unsqueeze(0) for view in model.views(vector).values()] for vector in (model.vector, out))
+    parameters, slots = stacks
+    return network.clipped(parameters, x.unsqueeze(0), y.unsqueeze(0), clip, slots).sum()
+
+
+def _sample_by_sample(
+    gradients: Vectorized, model: FlatModel, rows: int, x: Tensor, y: Tensor, clip: float, out: Tensor
+) -> Tensor:
+    """Write the same, of `rows` samples' gradients at a time."""
+    loss = model.vector.new_zeros(())
+    parameters, slots = (list(model.views(vector).values()) for vector in (model.vector, out))
+    for start in range(0, len(y), rows):
+        own_x, own_y = (part[start : start + rows].unsqueeze(1) for part in (x, y))
+        stacks = [view.expand(len(own_y), *view.shape) for view in parameters]
+        found = [torch.empty_like(stack, memory_format=torch.contiguous_format) for stack in stacks]
+        loss += gradients.gradients(stacks, own_x, own_y, found).sum()
+        norms = sum(gradient.flatten(1).double().square().sum(1) for gradient in found)
+        factors = (clip / torch.as_tensor(norms).sqrt()).clamp(max=1.0).to(out)
+        for slot, gradient in zip(slots, found, strict=True):
+            slot += torch.tensordot(factors, gradient, 1)
+    return loss

@@ -15,6 +15,7 @@ from dp_accounting import rdp
 
 import hpcfed
 from hpcfed.assembly import assemble, resolve
+from hpcfed.client.sample_noise import _by_layers
 from hpcfed.config.load import load_recipe
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
@@ -23,6 +24,7 @@ from hpcfed.simulation import Simulation
 from hpcfed.updates._layout import layout_of
 from hpcfed.updates._samples import SampleMechanism, sample_accountant, sample_multiplier_for
 from tests.contract.test_privacy import filled, secret
+from tests.federations import write_federation
 from tests.mpi.recipes import small
 
 NOISE: Mapping[str, Any] = {"clip": 0.5, "multiplier": 1.0}
@@ -92,6 +94,46 @@ def clipped(model: Any, y: torch.Tensor, x_one: torch.Tensor, y_one: torch.Tenso
     torch.nn.functional.cross_entropy(model.module(x_one), y_one.long()).backward()
     model.adopt()
     return model.grad * min(1.0, 0.5 / float(model.grad.norm()))
+
+
+@pytest.mark.serial
+@pytest.mark.one_mpi
+@pytest.mark.parametrize(
+    ("by_layers", "changes"),
+    [
+        (True, {"model": {"name": "mlp", "hidden": [8, 5]}, "loss": {"weights": [0.5, 2.0, 1.0, 4.0]}}),
+        (True, {"model": {"name": "logistic"}, "loss": {"reduction": "sum"}}),
+        (True, {"model": {"name": "linear"}, "data": "numbers.h5"}),
+        (False, {"model": {"factory": "private_nets:net", "args": {"kind": "layer-norm"}}}),
+    ],
+    ids=["mlp", "logistic", "linear", "layer-norm"],
+)
+def test_the_sum_is_of_clipped_gradients(by_layers, changes, place):
+    """Of a norm between the samples', by autograd one by one; and the losses'."""
+    draws = np.random.default_rng(1)
+    x, y = draws.normal(size=(9, 12)).astype(np.float32), draws.normal(size=9).astype(np.float32)
+    write_federation(place / "numbers.h5", [(x, y), (2 * x, y)])
+    content = recipe(place, "run", dtype="float64", **{key: value for key, value in changes.items() if key != "data"})
+    content["data"] = str(place / changes.get("data", "small.h5"))
+    parts, _ = assemble(resolve(load_recipe(content)), World())
+    with parts.federation:
+        ((x, y),) = parts.shards.clients([1])
+        model, loss, vectors, losses = parts.model, parts.engine._loss, [], 0.0
+        model.load(parts.initial_w + 0.1)
+        for sample in range(len(y)):
+            model.grad.zero_()
+            of_one = loss.batch(model.module(x[sample : sample + 1]), y[sample : sample + 1])
+            of_one.backward()
+            model.adopt()
+            vectors.append(model.grad.clone())
+            losses += float(of_one)
+        norms = torch.stack(vectors).norm(dim=1)
+        clip, total = float(norms.median()), torch.zeros_like(model.vector)
+        expected = sum(vector * min(1.0, clip / float(norm)) for vector, norm in zip(vectors, norms, strict=True))
+        assert (parts.engine._sum_of.func is _by_layers) == by_layers
+        found = parts.engine._sum_of(x, y, clip, total)
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
+    assert float(found) == pytest.approx(losses, rel=1e-12)
 
 
 def mechanism(*rates: float, multiplier: float = 1.1, is_secret: bool = True) -> SampleMechanism:

@@ -105,6 +105,34 @@ class Perceptron:
                 torch.sum(outgoing, 1, out=slot.bias)
         return self.losses(z, y, short)
 
+    def clipped(self, parameters: Stack, x: Tensor, y: Tensor, clip: float, out: Stack) -> Tensor:
+        """Write the sum of samples' gradients, of norms of at most `clip` each, into `out`; return their losses, (B,).
+
+        Nothing as large as a sample's gradient is formed, since ‖D_s h_sᵀ‖ = ‖D_s‖ ‖h_s‖.
+
+        Args:
+            parameters, out: of one client, (1, …).
+            x, y: a minibatch, (1, B, …) each.
+            clip: C.
+
+        Reference: Goodfellow, "Efficient per-example gradient computations", 2015.
+        """
+        layers = self.layers(parameters)
+        inputs, z = self._forward(layers, x.flatten(2))
+        slope = self._slope(z, self.encoded(y, layers), None, self.weights(y))
+        found = list(self._backward(layers, self.layers(out), inputs, slope))
+        squares = torch.zeros(z.shape[:2], dtype=torch.float64, device=z.device)
+        for slot, incoming, outgoing in found:
+            of_input = incoming.double().square().sum(2) + (slot.bias is not None)
+            squares += outgoing.double().square().sum(2) * of_input
+        factors = (clip / squares.sqrt()).clamp(max=1.0).to(z).unsqueeze(2)
+        for slot, incoming, outgoing in found:
+            shortened = outgoing * factors
+            self._matmul.gradient(shortened, incoming, slot.weight)
+            if slot.bias is not None:
+                torch.sum(shortened, 1, out=slot.bias)
+        return self._loss.each(self._used(z).flatten(0, 1), y.flatten(0, 1))
+
     def descend(
         self,
         layers: Sequence[Layer],
