@@ -76,6 +76,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--workload", default="mlp")
     asked = parser.parse_args()
+    if unknown := [name for name in asked.parts if name not in PARTS]:
+        parser.error(f"no part {unknown[0]!r}; parts: {', '.join(PARTS)}")
     os.environ[SECRET] = "3f1c6a0be35d97421b6e0c9d4a7f5328"
     with tempfile.TemporaryDirectory() as folder:
         write_workload(asked.workload, Path(folder))
