@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
+
+from hpcfed.cli.documents import text_of
 
 PIPED_WIDTH = 160
 
@@ -29,7 +30,7 @@ def command(as_json: bool, no_probe: bool) -> None:
         return
     findings = find(facts)
     if as_json:
-        click.echo(json.dumps({**asdict(facts), "findings": [asdict(finding) for finding in findings]}, indent=1))
+        click.echo(text_of({**asdict(facts), "findings": [asdict(finding) for finding in findings]}))
         return
 
     from hpcfed.cluster.doctor.page import show

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from hpcfed.cli.documents import text_of
 from hpcfed.cli.options import MOST_RANKS, OVERRIDES, RANKS, Finite
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _estimate(
 
     costs = estimate(runs[0], ranks=ranks, seeds=len(runs), gpus=gpus, allreduce=allreduce)
     if as_json:
-        click.echo(json.dumps({**asdict(costs), "rounds_per_second": costs.rounds_per_second}, indent=1))
+        click.echo(text_of({**asdict(costs), "rounds_per_second": costs.rounds_per_second}))
         return
     rows = list(_rows(costs))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]

@@ -55,12 +55,17 @@ def printer(command: str, *, asked: bool) -> Printer | None:
     return emit
 
 
-def as_json(command: str, document: Any) -> str:
-    """Return a document as JSON in ASCII, which no stream has to escape."""
+def text_of(content: Any) -> str:
+    """Return JSON, in which numbers that are not finite are null."""
     from hpcfed.run_folder.rounds import finite
 
+    return json.dumps(finite(content), indent=1, allow_nan=False)
+
+
+def as_json(command: str, document: Any) -> str:
+    """Return a document as JSON in ASCII, which no stream has to escape."""
     content = {"command": command, "version": VERSION, **asdict(document)}
-    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+    return text_of(content) + "\n"
 
 
 def schema_of(command: str) -> dict[str, Any]:
