@@ -166,6 +166,12 @@ class Samples:
         """Yield x and y of one client's samples in pieces."""
         if isinstance(content, Mapping) and content.keys() >= {"x", "y"}:
             content = content["x"], content["y"]
+        if isinstance(content, Mapping):
+            keys, remedy = (
+                ", ".join(map(str, [*content][:4])),
+                "several clients are data={'clients': {…}}, or {…} itself",
+            )
+            raise InputError(f"{name}: a mapping", expected="x and y", got=f"{keys or 'nothing'}", remedy=remedy)
         if isinstance(content, Blocks):
             yield from content.pairs
             return

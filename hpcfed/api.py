@@ -360,12 +360,13 @@ def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, 
     """Build a resolved recipe's module with the parameters of a run's file, on the CPU, ready for evaluation.
 
     Its private parameters and buffers, if it has any, are those of a client; the initial ones without `client`, or
-    where the client was never drawn. Of a method that trains personal models it is the client's own; the common one
-    without `client`, or likewise. A module that is code is built by the run's code alone, unless `accept_code`.
+    where the client was never drawn. Of a method that trains personal models it is the client's own, the initial one
+    where it was never drawn; without `client` the common one. A module that is code is built by the run's code alone,
+    unless `accept_code`.
 
     Raises:
         InputError: the federation, which defines the shapes, is missing, it has no such client, a file is another
-            module's, or the code is not the run's.
+            module's, the code is not the run's, or the run is private and keeps no clients' models.
     """
     import torch
 
@@ -373,13 +374,18 @@ def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, 
 
     if recipe.model.factory is not None and not accept_code:
         _check_code(recipe, weights.parent)
+    own = weights.parent / (INITIAL if client is None else private_file(client))
+    personal = None if recipe.algorithm.factory is not None else trains_personal(recipe.algorithm)
+    of_client = client is not None and personal is True
+    if of_client and (recipe.is_private or recipe.local.noise is not None):
+        raise InputError(f"client {client}: a private run keeps no clients' models", where=str(weights.parent))
     trained = recipe.model_copy(update={"model": recipe.model.model_copy(update={"init": weights})})
+    if of_client and not own.exists():
+        trained = recipe
     with Federation.open(recipe.data) as federation, generators_kept():
         if client is not None and not 0 <= client < federation.num_clients:
             raise InputError("client", expected=f"0 to {federation.num_clients - 1}", got=str(client))
         model = build_model(trained, federation, getattr(torch, recipe.dtype), torch.device("cpu"))
-    own = weights.parent / (INITIAL if client is None else private_file(client))
-    personal = None if recipe.algorithm.factory is not None else trains_personal(recipe.algorithm)
     if own.exists() and client is not None and (model.own or personal is not False):
         model.load_private_file(own, personal=personal)
     elif model.own:

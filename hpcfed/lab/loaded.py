@@ -145,7 +145,7 @@ class LoadedRun:
 
     def module_of(self, client: int) -> nn.Module:
         """The trained module with a client's private parameters and buffers; the initial ones if it was never drawn.
-        Of a method with personal models, such as Ditto, the client's own; the common one if it was never drawn.
+        Of a method with personal models, such as Ditto, the client's own.
 
         Raises:
             InputError: as `module` does, or the federation has no such client.

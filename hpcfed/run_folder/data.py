@@ -61,6 +61,10 @@ class DataOfRuns:
 
 
 def present_data(recipe: Recipe, run: Path) -> Path:
-    """Return the path of a run's data: the recipe's, or where nothing is there the run folder's own file."""
-    own = run / FEDERATION / recipe.data.name
-    return own if not recipe.data.exists() and own.is_file() and not own.is_symlink() else recipe.data
+    """Return the path of a run's data: the recipe's, or where nothing is there the file of the run's folder, or of the
+    folder above it, which several seeds and earlier runs share.
+    """
+    if recipe.data.exists():
+        return recipe.data
+    places = (place / FEDERATION / recipe.data.name for place in (run, run.parent))
+    return next((own for own in places if own.is_file() and not own.is_symlink()), recipe.data)

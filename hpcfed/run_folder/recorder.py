@@ -88,6 +88,8 @@ class Rows:
             self.totals["bytes_up"] += size * sent
         else:
             left = size - len(result.skipped)
+            if self._privacy is not None:  # the row withholds who was left
+                left = int(size * (1 - self._masks.dropout) + 0.5)
             self.totals["bytes_up"] += self._masks.bytes_up(size, left, num_sent * self._words)
             received += self._masks.bytes_down(size)
         self.totals["bytes_down"] += received

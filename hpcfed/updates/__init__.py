@@ -52,6 +52,8 @@ LISTS: Mapping[str, tuple[str, type[Part]]] = {
 """The recipe's key → its parts' name in their files, and their base."""
 WORK: Mapping[type[Part], str] = {UpdatePart: "send", RobustMean: "of", MeansPart: "after"}
 """The function that a part must have, by its base."""
+OF_CLIENTS = "begin_shared", "share", "trains_on"
+"""What a part of ``down`` is not asked for."""
 KEPT = {"updates": {NORMS, DELTA_ITSELF, CARRIED, TWICE}, "means": {NORMS, SUM, DELTA_ITSELF}, "down": {DELTA_ITSELF}}
 """What parts of each list may leave untrue."""
 WHY = {
@@ -100,6 +102,11 @@ def build(recipe: Recipe) -> Chain:
         if packs.stateful:
             what = f"down.{place}: {type(packs).__name__} keeps a state, and the model is packed without one"
             raise InputError(what, remedy="let it say stateful = False")
+        kind = type(packs)
+        unused = [name for name in OF_CLIENTS if getattr(kind, name, None) is not getattr(UpdatePart, name)]
+        if unused := [*(["scalars"] if packs.scalars else []), *unused]:
+            what = f"down.{place}: {kind.__name__} has {unused[0]}, which is of clients' updates"
+            raise InputError(what, remedy="give down a part that has send alone")
     return chain
 
 

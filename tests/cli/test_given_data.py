@@ -158,6 +158,7 @@ REFUSED = [
     ({"a": DataLoader(dataset(ROWS["a"]), sampler=RandomSampler(X, num_samples=5))}, "got one with a RandomSampler"),
     ({"a": Random()}, "sample 0 differs each time that it is read: got a random transform"),
     ({"a": Raising()}, "in __getitem__: ValueError: no file of sample 0"),
+    ({"clents": {"a": (X, Y)}}, "client 'clents': a mapping: expected x and y, got a; several clients are data="),
     (X, "samples without their clients: got ndarray"),
     ((X, Y), "samples without their clients"),
     ({"x": X, "y": Y}, "hpcfed.partition"),

@@ -85,7 +85,16 @@ def test_the_shipped_vectors_are_of_every_method_and_agree(content, tmp_path, co
     assert differing[1] == "scaffold: differs (inf, in round 2)"
 
 
-@pytest.mark.parametrize("text", ["{}", "[1", '{"format": "hpcfed-vectors", "version": 2}'])
+VECTORS = '{"format": "hpcfed-vectors", "version": 1, '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{}", "[1", '{"format": "hpcfed-vectors", "version": 2}'),
+        *(VECTORS + own for own in ('"methods": ["fedavg"]}', '"methods": "fedavg"}', '"cases": 5}')),
+    ],
+)
 def test_other_files_are_refused(text, tmp_path, command):
     Path(tmp_path / "other.json").write_text(text)
     done = command(["vectors", "other.json", "--check"], tmp_path)

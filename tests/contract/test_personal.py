@@ -148,6 +148,19 @@ def test_the_sentinel_trains_such_clients_once_more(case, place, monkeypatch):
     assert not any("bitwise" in row for row in run.metrics)
 
 
+def test_the_model_of_a_client_that_was_never_drawn_is_the_initial_one(place):
+    """As it is measured; a private run keeps none."""
+    about = {"algorithm": {"name": "ditto", "mu": 0.1}, "cohort": {"schedule": [[0, 1]]}}
+    about |= {"data": str(place / "small.h5"), "evaluate": {"clients": {"every": 3, "models": ["personal"]}}}
+    run = hpcfed.run(small(place / "two", **about), quiet=True)
+    check_loaded(hpcfed.load(run.folder), place, run.metrics[-1]["clients"]["personal"])
+    noise = {"local": {"steps": 2, "batch_size": 5, "lr": 0.1, "noise": {"clip": 1.0, "multiplier": 1.0}}}
+    run = hpcfed.run(small(place / "noised", **{**about, **noise, "evaluate": None}), quiet=True)
+    assert not (run.folder / "private").exists()
+    with pytest.raises(hpcfed.InputError, match="client 0: a private run keeps no clients' models"):
+        hpcfed.load(run.folder).module_of(0)
+
+
 def check_loaded(run: hpcfed.LoadedRun, place: Path, scores: dict[str, Any]) -> None:
     """Clients' models have the accuracies that the last round recorded."""
     shares = []

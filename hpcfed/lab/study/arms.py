@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed import updates
 from hpcfed.assembly import build_model, resolve
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.recipe import Recipe
@@ -32,7 +33,7 @@ POOLED, ALONE, TRAVELLING, PERSONALISED, ENSEMBLE = BASELINES = (
     "ensemble",
 )
 FEDERATED = "federated"
-OF_THE_WAY = ("updates", "means", "secure_aggregation", "secret_seed", "secret_commitment")
+OF_THE_WAY = (*updates.LISTS, "secure_aggregation", "secret_seed", "secret_commitment")
 """Sections on what happens to updates on their way, which baselines have no part in."""
 POINTS = 20
 """Evaluations of a run, at least."""

@@ -51,6 +51,9 @@ def agreements(path: Path) -> Iterator[Agreement]:
         InputError: the file has no vectors, names an unknown method or case, or is of another problem.
     """
     recorded = read_vectors(path)
+    for key in ("methods", "cases"):
+        if not isinstance(recorded.get(key) or {}, dict):
+            raise InputError(f"malformed vectors: {key}", where=str(path), expected="a mapping by name")
     here = vectors(recorded.get("methods") or (), recorded.get("cases") or ())
     if recorded.get("problem") != here["problem"]:
         raise InputError("the vectors are of another problem", where=str(path))
