@@ -20,7 +20,7 @@ from hpcfed.config.load import NO_KEYS, Source, given_twice, load_recipe, load_r
 from hpcfed.config.objects import named_objects
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import own_code_named
-from hpcfed.config.user_code.given import GivenCode, is_given
+from hpcfed.config.user_code.given import GIVEN, GivenCode, is_given
 from hpcfed.config.user_code.modules import forget, outdated
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, nearest
@@ -283,6 +283,7 @@ def _trained(
 
 SCORES = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
 """Columns of the record that a result shows."""
+RECORDED = "--run-code of predict, verify and replay takes its text from code.json; or load it where the object is"
 PRESENT = "--accept-code (accept_code=True of hpcfed.load), which builds the model by the present code"
 
 
@@ -403,6 +404,8 @@ def _check_code(recipe: Recipe, folder: Path) -> None:
     changes = f"your code is another than this run's: {record.changes(recipe)}"
     changed = record.changed(recipe)
     if any(name == module or name.startswith(f"{module}:") for name in changed):
+        if module == GIVEN:
+            raise InputError("the model was an object of Python", where=str(folder), remedy=RECORDED)
         raise InputError(changes, where=str(folder), remedy=f"restore it, from code.json in that folder; or {PRESENT}")
     if changed:
         warnings.warn(f"{folder}: {changes}, beside the model's file", stacklevel=5)

@@ -160,7 +160,7 @@ def check_sample_privacy(recipe: Recipe, method: Method, *, has_own_test_sets: b
     for key, (is_so, value) in holds.items():
         if is_so:
             reason, remedy = {**REFUSED, **OF_SAMPLES}[key]
-            raise InputError(f"local.noise with {key}: {value}", got=reason, remedy=remedy)
+            raise InputError(f"local.noise with {key}: {value}: {reason}", remedy=remedy)
     for why, is_so in {
         f"its clients report numbers: {', '.join(method.local.scalars)}": bool(method.local.scalars),
         "it reads the loss on all samples": method.local.loss_at_w,
@@ -187,7 +187,7 @@ def check_privacy(recipe: Recipe, method: Method, *, has_own_test_sets: bool, st
     """
     for key, got, why in _hindrances(recipe, method, has_own_test_sets=has_own_test_sets, stateful=stateful):
         reason, remedy = REFUSED[key]
-        raise InputError(f"noise with {key}: {got}", got=why or reason, remedy=remedy)
+        raise InputError(f"noise with {key}: {got}: {why or reason}", remedy=remedy)
 
 
 def _hindrances(

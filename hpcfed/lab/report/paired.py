@@ -70,14 +70,15 @@ def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
 def shared_draws(ours: Run, theirs: Run) -> str:
     """Return what two runs of one seed share: ``cohorts and batches``, ``cohorts`` or nothing.
 
-    Cohorts follow from the seed, the clients and the cohort's size; batches also from the batch size. Runs with
-    different numbers of steps share the batches of the steps that both take.
+    Cohorts follow from the seed, or the secret one, the clients and the cohort's size; batches also from the batch
+    size. Runs with different numbers of steps share the batches of the steps that both take.
     """
 
     def same(*keys: str) -> bool:
         return all(_value(ours.recipe, key) == _value(theirs.recipe, key) for key in keys)
 
-    if not (same("data_content", "cohort") and (_value(ours.recipe, "data_content") is not None or same("data"))):
+    drawn = same("data_content", "cohort", "secret_commitment")
+    if not (drawn and (_value(ours.recipe, "data_content") is not None or same("data"))):
         return ""
     return "cohorts and batches" if same("local.batch_size", "local.augment") else "cohorts"
 
