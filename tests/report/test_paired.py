@@ -12,7 +12,7 @@ from hpcfed.errors import InputError
 from hpcfed.lab.report import compare, make_report
 from hpcfed.lab.report.clients import Fairness, read_clients
 from hpcfed.lab.report.measure import core_hours
-from hpcfed.lab.report.paired import difference, difference_curve, pairs, student
+from hpcfed.lab.report.paired import difference, difference_curve, pairs, shared_draws, student
 from hpcfed.lab.report.read import read_run
 from hpcfed.lab.report.tables import clients_table, sites_table, timing_table
 from tests.report.conftest import write_clients, write_run
@@ -34,6 +34,14 @@ def two_groups(accuracies):
         for seed, value in enumerate(values)
     ]
     return compare(folders)
+
+
+def test_runs_share_what_one_seed_draws(tmp_path):
+    """A secret seed draws cohorts, too."""
+    changes = {"one": {}, "two": {}, "secret": {"secret_commitment": "salt:one"}, "other": {"cohort": {"size": 2}}}
+    runs = {name: read_run(write_run(tmp_path / name, change=change)) for name, change in changes.items()}
+    assert shared_draws(runs["one"], runs["two"]) == "cohorts and batches"
+    assert shared_draws(runs["one"], runs["secret"]) == shared_draws(runs["one"], runs["other"]) == ""
 
 
 def test_runs_of_one_seed_are_paired(two_groups):
