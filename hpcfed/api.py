@@ -283,7 +283,7 @@ def _trained(
 
 SCORES = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
 """Columns of the record that a result shows."""
-RECORDED = "--run-code of predict, verify and replay takes its text from code.json; or load it where the object is"
+RECORDED = "--run-code (run_code=True of hpcfed.load) takes its text from code.json"
 PRESENT = "--accept-code (accept_code=True of hpcfed.load), which builds the model by the present code"
 
 

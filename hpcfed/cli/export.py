@@ -21,6 +21,7 @@ KINDS = ("safetensors", "state_dict", "torchscript")
 )
 @click.option("--data", type=click.Path(path_type=Path), help="The federation file, if it has moved.")
 @click.option("--accept-code", is_flag=True, help="Build the model by your present code, though it has changed.")
+@click.option("--run-code", is_flag=True, help="Build the model by the code that the run has recorded.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 def command(**asked: Any) -> None:
     """Write the evaluated model of RUN as one file, and beside it a model card and how its input is prepared.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.api import trained_module
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.recorded import modules_of, recorded_code
 from hpcfed.errors import InputError
 from hpcfed.io.text import open_file
 from hpcfed.lab.report.read import CLIENTS, RECIPE, read_json
+from hpcfed.provenance.code_of_rounds import with_references
+from hpcfed.run_folder.code import CodeRecord, references
 from hpcfed.run_folder.data import present_data
 from hpcfed.run_folder.files import EVALUATED
 from hpcfed.run_folder.outcome import recorded_status
@@ -25,13 +29,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def load(run: str | Path, *, data: str | Path | None = None, accept_code: bool = False) -> LoadedRun:
+def load(
+    run: str | Path, *, data: str | Path | None = None, accept_code: bool = False, run_code: bool = False
+) -> LoadedRun:
     """Read a run folder, finished or still going.
 
     Args:
         run: the folder.
         data: present path of its federation file, if that has moved.
         accept_code: whether modules may be built by code that has changed since the run.
+        run_code: whether code of the run's own record may run, to build them: of a model that was given from Python.
 
     Raises:
         InputError: it is no run's folder.
@@ -41,7 +48,7 @@ def load(run: str | Path, *, data: str | Path | None = None, accept_code: bool =
         raise InputError("not a run folder", where=str(folder), remedy="name the output folder of a run")
     recipe = load_recipe(folder / RECIPE)
     place = present_data(recipe, folder) if data is None else Path(data).resolve()
-    return LoadedRun(recipe.model_copy(update={"output": folder, "data": place}), accept_code)
+    return LoadedRun(recipe.model_copy(update={"output": folder, "data": place}), accept_code, run_code)
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class LoadedRun:
 
     recipe: Recipe
     accept_code: bool = False
+    run_code: bool = False
 
     @property
     def folder(self) -> Path:
@@ -155,8 +163,19 @@ class LoadedRun:
     def _module(self, name: str, client: int | None = None) -> nn.Module:
         if not (self.folder / name).exists():
             raise InputError("no trained model yet", where=str(self.folder), remedy="let the run end")
+        if self.run_code and self.recipe.model.factory is not None:
+            with recorded_code_of(self) as recipe:
+                return trained_module(recipe, self.folder / name, client, accept_code=True)
         if self.recipe.model.factory is not None:
             places = ", ".join(map(str, self.recipe.python_path))
             what = f"{self.folder}: the model is code, {self.recipe.model.factory}, which runs from {places}"
             warnings.warn(what, stacklevel=4)
         return trained_module(self.recipe, self.folder / name, client, accept_code=self.accept_code)
+
+
+@contextmanager
+def recorded_code_of(loaded: LoadedRun) -> Iterator[Recipe]:
+    """Let a run's recorded code be imported in the block; yield its recipe, which names it."""
+    version, named = CodeRecord(loaded.folder).versions()[-1], references(loaded.recipe)
+    with recorded_code(modules_of(version.files, named)):
+        yield with_references(loaded.recipe)

@@ -13,13 +13,10 @@ import numpy as np
 from data_prep.tables import cells
 from data_prep.tables.read import blocks
 from hpcfed.api import trained_module
-from hpcfed.config.user_code.recorded import modules_of, recorded_code
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, first_of, nearest
 from hpcfed.lab.export.preparation import preparation
-from hpcfed.lab.loaded import LoadedRun, load
-from hpcfed.provenance.code_of_rounds import with_references
-from hpcfed.run_folder.code import CodeRecord, references
+from hpcfed.lab.loaded import LoadedRun, load, recorded_code_of
 from hpcfed.run_folder.files import EVALUATED
 
 if TYPE_CHECKING:
@@ -201,9 +198,8 @@ def _module(loaded: LoadedRun, client: int | None, run_code: bool) -> Iterator[n
     if not run_code or loaded.recipe.model.factory is None:
         yield loaded.evaluated if client is None else loaded.evaluated_of(client)
         return
-    version, named = CodeRecord(loaded.folder).versions()[-1], references(loaded.recipe)
-    recipe, name = with_references(loaded.recipe), EVALUATED if (loaded.folder / EVALUATED).exists() else MODEL
-    with recorded_code(modules_of(version.files, named)):
+    name = EVALUATED if (loaded.folder / EVALUATED).exists() else MODEL
+    with recorded_code_of(loaded) as recipe:
         yield trained_module(recipe, loaded.folder / name, client, accept_code=True)
 
 

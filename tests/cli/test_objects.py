@@ -83,6 +83,10 @@ def test_a_script_of_objects_is_verified_elsewhere(tmp_path, command):
     assert hpcfed.replay(tmp_path / "run", 2, 1, run_code=True).agrees
     certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
     assert (certificate["repeatable"], [*certificate["code"]]) == (True, ["from_python"])
+    done = command(["export", "run", "-o", "model.safetensors"], tmp_path)
+    assert (done.returncode, "was an object of Python; --run-code" in done.stderr) == (2, True)
+    assert command(["export", "run", "-o", "model.safetensors", "--run-code"], tmp_path).returncode == 0
+    assert hpcfed.load(tmp_path / "run", run_code=True).module(torch.zeros(3, 12)).shape == (3, 4)
 
 
 def common(tmp_path, **changes: Any) -> dict[str, Any]:

@@ -91,6 +91,6 @@ def test_a_model_given_from_python_predicts_by_its_recorded_code(run):
     here = hpcfed.predict(model, ROWS, site="north")
 
     sys.modules.pop("from_python")
-    with pytest.raises(InputError, match="your code is another than this run's"):
+    with pytest.raises(InputError, match="the model was an object of Python; --run-code"):
         hpcfed.predict(model, ROWS, site="north")
     pd.testing.assert_frame_equal(hpcfed.predict(model, ROWS, site="north", run_code=True), here)

@@ -24,6 +24,7 @@ def export(
     *,
     data: Path | None = None,
     accept_code: bool = False,
+    run_code: bool = False,
     overwrite: bool = False,
 ) -> tuple[Path, Path, Path]:
     """Write a run's evaluated model, the preparation of its input, and a model card; return the three paths.
@@ -37,13 +38,14 @@ def export(
         site: name or number of the client whose private parts the model gets.
         data: present path of its federation file, if that has moved.
         accept_code: whether the model may be built by code that has changed since the run.
+        run_code: whether code of the run's own record may run: of a model that was given from Python.
         overwrite: whether to replace files that exist.
 
     Raises:
         InputError: no trained model, no such site, a file that exists, or a model that the format cannot hold.
         EnvironmentFailure: the disk refuses.
     """
-    loaded = load(run, data=data, accept_code=accept_code)
+    loaded = load(run, data=data, accept_code=accept_code, run_code=run_code)
     client = None if site is None else _client(loaded, site)
     name = loaded.recipe.name if client is None else f"{loaded.recipe.name}-{client}"
     path = output or Path(f"{name}{FORMATS[kind]}")
