@@ -6,7 +6,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
+import psutil
 import pytest
 
 import hpcfed
@@ -162,4 +164,9 @@ def until(condition: Callable[[], bool], timeout: float = 200) -> None:
 
 def ranks_on(network: Hosts, host: str) -> list[int]:
     """Return the processes of ranks on a host."""
-    return [process.pid for process in network.processes(host) if process.name().startswith("python")]
+    found = []
+    for process in network.processes(host):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if process.name().startswith("python"):
+                found.append(process.pid)
+    return found
