@@ -11,9 +11,11 @@ import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Sequence
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.launch import ROOT, Completed, launch, launcher, own_lines
 from tests.mpi.recipes import write_recipe, write_small
@@ -114,11 +116,16 @@ def test_no_python_is_promised_that_is_not_tested() -> None:
     assert promised is not None
     lowest, highest = int(promised[1]), int(promised[2]) - 1
     assert project["tool"]["ruff"]["target-version"] == f"py3{lowest}"
-    assert f"Python 3.{lowest})" in (ROOT / ".ci" / "lock" / "common.txt").read_text(encoding="utf-8").split("\n")[0]
+    lock = (ROOT / ".ci" / "lock" / "common.txt").read_text(encoding="utf-8")
+    assert f"Python 3.{lowest})" in lock.split("\n")[0]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert f"sys.version_info < (3, {lowest})" in makefile
     assert f"command -v python3.{highest})" in makefile
     assert "make test-python" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for name, number in re.findall(r"^([\w.-]+)==(\S+)$", lock, re.MULTILINE):
+        wanted = SpecifierSet(metadata(name)["Requires-Python"] or "")
+        for python in (f"3.{lowest}.0", f"3.{highest}.0"):
+            assert python in wanted, f"{name} {number} of the lock needs Python {wanted}"
     for page in ("README.md", "CONTRIBUTING.md"):
         assert f"Python 3.{lowest} to 3.{highest}, git and make" in (ROOT / page).read_text(encoding="utf-8")
 
