@@ -144,19 +144,23 @@ def test_rounds_to_target_first_evaluated_round_counts(accuracies):
     assert round_reached(run, ACCURACY, 0.1, window=5) is None  # only four evaluations
 
 
-def test_bytes_are_shown_where_a_recipe_packs_what_is_sent(accuracies):
-    plain, packed = (
-        accuracies("plain", [0.1, 0.9]),
-        accuracies("packed", [0.1, 0.9], change={"updates": [{"sign": {}}]}),
-    )
+@pytest.mark.parametrize(
+    ("change", "sent", "title"),
+    [
+        ({"updates": [{"sign": {}}]}, "bytes_up", "Bytes up"),
+        ({"down": [{"quantize": {"bits": 8}}]}, "bytes_down", "Bytes down"),
+    ],
+)
+def test_bytes_are_shown_where_a_recipe_packs_what_is_sent(change, sent, title, accuracies):
+    plain, packed = accuracies("plain", [0.1, 0.9]), accuracies("packed", [0.1, 0.9], change=change)
     for folder, size in ((plain, 32), (packed, 1)):
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        lines = (json.dumps(row | {"bytes_up": 1000 * size * row["round"]}) for row in rows)
+        lines = (json.dumps(row | {sent: 1000 * size * row["round"]}) for row in rows)
         (folder / "metrics.jsonl").write_text("\n".join([*lines, ""]))
     for table in compare([plain, packed], [0.8]).results[:2]:
-        column = table.header.index("Bytes up")
+        column = table.header.index(title)
         assert [row[column] for row in table.rows] == ["64.0 k", "2000"]
-    assert all("Bytes up" not in table.header for table in compare([plain], [0.8]).results)
+    assert all(title not in table.header for table in compare([plain], [0.8]).results)
 
 
 def test_never_reached_is_counted_and_in_no_mean(accuracies):

@@ -54,6 +54,8 @@ class ReportedRun:
     """Parameters sent up and down."""
     bytes_up: float | None
     """Bytes sent up."""
+    bytes_down: float | None
+    """Bytes sent down."""
     gradients: float | None
     """Gradients computed, of one sample each."""
     seconds_per_round: float | None
@@ -94,6 +96,8 @@ class TargetCost:
     """Parameters sent up and down until then."""
     bytes_up: MeanOverRuns | None
     """Bytes sent up until then."""
+    bytes_down: MeanOverRuns | None
+    """Bytes sent down until then."""
     gradients: MeanOverRuns | None
     """Gradients computed until then."""
     seconds: MeanOverRuns | None
@@ -147,6 +151,8 @@ class ReportDocument:
 
 
 DOCUMENT = ReportDocument
+SPENT = "rounds", "params", "bytes_up", "bytes_down", "gradients", "seconds"
+"""Costs of a target, as `Reach` names them."""
 
 
 def report_document(comparison: Comparison, page: Path, made: Sequence[Path], remarks: Sequence[str]) -> ReportDocument:
@@ -195,6 +201,7 @@ def _method(group: Group, comparison: Comparison) -> ReportedMethod:
                 best=best(run, criterion, window),
                 params=final(run, "params"),
                 bytes_up=final(run, "bytes_up"),
+                bytes_down=final(run, "bytes_down"),
                 gradients=final(run, "gradients"),
                 seconds_per_round=mean_seconds([run], "total"),
             )
@@ -207,5 +214,5 @@ def _method(group: Group, comparison: Comparison) -> ReportedMethod:
 
 
 def _cost(group: Group, cost: Reach) -> TargetCost:
-    spent = {name: over_runs(getattr(cost, name)) for name in ("rounds", "params", "bytes_up", "gradients", "seconds")}
+    spent = {name: over_runs(getattr(cost, name)) for name in SPENT}
     return TargetCost(group.label, cost.target, cost.reached, cost.runs, **spent)

@@ -193,6 +193,7 @@ class Reach:
     rounds: Spread | None
     params: Spread | None  # sent up and down
     bytes_up: Spread | None
+    bytes_down: Spread | None
     gradients: Spread | None
     seconds: Spread | None
 
@@ -208,6 +209,7 @@ def reach(group: Group, criterion: Criterion, target: float, window: int = 1) ->
         rounds=spread(number for _, number in arrived),
         params=spread(run.column("params")[number - 1] for run, number in arrived),
         bytes_up=spread(run.column("bytes_up")[number - 1] for run, number in arrived),
+        bytes_down=spread(run.column("bytes_down")[number - 1] for run, number in arrived),
         gradients=spread(run.column("gradients")[number - 1] for run, number in arrived),
         seconds=spread(run.column("seconds")[number - 1] for run, number in arrived),
     )
