@@ -14,7 +14,7 @@ import re
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -29,10 +29,10 @@ from ruamel.yaml.events import (
     CollectionEndEvent,
     CollectionStartEvent,
     DocumentStartEvent,
-    Event,
     NodeEvent,
 )
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from ruamel.yaml.parser import Parser
 
 MAX_DEPTH = 64
 """Levels of lists and mappings."""
@@ -165,9 +165,7 @@ def parse_yaml(text: str) -> Any:
         Malformed: it is not such a text, names a type that is not plain data, or exceeds the bounds.
     """
     with _as_malformed():
-        text = TRAILING_TABS.sub("", text)
-        _check_text(text)
-        return _yaml().load(text)
+        return _yaml().load(_of_bounded_length(TRAILING_TABS.sub("", text)))
 
 
 def split_list(text: str) -> list[str]:
@@ -178,8 +176,7 @@ def split_list(text: str) -> list[str]:
     """
     text = f"[{text}]"
     with _as_malformed():
-        _check_text(text)
-        values = _yaml().compose(text).value
+        values = _yaml().compose(_of_bounded_length(text)).value
     return [text[value.start_mark.index : value.end_mark.index] for value in values]
 
 
@@ -200,10 +197,10 @@ def _as_malformed() -> Iterator[None]:
         raise Malformed(f"not well formed ({type(error).__name__})") from None
 
 
-def _check_text(text: str) -> None:
+def _of_bounded_length(text: str) -> str:
     if len(text) > MAX_YAML_LENGTH:
         raise Malformed(f"longer than {MAX_YAML_LENGTH:,} characters")
-    _check_events(_yaml().parse(text))
+    return text
 
 
 def _check_plain(value: Any, values: bool) -> None:
@@ -228,48 +225,64 @@ def _check_value(value: Any) -> None:
         raise Malformed("text with a zero or half a surrogate pair")
 
 
-def _check_events(events: Iterable[Event]) -> None:
-    """Check version, depth and size before anything is built: with aliases, little text stands for many values."""
-    nodes, letters, depth = 0, 0, 0
-    anchors: dict[str, tuple[int, int, int]] = {}
-    """Anchor → number of values, of characters and of levels in its node."""
-    opened: list[tuple[str | None, int, int, int]] = []
-    """For each list or mapping that is open: its anchor, values and characters before it, and its deepest level."""
-    for event in events:
+class _Bounded(Parser):
+    """A parser that checks version, depth and size of what it parses: with aliases, little text stands for much.
+
+    A document is parsed whole before any value of it is built.
+    """
+
+    def __init__(self, loader: Any):
+        super().__init__(loader)
+        self.nodes = self.letters = 0
+        self.anchors: dict[str, tuple[int, int, int]] = {}
+        """Anchor → number of values, of characters and of levels in its node."""
+        self.opened: list[tuple[str | None, int, int, int]] = []
+        """For each list or mapping that is open: its anchor, values and characters before it, and its deepest level."""
+
+    def get_event(self) -> Any:
+        event = super().get_event()
         if isinstance(event, DocumentStartEvent) and event.version not in (None, (1, 2)):
             raise Malformed("a YAML version other than 1.2")
         if isinstance(event, CollectionEndEvent):
-            anchor, before, written, deepest = opened.pop()
-            levels = deepest - len(opened)
-            if anchor is not None:
-                anchors[anchor] = nodes - before, letters - written, levels
-            if opened:
-                opened[-1] = *opened[-1][:3], max(opened[-1][3], deepest)
+            self._close()
         elif isinstance(event, NodeEvent):
-            count, length, levels = 1, len(getattr(event, "value", None) or ""), 0
-            if isinstance(event, AliasEvent):
-                if event.anchor not in anchors:
-                    raise Malformed(f"line {event.start_mark.line + 1}: alias {event.anchor!r} of nothing before it")
-                count, length, levels = anchors[event.anchor]
-            elif isinstance(event, CollectionStartEvent):
-                opened.append((event.anchor, nodes, letters, len(opened) + 1))
-            elif event.anchor is not None:
-                anchors[event.anchor] = 1, length, 0
-            nodes, letters, depth = nodes + count, letters + length, len(opened) + levels
-            if opened:
-                opened[-1] = *opened[-1][:3], max(opened[-1][3], depth)
-            line = event.start_mark.line + 1
-            if depth > MAX_DEPTH:
-                raise Malformed(f"line {line}: nested more than {MAX_DEPTH} deep")
-            if nodes > MOST_NODES:
-                raise Malformed(f"line {line}: more than {MOST_NODES:,} values")
-            if letters > MAX_YAML_LENGTH:
-                raise Malformed(f"line {line}: texts of more than {MAX_YAML_LENGTH:,} characters, aliases expanded")
+            self._count(event)
+        return event
+
+    def _close(self) -> None:
+        anchor, before, written, deepest = self.opened.pop()
+        if anchor is not None:
+            self.anchors[anchor] = self.nodes - before, self.letters - written, deepest - len(self.opened)
+        self._note_depth(deepest)
+
+    def _count(self, event: NodeEvent) -> None:
+        count, length, levels = 1, len(getattr(event, "value", None) or ""), 0
+        line = event.start_mark.line + 1
+        if isinstance(event, AliasEvent):
+            if event.anchor not in self.anchors:
+                raise Malformed(f"line {line}: alias {event.anchor!r} of nothing before it")
+            count, length, levels = self.anchors[event.anchor]
+        elif isinstance(event, CollectionStartEvent):
+            self.opened.append((event.anchor, self.nodes, self.letters, len(self.opened) + 1))
+        elif event.anchor is not None:
+            self.anchors[event.anchor] = 1, length, 0
+        self.nodes, self.letters, depth = self.nodes + count, self.letters + length, len(self.opened) + levels
+        self._note_depth(depth)
+        if depth > MAX_DEPTH:
+            raise Malformed(f"line {line}: nested more than {MAX_DEPTH} deep")
+        if self.nodes > MOST_NODES:
+            raise Malformed(f"line {line}: more than {MOST_NODES:,} values")
+        if self.letters > MAX_YAML_LENGTH:
+            raise Malformed(f"line {line}: texts of more than {MAX_YAML_LENGTH:,} characters, aliases expanded")
+
+    def _note_depth(self, depth: int) -> None:
+        if self.opened:
+            self.opened[-1] = *self.opened[-1][:3], max(self.opened[-1][3], depth)
 
 
 def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
-    yaml.Constructor = _PlainData
+    yaml.Parser, yaml.Constructor = _Bounded, _PlainData
     return yaml
 
 

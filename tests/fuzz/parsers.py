@@ -99,4 +99,3 @@ def _remember_yaml() -> None:
         return yaml
 
     text._yaml = remembering
-    text._check_text = lru_cache(maxsize=32)(text._check_text)

@@ -31,6 +31,7 @@ IMPORTS = ("<frozen importlib", importlib.__file__)
 """File names of the frames between an import and the finder."""
 
 
+@cache
 def is_own(file: str) -> bool:
     """Whether a file, as named by a module or a frame, is user code."""
     if file.startswith("<"):

@@ -263,11 +263,9 @@ def _file_of(module: Any) -> str | None:
 
 def _own_files() -> Iterator[tuple[str, str]]:
     """Yield (module, file) of the loaded user modules, without the running script."""
-    main = sys.modules.get(NOTEBOOK)
-    for name, module in sorted(sys.modules.items()):
-        file = None if module is main else _file_of(module)  # multiprocessing knows it by another name, too
-        if file is not None and is_own(file):
-            yield name, file
+    main = sys.modules.get(NOTEBOOK)  # multiprocessing knows it by another name, too
+    named = ((name, _file_of(module)) for name, module in [*sys.modules.items()] if module is not main)
+    yield from sorted((name, file) for name, file in named if file is not None and is_own(file))
 
 
 def is_installed(reference: str, python_path: Sequence[Path]) -> bool:
