@@ -28,7 +28,7 @@ from typing import Any
 
 from hpcfed.config.load import IN_RECIPE_FOLDER, to_plain
 from hpcfed.config.recipe import Recipe
-from hpcfed.config.user_code.modules import GIVEN
+from hpcfed.config.user_code.finder import GIVEN
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.run_folder.code import CODE_FILE
