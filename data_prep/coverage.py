@@ -23,7 +23,9 @@ deviations are within another one, may have a feature in another unit.
 
 
 def coverage(dataset: Dataset, done: Split) -> Iterator[str]:
-    """Yield the lines of `untrained`, and those on classes of one natural client alone."""
+    """Yield remarks on a split: what only test samples have, and natural clients with classes, words or units that no
+    other client shares.
+    """
     yield from untrained(dataset, done)
     is_natural = done.partition["scheme"] == NATURAL and done.num_clients > 1
     if is_natural and dataset.features is not None and done.clients is not None:
@@ -45,14 +47,9 @@ def _levels_apart(dataset: Dataset, done: Split) -> Iterator[str]:
     for client in range(len(done.clients)):
         there[client] = _any(dataset.x, done.training & (owner == client), columns)
     for start, stop in dataset.categories:
-        own = there[:, [place[k] for k in range(start, stop)]]
-        shared = own.sum(axis=0) > 1
-        lonely = np.flatnonzero((own.sum(axis=1) > 1) & ~(own & shared).any(axis=1))
-        if len(lonely) and own.any(axis=1).sum() > 1:
-            column = dataset.features[start].partition("=")[0]
-            words = [dataset.features[k].removeprefix(f"{column}=") for k in range(start, stop)]
-            of_each = {k: [words[c] for c in np.flatnonzero(own[k]).tolist()] for k in lonely.tolist()}
-            some = first_of([f"{done.clients[k]} ({first_of(each, 4)})" for k, each in of_each.items()], MAX_LISTED)
+        column = dataset.features[start].partition("=")[0]
+        words = [dataset.features[k].removeprefix(f"{column}=") for k in range(start, stop)]
+        if some := _lonely(there[:, [place[k] for k in range(start, stop)]], words, done.clients):
             yield f"{column!r}: no word in common with any other client: {some}; do they mean the same?"
 
 
@@ -143,11 +140,8 @@ def _apart(labels: np.ndarray, owner: np.ndarray, names: list[str], clients: Seq
         return
     there = np.zeros((len(clients), len(names)), bool)
     there[owner, labels] = True
-    shared = there.sum(axis=0) > 1
-    lonely = np.flatnonzero((there.sum(axis=1) > 1) & ~(there & shared).any(axis=1))
-    if len(lonely) and there.any(axis=1).sum() > 1:
-        some = [f"{clients[k]} ({first_of([names[c] for c in np.flatnonzero(there[k])], 4)})" for k in lonely.tolist()]
-        yield f"no class in common with any other client: {first_of(some, MAX_LISTED)}; do they mean the same classes?"
+    if some := _lonely(there, names, clients):
+        yield f"no class in common with any other client: {some}; do they mean the same classes?"
         return
     folded = sorted((name.casefold(), k) for k, name in enumerate(names) if any(map(str.isalpha, name)))
     twins = [
@@ -157,6 +151,20 @@ def _apart(labels: np.ndarray, owner: np.ndarray, names: list[str], clients: Seq
     ]
     if twins:
         yield f"classes of different clients that may be one: {first_of(twins, MAX_LISTED)}"
+
+
+def _lonely(there: np.ndarray, names: Sequence[str], clients: Sequence[str]) -> str:
+    """Return the clients with several of `names`, none of which another client has; "" for none.
+
+    Args:
+        there: (clients, names) bool.
+    """
+    shared = there.sum(axis=0) > 1
+    lonely = np.flatnonzero((there.sum(axis=1) > 1) & ~(there & shared).any(axis=1)).tolist()
+    if not lonely or there.any(axis=1).sum() < 2:
+        return ""
+    of_each = {clients[k]: first_of([names[c] for c in np.flatnonzero(there[k]).tolist()], 4) for k in lonely}
+    return first_of([f"{client} ({each})" for client, each in of_each.items()], MAX_LISTED)
 
 
 def _tested(done: Split, count: int) -> np.ndarray:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.as_arrays import as_array, is_absent
+from data_prep.samples import LARGEST_EXACT
 from hpcfed.errors import InputError, nearest, shown
 
-LARGEST_EXACT = 1 << 24
-"""Float32 has all whole numbers up to this one."""
 MOST_LEVELS = 1000
 """Different words of a column from which it is names, not categories."""
 

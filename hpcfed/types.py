@@ -48,22 +48,6 @@ RESERVED = LAST, MOVED, AVERAGE, STEP_AVERAGE, STEPS, BUFFERS = (
 )
 """Reserved names of the tensors that averages of models and of buffers add to a method's own."""
 
-RENAMED = {
-    "Report": "Update, whose next state is next_state's",
-    "Stepped": "ServerUpdate",
-    "Who": "ClientInfo, in a RoundContext",
-    "Local": "LocalResult",
-}
-"""Names of version 0.1."""
-UPGRADE = "docs/from-0.1-to-0.2.md shows how a method of 0.1 is brought up to date"
-
-
-def __getattr__(name: str) -> Any:
-    """Refuse the names of version 0.1, where a user's method imports them."""
-    if name in RENAMED:
-        raise InputError(f"hpcfed.types.{name} is a name of version 0.1: now {RENAMED[name]}", remedy=UPGRADE)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 class Request(IntFlag):
     """What ranks ask of all ranks, in a round's reduction."""

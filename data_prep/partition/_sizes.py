@@ -9,6 +9,7 @@ import numpy as np
 from hpcfed.errors import InputError, counted, nearest
 
 SIZES = ("equal", "lognormal")
+DRAWS = 1000
 SIGMA = 0.3
 """σ of FedDyn's unbalanced splits."""
 
@@ -62,6 +63,20 @@ def counts_of(shares: np.ndarray, num_samples: int) -> np.ndarray:
     )
     cuts[-1] = num_samples
     return np.diff(cuts, prepend=0)
+
+
+def none_drawn(num_clients: int, min_samples: int) -> InputError:
+    """Return the error for `DRAWS` draws that all left a client with fewer samples."""
+    return InputError(
+        f"none of {DRAWS} draws gave each of {counted(num_clients, 'client')} {counted(min_samples, 'sample')}",
+        remedy="ask for a larger --alpha, fewer clients, or a smaller --min-samples",
+    )
+
+
+def by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return the samples (n,) in the order of their classes, shuffled within each."""
+    shuffled = rng.permutation(len(labels))
+    return shuffled[np.argsort(labels[shuffled], kind="stable")]
 
 
 def enough(num_samples: int, num_clients: int, min_samples: int) -> None:

@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partition._sizes import counts_of, enough, positive
-from hpcfed.errors import InputError, counted
-
-DRAWS = 1000
+from data_prep.partition._sizes import DRAWS, counts_of, enough, none_drawn, positive
 
 
 def assign(
@@ -49,10 +46,7 @@ def assign(
         if np.sum(counts, axis=0).min() >= min_samples:
             break
     else:
-        raise InputError(
-            f"none of {DRAWS} draws gave each of {counted(num_clients, 'client')} {counted(min_samples, 'sample')}",
-            remedy="ask for a larger --alpha, fewer clients, or a smaller --min-samples",
-        )
+        raise none_drawn(num_clients, min_samples)
     owner = np.empty(len(labels), np.int64)
     for rows, sizes in zip(classes, counts, strict=True):
         owner[rows] = rng.permutation(np.repeat(np.arange(num_clients), sizes))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partition._sizes import enough
+from data_prep.partition._sizes import by_class, enough
 
 
 def assign(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -21,8 +21,7 @@ def assign(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np
         InputError: more clients than samples.
     """
     enough(len(labels), num_clients, 1)
-    shuffled = rng.permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     owner = np.empty(len(labels), np.int64)
-    owner[by_class] = rng.permutation(num_clients)[np.arange(len(labels)) % num_clients]
+    order = by_class(labels, rng)
+    owner[order] = rng.permutation(num_clients)[np.arange(len(labels)) % num_clients]
     return owner

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partition._sizes import counts_of, enough, positive
-from hpcfed.errors import InputError, counted
-
-DRAWS = 1000
+from data_prep.partition._sizes import DRAWS, counts_of, enough, none_drawn, positive
 
 
 def assign(
@@ -31,7 +28,4 @@ def assign(
         sizes = counts_of(rng.dirichlet(np.full(num_clients, alpha)), len(labels))
         if sizes.min() >= min_samples:
             return rng.permutation(np.repeat(np.arange(num_clients), sizes))
-    raise InputError(
-        f"none of {DRAWS} draws gave each of {counted(num_clients, 'client')} {counted(min_samples, 'sample')}",
-        remedy="ask for a larger --alpha, fewer clients, or a smaller --min-samples",
-    )
+    raise none_drawn(num_clients, min_samples)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partition._sizes import enough
+from data_prep.partition._sizes import by_class, enough
 from hpcfed.errors import InputError
 
 
@@ -24,10 +24,8 @@ def assign(labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, sh
     if shards < 1:
         raise InputError("--shards", expected="at least 1 a client", got=str(shards))
     enough(len(labels), num_clients, shards)
-    shuffled = rng.permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    number = num_clients * shards
+    order, number = by_class(labels, rng), num_clients * shards
     shard = np.arange(len(labels)) * number // len(labels)
     owner = np.empty(len(labels), np.int64)
-    owner[by_class] = rng.permutation(np.repeat(np.arange(num_clients), shards))[shard]
+    owner[order] = rng.permutation(np.repeat(np.arange(num_clients), shards))[shard]
     return owner

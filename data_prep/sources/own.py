@@ -338,7 +338,7 @@ def _array_reader(
     source = _source(paths if packed else [*pairs, *pairs.values()], raw)  # first: it reports failures of the machine
 
     def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-        return own_arrays.read_npz(path) if packed else own_arrays.read_npy_pair(path, pairs[path])
+        return own_arrays.read_npz(path) if packed else (own_arrays.read_npy(path), own_arrays.read_npy(pairs[path]))
 
     return read, None, source, remarks
 

@@ -62,15 +62,6 @@ def groups(path: Path, name: str) -> np.ndarray:
         return _member(archive, members[name])
 
 
-def read_npy_pair(x_path: Path, y_path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the arrays of two .npy files, mapped.
-
-    Raises:
-        InputError: one holds objects or is damaged.
-    """
-    return read_npy(x_path), read_npy(y_path)
-
-
 def read_npy(path: Path) -> np.ndarray:
     """Return the array of an .npy file, mapped.
 

@@ -24,7 +24,7 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.sources.cifar import FEDDYN
 from data_prep.sources.files import DataSource, Origin, Published, damaged, examine, locate
-from data_prep.sources.text import WINDOW, Alphabet, windows
+from data_prep.sources.text import Alphabet, TextSamples, windows
 from data_prep.spool import Spool, UnitImages, alike
 from hpcfed.data.content import rows_per_block
 from hpcfed.data.federation import Standardization
@@ -190,17 +190,12 @@ def _images(path: Path, kind: TffSet, sink: Spool | UnitImages, shown: Callable[
 
 
 def _texts(path: Path, alphabet: Alphabet) -> Half:
-    x, y = Spool((WINDOW,), np.uint8), Spool((), np.uint8)
-    names: list[str] = []
-    owner = []
+    samples, names = TextSamples(), list[str]()
     for name, fields in _clients(path, SHAKESPEARE):
         snippets = [bytes(snippet) for block in _blocks(fields["snippets"]) for snippet in block]
-        own_x, own_y = windows(alphabet.encode(b"\n".join(snippets).decode("utf-8")))
-        x.append(own_x)
-        y.append(own_y)
-        owner.append(np.full(len(own_y), len(names)))
+        samples.append(len(names), *windows(alphabet.encode(b"\n".join(snippets).decode("utf-8"))))
         names.append(name)
-    return Half(x.finish(), y.finish(), _joined(owner), tuple(names))
+    return Half(*samples.finish(), tuple(names))
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

@@ -131,8 +131,8 @@ def names(levels: Mapping[str, float | None]) -> tuple[list[str], dict[str, int]
     place = {value: k for k, value in enumerate(ordered)}
     if all(map(is_boolean, found)):
         spelled = [str(bool(value)) for value in ordered]
-        return spelled, {text: place[value] for text, value in zip(found, values, strict=True) if value is not None}
-    spelled = [str(int(value)) if abs(value) < EXACT and value == int(value) else repr(value) for value in ordered]
+    else:
+        spelled = [str(int(value)) if abs(value) < EXACT and value == int(value) else repr(value) for value in ordered]
     return spelled, {text: place[value] for text, value in zip(found, values, strict=True) if value is not None}
 
 

@@ -25,20 +25,8 @@ MOST_LEVELS, MOST_CHOSEN, MOST_CLASSES = 100, 10_000, 100_000
 MANY_NUMBERS = 20
 """Distinct fractional labels above which a column is taken for the target of a regression."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
-CODES = (
-    ".",
-    "-",
-    "--",
-    "missing",
-    "Missing",
-    "MISSING",
-    "unknown",
-    "n.a.",
-    "None",
-    "none",
-    "#VALUE!",
-    "#DIV/0!",
-    "#REF!",
+CODES = frozenset(
+    [".", "-", "--", "missing", "Missing", "MISSING", "unknown", "n.a.", "None", "none", "#VALUE!", "#DIV/0!", "#REF!"]
 )
 """Words that may stand for a missing cell among numbers."""
 SENTINELS = (-9, -99, -999, -9999, -99999)

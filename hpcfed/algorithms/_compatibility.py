@@ -11,10 +11,8 @@ from hpcfed.algorithms._base import ClientRule
 from hpcfed.config.recipe import Evaluate, Recipe
 from hpcfed.config.user_code.blame import defined_at
 from hpcfed.errors import InputError, shown
-from hpcfed.types import DELTA, RESERVED, UPGRADE, LocalMethod, Method, Normalization, ServerMethod
+from hpcfed.types import DELTA, RESERVED, LocalMethod, Method, Normalization, ServerMethod
 
-RENAMED = {"strength": "prox_mu", "uses_displacement": "uses_effective_steps"}
-"""Names of a local part in release 0.1 → their names now."""
 SPELLING_CUTOFF = 0.85
 """Likeness of two names from which one is taken for the other, mistyped."""
 WEIGHTS = ("samples", "uniform")
@@ -32,13 +30,6 @@ def check_parts(method: Method) -> None:
         ("server", method.server, ServerMethod),
         *([("normalize", method.normalize, Normalization)] if method.normalize is not None else []),
     ]
-    for old, new in RENAMED.items():
-        if hasattr(method.local, old):
-            raise InputError(
-                f"{method.name}: its local part, {type(method.local).__name__}, has {old!r}, which is now {new!r}",
-                where=defined_at(method.local, old) or defined_at(method.local),
-                remedy="rename it there; docs/from-0.1-to-0.2.md lists all new names",
-            )
     for role, part, protocol in parts:
         for name in (name for name in vars(protocol) if not name.startswith("_")):
             if not hasattr(part, name):
@@ -46,7 +37,7 @@ def check_parts(method: Method) -> None:
                     f"{method.name}: its {role} part, {type(part).__name__}, has no {name!r}",
                     where=defined_at(part),
                     remedy=f"hpcfed.types.{protocol.__name__} says what it has; hpcfed.ClientRule and "
-                    f"hpcfed.ServerRule may be inherited from; {UPGRADE}",
+                    f"hpcfed.ServerRule may be inherited from",
                 )
             _check_arguments(method, role, part, name, getattr(protocol, name))
         _check_names(method, role, part, protocol)
@@ -58,7 +49,6 @@ def check_parts(method: Method) -> None:
             where=defined_at(method.local, "vectors"),
             expected=f"names beside {DELTA!r}, which reports_delta says; at least one of the two",
             got=", ".join(map(repr, names)) or "none",
-            remedy=UPGRADE,
         )
 
 
@@ -150,7 +140,7 @@ def _check_declared(method: Method) -> None:
 
 
 def _check_arguments(method: Method, role: str, part: object, name: str, wanted: object) -> None:
-    """Refuse a function whose arguments differ from those of `wanted`, the protocol's, as in version 0.1.
+    """Refuse a function whose arguments differ from those of `wanted`, the protocol's.
 
     Raises:
         InputError: naming the function and its arguments.
@@ -162,17 +152,13 @@ def _check_arguments(method: Method, role: str, part: object, name: str, wanted:
     found = inspect.signature(function)
     try:
         found.bind(*expected)
-        fits = not ("context" in expected and "who" in found.parameters)  # 0.1's fourth argument was another
     except TypeError:
-        fits = False
-    if not fits:
         raise InputError(
             f"{method.name}: {name} of its {role} part, {type(part).__name__}",
             where=defined_at(part, name),
             expected=f"the arguments {', '.join(expected)}",
             got=", ".join(found.parameters),
-            remedy=UPGRADE,
-        )
+        ) from None
 
 
 def check_combination(recipe: Recipe, method: Method) -> None:

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from hpcfed.algorithms._base import ClientRule, ServerRule
 from hpcfed.algorithms._blocks import elementwise
-from hpcfed.types import UPGRADE, Means, RoundContext, ServerUpdate, State
+from hpcfed.types import Means, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,9 +34,7 @@ class Plain(ClientRule):
     choice: ClassVar[str | None] = "plain"
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        raise TypeError(
-            f"{cls.__name__} derives from Plain, which is final: derive it from hpcfed.ClientRule; {UPGRADE}"
-        )
+        raise TypeError(f"{cls.__name__} derives from Plain, which is final: derive it from hpcfed.ClientRule")
 
 
 class ServerStep(ServerRule):

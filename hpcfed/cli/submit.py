@@ -214,7 +214,12 @@ def _warn_once(text: str) -> None:
 
 
 def options_of(site: str | None, gpus_per_node: int | None, more: Sequence[str]) -> dict[str, str | int | None]:
-    """Return the options of sbatch that a job of the site file and of these options has.
+    """Return a job's options for sbatch: the site file's, overridden by the command's.
+
+    Args:
+        site: the site file; None for the default place.
+        gpus_per_node: of the command.
+        more: further options, ``key=value`` or ``flag``.
 
     Raises:
         InputError: the site file cannot be read.

@@ -306,7 +306,7 @@ def try_compiled(build: Callable[[], SequentialSolver], like: Samples) -> Sequen
 
 
 def try_graphs(engine: Engine, graphs: Graphs, model: FlatModel, like: Samples, width: int) -> None:
-    """Record an engine's work from now on only if that can be done."""
+    """Try to record the engine's work as CUDA graphs; if that fails, turn recording off and keep the reason."""
     if graphs.records:
         initial = model.trained.clone()
         graphs.hindrance = hindrance(engine, graphs, model, like, width)

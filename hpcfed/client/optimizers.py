@@ -65,7 +65,7 @@ class Optimizer(Protocol):
         ...
 
     def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
-        """Step on without gradients, `steps` times or (``inf``) to the limit."""
+        """Extrapolate y along the momentum, without gradients: by `steps` steps, or for ``inf`` to their limit."""
         ...
 
 

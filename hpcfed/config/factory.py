@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Local, Recipe
 from hpcfed.config.user_code.blame import defined_at, described, place_of, refusal
-from hpcfed.config.user_code.finder import import_named
-from hpcfed.config.user_code.modules import GIVEN
+from hpcfed.config.user_code.finder import GIVEN, import_named
 from hpcfed.errors import RAISED, InputError, did_you_mean, nearest, shown
 
 STEP = ("parameters", "batch", "context")

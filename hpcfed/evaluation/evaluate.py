@@ -46,7 +46,7 @@ class Evaluator:
 
     On the test set a measure that is a sum is Σ sums / Σ counts. On the training sets every measure is the unweighted
     mean over the clients for which it is defined; a matrix of counts is their sum. Clients with private parts are
-    measured with these, on their own test sets. Test sets of clients that do not count are measured apart.
+    measured with these, on their own test sets. Clients left out of scores (`counted`) are measured separately.
 
     Args:
         section: the recipe's ``evaluate``.

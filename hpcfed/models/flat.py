@@ -249,11 +249,10 @@ class FlatModel:
             part.eval()
 
     def check_buffers(self) -> None:
-        """Refuse a module whose buffers without a role, or frozen parameters, change in training: they would carry one
-        client's data to the next; and one whose parameters are other ones now.
+        """Refuse changes by training that would carry one client's data to the next.
 
         Raises:
-            InputError: naming the tensor.
+            InputError: a buffer without a role, or a frozen parameter, has another value; or a parameter was replaced.
         """
         if self.bindings is not None:
             self.bindings.check()

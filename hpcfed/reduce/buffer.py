@@ -220,9 +220,13 @@ class RoundBuffer:
     def sizes(
         self, words: Sequence[int], cohort_size: int, num_scalars: int = 0, names: Sequence[str] | None = None
     ) -> tuple[int, int, int]:
-        """Return the words of the buffer's three sections, for vectors of so many words an entry and S clients.
+        """Return the sizes of the buffer's three sections in words: sums, slots of clients, slots of ranks.
 
-        Without `names` all vectors are of d entries.
+        Args:
+            words: of an entry, of each vector.
+            cohort_size: S.
+            num_scalars: of a client.
+            names: of the vectors; by default all have d entries.
         """
         entries = [self._num_entries] * len(words) if names is None else map(self.entries_of, names)
         client = self._client_slot(len(words), num_scalars)

@@ -197,12 +197,12 @@ class ExactSum:
 
     @staticmethod
     def words_of(units: Units) -> int:
-        """Return the words of an entry."""
+        """Return how many words an entry of the sum takes."""
         return len(units)
 
     @staticmethod
     def usual_words(dtype: torch.dtype) -> int:
-        """Return the words of an entry in a round whose magnitudes are like those of rounds before."""
+        """Return how many words an entry takes in a round whose magnitudes are those of earlier rounds."""
         return 2 if dtype == torch.float64 else 1
 
     @staticmethod

@@ -28,14 +28,14 @@ from typing import Any
 
 from hpcfed.config.load import IN_RECIPE_FOLDER, to_plain
 from hpcfed.config.recipe import Recipe
-from hpcfed.config.user_code.modules import GIVEN
+from hpcfed.config.user_code.finder import GIVEN
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.contents import contents_of, is_result
 from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, read_mapping, read_recipe
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.run_folder.identity import STATE, WITHOUT_EFFECT, deciding
+from hpcfed.run_folder.identity import WITHOUT_EFFECT, deciding
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
 
 FORMAT, VERSION = "hpcfed-certificate", 2
@@ -147,7 +147,6 @@ class CertifiedRounds:
 
     Args:
         basis: what the run depends on.
-        state: ``client_state`` in the chain, which decides nothing; certificates of before have the recipe's.
 
     Attributes:
         entries: "hash digest" of each round.
@@ -157,8 +156,8 @@ class CertifiedRounds:
         epsilon: of the last round; None where nothing is noised.
     """
 
-    def __init__(self, basis: Mapping[str, Any], state: str | None = None):
-        decides = {**basis, "recipe": deciding(basis["recipe"], IRRELEVANT_KEYS) | ({STATE: state} if state else {})}
+    def __init__(self, basis: Mapping[str, Any]):
+        decides = {**basis, "recipe": deciding(basis["recipe"], IRRELEVANT_KEYS)}
         self.entries = list[str]()
         self.chain = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         self.first_skipped: int | None = None
@@ -295,11 +294,10 @@ def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fa
 def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield the rounds whose rows were changed, and whether the certificate contradicts itself."""
     basis = {key: certificate[key] for key in BASIS if key in certificate}
-    rounds, before = CertifiedRounds(basis), CertifiedRounds(basis, certificate["recipe"].get(STATE))
+    rounds = CertifiedRounds(basis)
     try:
         for row in iterate_rounds(folder / RECORD):
             rounds.add(row)
-            before.add(row)
     except InputError as damage:
         yield Fault(RECORD, str(damage))
         return
@@ -309,7 +307,7 @@ def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[
     for round, (found, own) in enumerate(zip(entries, recorded, strict=False), start=1):
         if found != own:
             yield Fault(RECORD, f"round {round} was changed: hash and digest {found}, certified {own}")
-    if entries == recorded and certificate["chain"] not in (rounds.chain, before.chain):
+    if entries == recorded and certificate["chain"] != rounds.chain:
         yield Fault(CERTIFICATE, "its recipe, data, code and rounds do not give its chain")
 
 

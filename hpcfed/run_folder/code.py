@@ -131,7 +131,7 @@ class CodeRecord:
         self._looked_at = 0
 
     def exists(self) -> bool:
-        """Whether the file exists; folders of hpcfed 0.1 have none."""
+        """Whether the file exists."""
         return self._path.exists()
 
     def is_new(self, recipe: Recipe, done: int) -> bool:
@@ -154,7 +154,7 @@ class CodeRecord:
         return first_of(list(self.changed(recipe).values()), 3)
 
     def versions(self) -> list[CodeVersion]:
-        """Return the code of the rounds, in their order; one without files if none is recorded.
+        """Return the versions of the user's code, in the order of the rounds; without a record one without files.
 
         Raises:
             InputError: the file is malformed.

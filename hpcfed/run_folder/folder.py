@@ -133,7 +133,7 @@ class RunFolder:
             before = json.dumps(files.read_recipe(self.path))
             if not any(reference in before for reference in references(recipe)):  # a metric that is new here
                 return ""
-            return "hpcfed 0.1 kept no record of your code: whether it has changed is not known"
+            return "no record of your code is here: whether it has changed is not known"
         changed = "" if self._goes_on() else self.code.changes(recipe)
         return f"starts again, without a checkpoint, with other code: {changed}" if changed else ""
 

@@ -18,10 +18,8 @@ WITHOUT_EFFECT = (
 """Keys without an effect on results: they never invalidate a finished run."""
 NESTED_WITHOUT_EFFECT = ("local.graphs",)
 """Keys of sections without an effect on results."""
-STATE, STATES = "client_state", ("device", "host", "disk")
-"""``client_state`` is hashed as ``device``, whatever it is: digests keep the key for compatibility, and older ones may
-have any of its values.
-"""
+STATE, HASHED_STATE = "client_state", "device"
+"""``client_state`` decides nothing and is hashed as ``device``, whatever it is: digests keep the key."""
 FOLLOWED = ("engine", "matmul", "tile", "memory_format")
 """Keys of ``local`` that a recorded recipe has the choice of; where a recipe says ``auto``, it follows the record."""
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *WITHOUT_EFFECT)
@@ -30,13 +28,8 @@ FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *WITHOUT_EFFECT)
 
 def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
     """Return a digest of the keys that decide the result of a recipe's rounds: all but the `free` ones."""
-    return _digest(deciding(to_plain(recipe), free))
-
-
-def identities(recipe: Recipe) -> tuple[str, ...]:
-    """Return the digests that a checkpoint of a recipe may have: `identity`, and older ones with any of `STATES`."""
-    decides = deciding(to_plain(recipe), FREE)
-    return tuple(_digest({**decides, STATE: state}) for state in STATES)
+    decides = deciding(to_plain(recipe), free)
+    return xxhash.xxh3_128_hexdigest(json.dumps(decides, sort_keys=True).encode())
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
@@ -57,11 +50,7 @@ def deciding(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]
     decides = dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
     for key in NESTED_WITHOUT_EFFECT:
         decides.pop(key, None)
-    return decides | ({STATE: STATES[0]} if STATE in recipe else {})
-
-
-def _digest(decides: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(decides, sort_keys=True).encode())
+    return decides | ({STATE: HASHED_STATE} if STATE in recipe else {})
 
 
 def _dotted(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

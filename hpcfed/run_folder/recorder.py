@@ -258,8 +258,10 @@ def models_of(model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor, averag
 
 
 def private_files_of(parts: Parts) -> Iterator[tuple[str, bytes]]:
-    """Yield the files, by name, of private parts and personal models of clients at home on this rank, and on rank 0 of
-    the initial part; a private run's clients keep theirs, since no noise is on them.
+    """Yield name and content of the files of private parts and personal models of this rank's clients.
+
+    Rank 0 adds the initial private part. In a run with differential privacy personal models are left out: no noise
+    protects them.
     """
     model = parts.model
     personal = parts.trains_personal and parts.chain.privacy is None and parts.sample_noise is None

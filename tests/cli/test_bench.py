@@ -186,7 +186,7 @@ def test_a_model_of_ones_own_is_timed_beside_its_bare_loop(tmp_path: Path, monke
             raise CliRunner().invoke(command, wrong).exception
 
 
-@pytest.mark.one_mpi
+@pytest.mark.soak
 def test_networks_as_written_are_timed_beside_the_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(WORKLOADS["logistic"], clients=3, samples=7, cohort=2)
     monkeypatch.setitem(WORKLOADS, "logistic", few)

@@ -114,6 +114,12 @@ WRONG: dict[str, tuple[Facts, str, str, str]] = {
         "different torch builds: 2.12.1 (CPU) (node1), 2.13.0 (CPU) (node1)",
         "one environment",
     ),
+    "copies of hpcfed": (
+        facts(rank(0, code="1a"), rank(1, host="node2", code="2b")),
+        "ranks",
+        "ranks run different code of hpcfed: 1a (rank 0 on node1), 2b (rank 1 on node2), and runs refuse to start",
+        "unpack one copy on every node",
+    ),
     "MPI libraries": (
         facts(
             rank(0, versions={**VERSIONS, "mpi": "MPICH Version: 4.3.0"}),

@@ -146,6 +146,7 @@ def test_an_error_is_the_usual_line(arguments, folder, command):
     assert done.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
 
 
+@pytest.mark.soak
 def test_several_ranks_print_one_document(folder, command):
     assert command(["run", "recipe.yaml", "-q"], folder).returncode == 0
     done = launch(2, ["verify", "run", "--all", "--json"], cwd=folder)

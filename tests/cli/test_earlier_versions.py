@@ -16,9 +16,7 @@ from hpcfed.algorithms.fedavg import ServerStep
 from hpcfed.assembly import resolve
 from hpcfed.config.load import dump_yaml, load_recipe, to_plain
 from hpcfed.errors import InputError
-from hpcfed.run_folder.certificate import CertifiedRounds, faults, read_certificate
-from hpcfed.run_folder.identity import WITHOUT_EFFECT, differences, identities, identity
-from hpcfed.run_folder.rounds import iterate_rounds
+from hpcfed.run_folder.identity import WITHOUT_EFFECT, differences, identity
 from tests.mpi.recipes import write_small
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
@@ -44,22 +42,6 @@ def test_digests_in_checkpoints_and_claims_stay_the_same(place):
         recipe = resolve(load_recipe(RECORDED["fedavg"] | {"client_state": client_state}))
         assert identity(recipe) == "6d418459fced7c6fe18a3eb8a9ca14d9"
         assert identity(recipe, WITHOUT_EFFECT) == "1d192b97a7f71b29e78757c6a1dd8d97"
-        of_before = "21635a5a707751c1c0c5d45e59b67fff", "29cfabb7ac3b0e615ca0bd4892774737"  # with host and disk
-        assert identities(recipe) == (identity(recipe), *of_before)
-
-
-def test_a_certificate_that_counts_the_place_of_states_holds(place):
-    """As they did while that key decided something."""
-    recipe = RECORDED["fedavg"] | {"rounds": 2, "client_state": "disk"}
-    hpcfed.run(recipe, quiet=True)
-    for state, holds in ((None, True), ("disk", True), ("host", False)):
-        certificate = read_certificate(place / "run")
-        basis = {key: certificate[key] for key in ("recipe", "named_files", "data", "code")}
-        rounds = CertifiedRounds(basis, state)
-        for row in iterate_rounds(place / "run" / "metrics.jsonl"):
-            rounds.add(row)
-        found = [str(fault) for fault in faults(place / "run", {**certificate, "chain": rounds.chain})]
-        assert found == ([] if holds else ["certificate.json: its recipe, data, code and rounds do not give its chain"])
 
 
 def test_a_methods_new_key_is_recorded_where_it_is_set(place, monkeypatch):

@@ -263,7 +263,7 @@ def test_slow_progress_is_reported_every_ten_seconds(folder):
     assert 4 <= len(rounds) <= 5  # 30 rounds of a second: the first, the last, and two or three between
 
 
-def test_the_resolved_recipe_runs_again_and_is_found_finished(finished):
+def test_the_resolved_recipe_runs_again_and_is_found_finished(finished, command):
     folder = finished[0]
     resolved = YAML(typ="safe").load(folder / "run" / "recipe.yaml")
     assert resolved["algorithm"] == {
@@ -275,7 +275,7 @@ def test_the_resolved_recipe_runs_again_and_is_found_finished(finished):
     }
     assert resolved["weights"] == "samples"
     before = contents(folder / "run")
-    done = launch(0, ["run", "run/recipe.yaml"], cwd=folder)
+    done = command(["run", "run/recipe.yaml"], folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"recipe: finished already, see {folder / 'run'}\n"
     assert contents(folder / "run") == before

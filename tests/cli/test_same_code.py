@@ -47,9 +47,6 @@ def test_ranks_with_other_code_do_not_train_together(other: Path, folder: Path) 
     assert "(rank 0), " in line
     assert "(rank 1); unpack the same copy on every node" in line
     assert not (folder / "run").exists()
-    told = call(folder, "doctor", "--no-probe", "--json")
-    assert told.returncode == 0, told.stderr
-    assert any("ranks run different code of hpcfed" in found["what"] for found in json.loads(told.stdout)["findings"])
 
 
 READS = r"""

@@ -27,6 +27,7 @@ from hpcfed.ranks import world
 from hpcfed.run_folder.rounds import count_rounds, read_rounds
 from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import write_recipe, write_small
+from tests.soak import often
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,8 @@ ISSUE: Mapping[str, Wrong] = {
     "absent-client": Wrong(RUN + "cohort.schedule=absent.json", ("absent.json", "round 2", "no client 9", "0 to 4")),
 }
 """The twelve that a release must never miss (see the soak test)."""
-KINDS = ("unknown-key", "truncated-hdf5", "too-few-outputs", "other-run-there")
-"""One of each kind: found in the recipe, in a file, in the model once torch is loaded, and in the run folder."""
-ON_THREE_RANKS = [name if name in KINDS else pytest.param(name, marks=pytest.mark.soak) for name in ISSUE]
+ON_THREE_RANKS = often(("unknown-key", "too-few-outputs"), ISSUE)
+"""One that is found in the recipe, and one in the model, once torch is loaded."""
 
 MORE: Mapping[str, Wrong] = {
     "text-instead-of-hdf5": Wrong(RUN + "data=text.h5", ("text.h5", "not an HDF5 file", "hpcfed prepare")),
@@ -351,7 +351,7 @@ hpcfed.__main__.main()
 
 
 @pytest.mark.one_mpi
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", often([2], [0, 2]))
 def test_a_thread_of_the_users_does_not_keep_the_process(ranks, prepared, tmp_path):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     done = launch(ranks, [], cwd=tmp_path, program=("-c", THREAD))
@@ -499,11 +499,6 @@ def started(ranks: int) -> Callable[..., Completed]:
 @pytest.mark.parametrize("name", [*ISSUE, *MORE])
 def test_wrong_input_exits_2_with_one_line(name, prepared, command):
     give({**ISSUE, **MORE}[name], prepared, command)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_wrong_input_exits_2_with_one_line_in_a_new_process(name, prepared):
-    give(ISSUE[name], prepared, started(0))
 
 
 @pytest.mark.parametrize("name", ON_THREE_RANKS)

@@ -80,16 +80,6 @@ class Forgetful(ClientRule):
         return Update(None, {"dleta": local.delta})
 
 
-class Old(ClientRule):
-    @property
-    def strength(self):
-        return 0.1
-
-
-def old():
-    return Method("old", Old(), ServerStep())
-
-
 def forgetful():
     return Method("forgetful", Forgetful(), ServerStep())
 
@@ -131,7 +121,6 @@ class Counting(ClientRule):
             {"factory": "grads:fedexprox", "mu": -1.0},
             ("algorithm.mu: expected greater than or equal to 0, got -1.0; ", "grads:fedexprox"),
         ),
-        ({"factory": "wrong:old"}, ("wrong.py, line 12", "Old, has 'strength'", "now 'prox_mu'")),
         ({"factory": "absent:method"}, ("absent:method", "cannot be imported")),
         ({"factory": "wrong:RATE"}, ("'wrong:RATE': expected a function or a class, got 2, of type int",)),
     ],

@@ -19,19 +19,24 @@ from tests.data.raw import write_idx_folder
 from tests.launch import Completed
 
 Command = Callable[..., Completed]
+Hpcfed = Callable[..., str]
 LONG = [f"university hospital of the north, ward {k}, northern wing" for k in range(3)]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def hpcfed(*arguments: object, code: int = 0) -> str:
-    """Run the command in a process of its own and return what it printed: stdout, or stderr if it should fail."""
-    command = [sys.executable, "-m", "hpcfed.cli.main", *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == code, ended.stderr + ended.stdout
-    return ended.stdout if code == 0 else ended.stderr
+@pytest.fixture
+def hpcfed(command: Command, tmp_path: Path) -> Hpcfed:
+    """The command, which returns what it printed: stdout, or stderr if it should fail."""
+
+    def call(*arguments: object, code: int = 0) -> str:
+        ended = command(arguments, tmp_path)
+        assert ended.returncode == code, ended.stderr + ended.stdout
+        return ended.stdout if code == 0 else ended.stderr
+
+    return call
 
 
-def test_prepare_and_inspect_images(tmp_path: Path) -> None:
+def test_prepare_and_inspect_images(tmp_path: Path, hpcfed: Hpcfed) -> None:
     write_idx_folder(tmp_path / "raw", end=".gz")
     path, picture = tmp_path / "f.h5", tmp_path / "f.png"
     arguments = ("prepare", "fashion-mnist", "--raw", tmp_path / "raw", "--clients", 6, "-o", path)
@@ -54,7 +59,7 @@ def test_prepare_and_inspect_images(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(PNG)
 
 
-def test_prepare_and_inspect_a_regression_and_times(tmp_path: Path) -> None:
+def test_prepare_and_inspect_a_regression_and_times(tmp_path: Path, hpcfed: Hpcfed) -> None:
     path, picture = tmp_path / "f.h5", tmp_path / "f.svg"
     hpcfed("prepare", "linear-regression", "-o", path)
     with Federation.open(path) as federation:
@@ -79,7 +84,7 @@ def test_prepare_and_inspect_a_regression_and_times(tmp_path: Path) -> None:
     assert "<!-- US$_$ -->" in picture.read_text()  # a name, no mathematics
 
 
-def test_the_picture_shows_samples_as_text(tmp_path: Path) -> None:
+def test_the_picture_shows_samples_as_text(tmp_path: Path, hpcfed: Hpcfed) -> None:
     """Two roles of different texts: each line of the picture is a role's first sample, in its vocabulary's letters."""
     text, letters = "to be or not to be", " benort"
     tokens = np.array([[letters.index(letter) for letter in text]])
@@ -106,7 +111,7 @@ def test_tokens_as_text(vocabulary: object, tokens: list[int], text: str) -> Non
     assert text_of(np.array(tokens), vocabulary) == text
 
 
-def test_changed_data_are_noticed(tmp_path: Path) -> None:
+def test_changed_data_are_noticed(tmp_path: Path, hpcfed: Hpcfed) -> None:
     path = tmp_path / "f.h5"
     hpcfed("prepare", "toy2d", "-o", path)
     with Federation.open(path) as federation:
@@ -163,7 +168,7 @@ def test_preparation_does_without_torch_and_mpi() -> None:
     assert not {"torch", "mpi4py.MPI", "matplotlib", "sklearn"} & set(ended.stdout.split())
 
 
-def of_sites(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+def of_sites(tmp_path: Path, hpcfed: Hpcfed) -> tuple[Path, dict[str, np.ndarray]]:
     """A federation of three named sites, the last without class b and with another second feature."""
     rng = np.random.default_rng(0)
     raw = tmp_path / "raw"
@@ -179,9 +184,9 @@ def of_sites(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     return tmp_path / "own.h5", found
 
 
-def test_sites_are_shown_by_name_with_their_labels_and_shifts(tmp_path: Path) -> None:
+def test_sites_are_shown_by_name_with_their_labels_and_shifts(tmp_path: Path, hpcfed: Hpcfed) -> None:
     """The shifts are those of the files' own units, though each site is scaled by itself."""
-    path, x = of_sites(tmp_path)
+    path, x = of_sites(tmp_path, hpcfed)
     said = hpcfed("inspect", path, "--picture", tmp_path / "own.png")
     table = [line.split() for line in said.split("Sites")[1].splitlines()[1:5]]
     assert [" ".join(row) for row in table] == [
@@ -198,7 +203,7 @@ def test_sites_are_shown_by_name_with_their_labels_and_shifts(tmp_path: Path) ->
     assert (tmp_path / "own.png").stat().st_size > 10_000
 
 
-def test_what_a_site_never_measured_is_named_and_in_no_difference(tmp_path: Path) -> None:
+def test_what_a_site_never_measured_is_named_and_in_no_difference(tmp_path: Path, hpcfed: Hpcfed) -> None:
     """Site a lacks lab and ward, b one cell of lab: both are filled from others, which makes sites look alike."""
     raw = tmp_path / "raw"
     raw.mkdir()

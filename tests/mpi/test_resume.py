@@ -408,29 +408,6 @@ def test_a_checkpoint_of_another_version_is_refused(world, folder):
         hpcfed.run(of("fedexp-m"), world=world, quiet=True)
 
 
-def test_a_checkpoint_of_layout_2_is_gone_on_with(world, folder):
-    """Its records of clients lie on a boundary of 4 KiB each, in one section."""
-    from hpcfed.run_folder.checkpoint.layout import Manifest
-
-    whole = left_by(hpcfed.run(of("scaffold", output="whole"), world=world, quiet=True))
-    run = stopped(of("scaffold"), world)
-
-    def set_back() -> None:
-        for path in (run / "checkpoints").glob("*.json"):
-            manifest, clients = Manifest.read(path), path.with_suffix(".clients")
-            packed, records = clients.read_bytes(), bytearray()
-            for _ in range(manifest.num_clients):
-                start = packed.index(b"hpcfed-c")
-                size = 40 + int.from_bytes(packed[start + 32 : start + 40], "little")
-                records += packed[start : start + size].ljust(4096, b"\0")
-                packed = packed[start + size :]
-            clients.write_bytes(records)
-            path.write_text(replace(manifest, version=2, sections=None).to_json())
-
-    world.on_root(set_back)
-    assert left_by(hpcfed.run(of("scaffold"), world=world, quiet=True)) == whole
-
-
 def test_another_runs_record_is_refused(world, folder):
     run = stopped(of("fedexp-m"), world)
 

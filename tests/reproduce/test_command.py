@@ -81,12 +81,14 @@ def test_a_signal_while_figures_are_drawn_lets_them_be_drawn(command, tmp_path, 
 
     monkeypatch.setattr("hpcfed.lab.reproduce.session.draw", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    write_small(tmp_path)
+    (tmp_path / "own.yaml").write_text(OWN)
     try:
-        done = command(["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "2"], tmp_path)
+        done = command(["reproduce", "own.yaml", "--output", "out", "--rounds", "1"], tmp_path)
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "fedexp-toy" / "table.md").exists()
+    assert (tmp_path / "out" / "own" / "table.md").exists()
 
 
 def test_a_signal_ends_a_command_of_several_experiments_that_have_no_runs(monkeypatch):

@@ -36,7 +36,8 @@ from hpcfed.lab.study.session import run_study, write_study
 from hpcfed.lab.study.statistics import DELONG, WILSON, auroc_interval, wilson
 from hpcfed.lab.study.tables import differences_table, results_table
 from hpcfed.lab.study.view import View
-from hpcfed.lab.sweep.failures import RunEnding, raise_if_failed
+from hpcfed.lab.sweep.claims import Claim
+from hpcfed.lab.sweep.failures import raise_if_failed
 from hpcfed.lab.sweep.run import Redo, run_sweep
 from hpcfed.ranks.world import World
 from tests.launch import launch
@@ -809,11 +810,14 @@ def test_runs_that_are_refused_are_wrong_input(folder, command):
     assert mended.returncode == 0, mended.stderr
     plan = planned(folder, "fedavg", splits=2, baselines="none").plan()
     first, second = (unit.name for unit in plan.units)
-    ended = {first: RunEnding("refused", "no such mood"), second: RunEnding("failed", "the disk is full")}
+    ended = {
+        first: Claim(ending="refused", message="no such mood"),
+        second: Claim(ending="failed", message="the disk is full"),
+    }
     with pytest.raises(EnvironmentFailure, match="2 of 2 runs have no result; the first was refused: got no such mood"):
         raise_if_failed(plan, ended)
     with pytest.raises(InputError, match="with --fresh where other runs change with it"):
-        raise_if_failed(plan, ended | {second: RunEnding("finished", "")})
+        raise_if_failed(plan, ended | {second: Claim(ending="finished")})
 
 
 def test_the_command_refuses_in_one_line(folder, command):

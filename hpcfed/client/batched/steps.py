@@ -310,7 +310,7 @@ class FusedDescent:
         losses.copy_(self._network.losses_of_steps(torch.stack(outputs, 1), y, short))
 
     def numbers(self, lr: float, mu: float, sizes: np.ndarray) -> np.ndarray:
-        """Return what multiplies D, a constant and V in each step; see `Descent`."""
+        """Return each step's factors of D, of the constant term and of V, (steps, 3); see `Descent`."""
         keep = 1 - lr * sum(self._stepping.scales(mu))
         return np.array([(-lr * self._network.share(size), -lr, keep) for size in sizes.tolist()])
 

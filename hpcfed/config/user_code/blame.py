@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import PydanticUserError, ValidationError
 
-from hpcfed.config.user_code.modules import is_own
+from hpcfed.config.user_code.finder import is_own
 from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError, InputError, did_you_mean, shown
 from hpcfed.ranks.accelerators import is_fault
 from hpcfed.ranks.world import World

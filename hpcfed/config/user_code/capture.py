@@ -23,8 +23,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from hpcfed.config.user_code.finder import CELLS, is_own
-from hpcfed.config.user_code.modules import GIVEN, NOTEBOOK
+from hpcfed.config.user_code.finder import CELLS, GIVEN, NOTEBOOK, is_own
 from hpcfed.config.user_code.values import NotStorable, stored
 
 HEAD = f"from __future__ import annotations\n\nfrom {stored.__module__} import restored as _restored\n"

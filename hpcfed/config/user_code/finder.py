@@ -23,6 +23,9 @@ from types import FrameType, ModuleType
 
 from hpcfed.errors import InputError
 
+NOTEBOOK = "__main__"
+GIVEN = "from_python"
+"""Module of the objects that a call of Python gave; it has no file (`hpcfed.config.user_code.given`)."""
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed packages, in any environment."""
 CELLS = ("<ipython-input", "<stdin>")

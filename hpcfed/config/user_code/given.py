@@ -18,7 +18,8 @@ from typing import Any
 import xxhash
 
 from hpcfed.config.user_code.capture import Capture
-from hpcfed.config.user_code.modules import GIVEN, Source
+from hpcfed.config.user_code.finder import GIVEN
+from hpcfed.config.user_code.modules import Source
 from hpcfed.config.user_code.recorded import PLACE
 from hpcfed.config.user_code.values import NotStorable
 from hpcfed.errors import RAISED

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
-import inspect
-import linecache
 import os
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,12 +15,10 @@ from typing import Any
 
 import xxhash
 
-from hpcfed.config.user_code.finder import as_prefixes, find_in, is_own
+from hpcfed.config.user_code.capture import Capture
+from hpcfed.config.user_code.finder import GIVEN, NOTEBOOK, as_prefixes, find_in, is_own
+from hpcfed.config.user_code.values import NotStorable
 from hpcfed.io.text import open_file
-
-NOTEBOOK = "__main__"
-GIVEN = "from_python"
-"""Module of the objects that a call of Python gave; it has no file (`hpcfed.config.user_code.given`)."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +126,7 @@ def source_without_file(file: str) -> Source:
     """Return the present source of what has no file: of a notebook, or given from Python."""
     if file == f"{GIVEN}.py":
         return _of_given([f"{GIVEN}:"]).get(GIVEN, Source(file, "", "", None))
-    return source_in_notebook(file.partition(":")[2])
+    return _in_notebook(file.partition(":")[2])
 
 
 def _of_main(references: Sequence[str]) -> dict[str, Source]:
@@ -144,89 +138,26 @@ def _of_main(references: Sequence[str]) -> dict[str, Source]:
     file = _file_of(main)
     if file is not None and is_own(file):
         return {NOTEBOOK: _source_of(NOTEBOOK, file, Path(file).name)}
-    return {f"{NOTEBOOK}:{name}": source_in_notebook(name) for name in names}
+    return {f"{NOTEBOOK}:{name}": _in_notebook(name) for name in names}
 
 
-def source_in_notebook(name: str) -> Source:
-    """Return the source of a notebook's function or class, with the notebook's definitions and imports that it uses.
+def _in_notebook(name: str) -> Source:
+    """Return the source of a notebook's function or class, with all that it uses.
 
-    What is used stands before its user, so that the text runs by itself.
+    Where no text stands for it, the hash is that of its own bytecode, so that edits are noticed.
     """
-    parts, seen, variables = list[str](), set[str](), vars(sys.modules[NOTEBOOK])
-
-    def add(used: str) -> None:
-        if used in seen or used not in variables:
-            return
-        seen.add(used)
-        value = variables[used]
-        if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == NOTEBOOK:
-            codes = [*_codes_of(value)]
-            text = _text_of(value, codes)
-            for other in sorted({*_names_in(text), *(name for code in codes for name in code.co_names)}):
-                add(other)
-            parts.append(text)
-        elif inspect.ismodule(value):
-            parts.append(f"import {value.__name__} as {used}\n")
-        elif inspect.isclass(value) or inspect.isroutine(value):
-            if value.__module__ and value.__qualname__ == value.__name__:
-                parts.append(f"from {value.__module__} import {value.__name__} as {used}\n")
-        elif isinstance(value, bool | int | float | str | tuple | list | dict | None):
-            parts.append(f"{used} = {value!r}\n")
-
-    add(name)
-    text = "\n".join(parts)
-    return Source(f"{NOTEBOOK}:{name}", "", xxhash.xxh3_128_hexdigest(text.encode()) if text else "", text)
-
-
-def _names_in(text: str) -> Iterator[str]:
-    """Yield the names that a definition uses when it is made: decorators, bases, defaults, class variables."""
-    with suppress(SyntaxError, ValueError):
-        pending: list[ast.AST] = [*ast.parse(textwrap.dedent(text)).body]
-        while pending:
-            node = pending.pop()
-            if isinstance(node, ast.Name):
-                yield node.id
-            later = {*node.body} if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else set()
-            inner = (one for one in ast.iter_child_nodes(node) if one not in later)
-            pending += [one for one in inner if not isinstance(one, ast.Lambda)]
-
-
-def _text_of(value: Any, codes: Sequence[CodeType]) -> str:
-    """Return the source of a function or class; its bytecode if it was typed at a prompt."""
-    with suppress(OSError, TypeError):
-        return inspect.getsource(value)
-    with suppress(OSError, TypeError, SyntaxError, ValueError):  # a class of a notebook, by the cell of its methods
-        return _class_around(value.__name__, codes)
-    with suppress(OSError, TypeError):
-        return "\n".join(inspect.getsource(code) for code in codes)
-    return "\n".join(f"{code.co_name} {code.co_names} {code.co_consts!r} {code.co_code.hex()}" for code in codes)
-
-
-def _class_around(name: str, codes: Sequence[CodeType]) -> str:
-    """Return the source of the class that has the code of its methods.
-
-    Raises:
-        OSError: there is none, or it has no method.
-        SyntaxError, ValueError: the file or cell of the methods is no Python.
-    """
-    for code in codes:
-        lines = linecache.getlines(code.co_filename)
-        for node in ast.walk(ast.parse("".join(lines))):
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-                if first <= code.co_firstlineno <= (node.end_lineno or first):
-                    return "".join(lines[first - 1 : node.end_lineno])
-    raise OSError(f"no source of class {name}")
-
-
-def _codes_of(value: Any) -> Iterator[CodeType]:
-    """Yield the code objects of a function, or of a class's methods, nested functions included."""
-    members = vars(value).values() if inspect.isclass(value) else [value]
-    pending = [code for code in (getattr(member, "__code__", None) for member in members) if code is not None]
-    while pending:
-        code = pending.pop()
-        yield code
-        pending += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    variables, capture, file = vars(sys.modules[NOTEBOOK]), Capture(), f"{NOTEBOOK}:{name}"
+    if name not in variables:
+        return Source(file, "", "", None)
+    value = variables[name]
+    try:
+        added = capture.add(value, name)
+    except NotStorable:
+        code = getattr(value, "__code__", None)
+        names = repr((code.co_names, [one for one in code.co_consts if not isinstance(one, CodeType)])) if code else ""
+        return Source(file, "", xxhash.xxh3_128_hexdigest(code.co_code + names.encode()) if code else "", None)
+    text = capture.text + (f"\n\n{name} = {added}\n" if added != name else "")
+    return Source(file, "", xxhash.xxh3_128_hexdigest(text.encode()), text)
 
 
 def read_source(file: str, path: str) -> Source:

@@ -16,7 +16,9 @@ from importlib.machinery import ModuleSpec
 from pathlib import PurePosixPath
 from types import CodeType, ModuleType
 
-from hpcfed.config.user_code.modules import GIVEN, NOTEBOOK, Source, forget
+from hpcfed.config.user_code.capture import HEAD
+from hpcfed.config.user_code.finder import GIVEN, NOTEBOOK
+from hpcfed.config.user_code.modules import Source, forget
 from hpcfed.errors import InputError
 
 MAIN = "recorded_main"
@@ -38,7 +40,8 @@ def modules_of(sources: Mapping[str, Source], references: Sequence[str]) -> dict
     found, main = {}, list[str]()
     for name, source in sources.items():
         if source.text is None:
-            why = "it has objects that no text stands for" if name == GIVEN else "it is compiled, or was gone"
+            in_file = name.partition(":")[0] not in (GIVEN, NOTEBOOK)
+            why = "it is compiled, or was gone" if in_file else "it has objects that no text stands for"
             raise InputError(f"the text of module {name} is not recorded: {why}")
         if not source.is_whole:
             raise InputError(f"the recorded text of module {name} does not have its recorded hash")
@@ -46,7 +49,7 @@ def modules_of(sources: Mapping[str, Source], references: Sequence[str]) -> dict
             wanted = [one.partition(":")[2] for one in references if one.partition(":")[0] == NOTEBOOK]
             main.append(definitions(source.text, wanted))
         elif name.startswith(f"{NOTEBOOK}:"):
-            main.append(source.text)
+            main.append(source.text.removeprefix(HEAD.rstrip()) if main else source.text)
         else:
             found[name] = source
     if main:

@@ -45,9 +45,9 @@ ERROR_PREFIX = "hpcfed: "
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """A process that has succeeded: its stdout, its seconds, and its peak resident memory in bytes.
+    """A process that has succeeded: its stdout, wall seconds, and peak resident memory in bytes.
 
-    Mapped pages of the page cache count once touched.
+    The memory includes pages of mapped files that it has read.
     """
 
     output: str

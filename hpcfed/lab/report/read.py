@@ -95,7 +95,7 @@ class Run:
             return None
 
     def num_samples(self, column: str) -> int | None:
-        """Return the number of samples of a score on the test set or the training sets, None if it is not recorded."""
+        """Return how many samples a score's column is over, test or training; None if the run does not record it."""
         part, recorded = column.partition("_")[0], self.environment.get("evaluated_samples")
         if isinstance(recorded, Mapping) and type(count := recorded.get(part)) is int:
             return count

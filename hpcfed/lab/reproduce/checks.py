@@ -271,12 +271,12 @@ def _check_targets(experiment: Experiment, key: str, case: Case, recipes: Mappin
             expected = f"a round that is evaluated, one in {every}"
             raise InputError(f"{key}.targets: round", expected=expected, got=str(goal.round))
     values = [target for target in case.targets if not isinstance(target, Goal)]
-    if any(_is_share(column, recipe) for recipe in recipes.values()):
-        for value in values:
-            if not 0 < value <= 1:
-                remedy = f"did you mean {value / 100:g}?" if 1 < value <= 100 else ""
-                expected = f"{column}, a share between 0 and 1"
-                raise InputError(f"{key}.targets", expected=expected, got=f"{value:g}", remedy=remedy)
+    metric = column.partition("_")[2]
+    shares = any(column in _measured(one) and is_share(metric, one.evaluate.metrics) for one in recipes.values())
+    for value in (value for value in values if shares and not 0 < value <= 1):
+        remedy = f"did you mean {value / 100:g}?" if 1 < value <= 100 else ""
+        expected = f"{column}, a share between 0 and 1"
+        raise InputError(f"{key}.targets", expected=expected, got=f"{value:g}", remedy=remedy)
     count = {"rounds": len(values or goals), "final": 1, "best": 1}.get(experiment.measure.kind)
     for method, numbers in case.paper.items():
         if count is not None and len(numbers) != count:
@@ -289,11 +289,6 @@ def _period(column: str, recipe: Recipe) -> int:
     """Return the number of rounds between values of a column; 0 for a column that is not measured."""
     evaluate = recipe.evaluate
     return {"test": evaluate.every, "train": evaluate.train.every}.get(column.partition("_")[0], 1)
-
-
-def _is_share(column: str, recipe: Recipe) -> bool:
-    """Whether a column is a measure between 0 and 1."""
-    return column in _measured(recipe) and is_share(column.partition("_")[2], recipe.evaluate.metrics)
 
 
 def _measured(recipe: Recipe) -> set[str]:

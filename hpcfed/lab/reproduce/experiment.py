@@ -356,16 +356,9 @@ def merge(first: Content, second: Content) -> Content:
         section = merged.get(key)
         if value is None:
             merged.pop(key, None)
-        elif (
-            isinstance(value, dict)
-            and isinstance(section, dict)
-            and not (key in REPLACED_SECTIONS and _is_another(value))
-        ):
-            merged[key] = merge(section, value)
+        elif isinstance(value, dict) and isinstance(section, dict):
+            is_another = key in REPLACED_SECTIONS and ("name" in value or "factory" in value)
+            merged[key] = value if is_another else merge(section, value)
         else:
             merged[key] = value
     return merged
-
-
-def _is_another(section: Content) -> bool:
-    return "name" in section or "factory" in section

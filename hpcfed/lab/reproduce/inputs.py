@@ -111,9 +111,10 @@ def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         dataset = _with_test(_load(data, seed, places), data)
         if path in made:
-            asked = SOURCES[data.source].seed if data.seed is None else seed if data.seed == "run" else data.seed
-            options = {key: value for key, value in data.options.items() if not _takes(data, key)}
-            write(path, dataset, **vars(split(dataset, data.partition, _clients(data), asked, options)))
+            source = SOURCES[data.source]
+            clients = None if source.takes("clients") else data.clients  # None where the source makes the clients
+            options = {key: value for key, value in data.options.items() if not source.takes(key)}
+            write(path, dataset, **vars(split(dataset, data.partition, clients, _seed(data, seed), options)))
         if start is not None and start in made:
             write_whole(start, _start(dataset, data))
     except (NotADirectoryError, FileExistsError):
@@ -155,13 +156,9 @@ def _sha256(path: Path, changed: int) -> str:
         return digests(path)[1]
 
 
-def _takes(data: Data, key: str) -> bool:
-    return SOURCES[data.source].takes(key)
-
-
-def _clients(data: Data) -> int | None:
-    """Return the number of clients for the partition, None if the source itself makes the clients."""
-    return None if _takes(data, "clients") else data.clients
+def _seed(data: Data, run: int) -> int:
+    """Return the seed of a case's data in the runs of seed `run`."""
+    return SOURCES[data.source].seed if data.seed is None else run if data.seed == "run" else data.seed
 
 
 def _load(data: Data, seed: int, places: Places) -> Dataset:
@@ -170,11 +167,9 @@ def _load(data: Data, seed: int, places: Places) -> Dataset:
     raw = places.raw_of(data)
     if data.raw and raw is None:
         raise InputError("no raw data", expected=missing(data, places), remedy="name the folder above it by --raw")
-    own = SOURCES[data.source].seed if data.seed is None else seed if data.seed == "run" else data.seed
-    arguments = {"raw": raw, "seed": own, "clients": data.clients, **data.options}
-    return SOURCES[data.source].load(
-        **{key: value for key, value in arguments.items() if _takes(data, key) and value is not None}
-    )
+    arguments = {"raw": raw, "seed": _seed(data, seed), "clients": data.clients, **data.options}
+    source = SOURCES[data.source]
+    return source.load(**{key: value for key, value in arguments.items() if source.takes(key) and value is not None})
 
 
 def _with_test(dataset: Dataset, data: Data) -> Dataset:

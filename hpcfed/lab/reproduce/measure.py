@@ -90,10 +90,9 @@ def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[Sett
     for setting in layout.settings:
         one = SettingRuns(setting, experiment.methods[setting.method].title, {})
         for seed, path in enumerate(setting.folders):
-            if _has_rounds(path):
+            if is_run_folder(path) and (path / RECORD).stat().st_size > 0:
                 run = read_run(path)
-                other = _other(run, recipes[path])
-                if other:
+                if other := _other(run, recipes[path]):
                     one.others[seed] = other
                 else:
                     one.runs[seed] = run
@@ -103,10 +102,10 @@ def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[Sett
 
 def left_out(experiment: Experiment, measured: Sequence[SettingRuns]) -> str:
     """Return a remark on the runs of another recipe, data or code; "" without any."""
-    settings = [one for one in measured if one.others]
     words = [
         f"{one.title}, {experiment.cases[one.setting.case].title} ({next(iter(one.others.values()))})"
-        for one in settings
+        for one in measured
+        if one.others
     ]
     if not words:
         return ""
@@ -132,10 +131,6 @@ def _of_the_numbers(recipe: Mapping[str, Any]) -> dict[str, Any]:
     if model.get("init"):
         model["init"] = Path(model["init"]).name
     return {**recipe, "model": model, "evaluated": {key: evaluate.get(key) for key in ("model", "metrics")}}
-
-
-def _has_rounds(folder: Path) -> bool:
-    return is_run_folder(folder) and (folder / RECORD).stat().st_size > 0
 
 
 def criterion_of(experiment: Experiment) -> Criterion:
@@ -232,11 +227,12 @@ def final_of(experiment: Experiment, one: SettingRuns) -> Spread | None:
 def best_of(experiment: Experiment, grid: Sequence[SettingRuns]) -> list[SettingRuns]:
     """Return the points of a grid whose runs all finished with a finite value, the best first."""
     criterion = criterion_of(experiment)
-    scores = [(final_of(experiment, one), one) for one in grid]
-    whole = [(value.mean, one) for value, one in scores if value and value.count == len(one.setting.folders)]
-    finished = [(mean, one) for mean, one in whole if all(run.status != "diverged" for run in one.runs.values())]
-    ordered = sorted(finished, key=lambda entry: -entry[0] if criterion.higher_is_better else entry[0])
-    return [one for _, one in ordered]
+    means = {}
+    for place, one in enumerate(grid):
+        value, is_finished = final_of(experiment, one), all(run.status != "diverged" for run in one.runs.values())
+        if value and value.count == len(one.setting.folders) and is_finished:
+            means[place] = -value.mean if criterion.higher_is_better else value.mean
+    return [grid[place] for place in sorted(means, key=means.__getitem__)]
 
 
 def by_case(experiment: Experiment, measured: Sequence[SettingRuns]) -> dict[str, tuple[Case, list[SettingRuns]]]:

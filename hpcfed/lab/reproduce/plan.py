@@ -12,7 +12,7 @@ from hpcfed.config.load import load_recipe
 from hpcfed.config.metrics import direction_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
-from hpcfed.lab.reproduce.experiment import STEPS_OF_AVERAGE, Case, Content, Experiment, Goal, MethodEntry
+from hpcfed.lab.reproduce.experiment import STEPS_OF_AVERAGE, Case, Content, Experiment, Goal
 from hpcfed.lab.reproduce.inputs import Places
 from hpcfed.lab.sweep.grid import Point, parse_grids, points
 from hpcfed.lab.sweep.plan import Plan, Unit
@@ -80,18 +80,14 @@ def lay_out(
             content = experiment.recipe_of(case, method, scale)
             if to_targets:
                 content = {**content, **_stop(experiment, case)}
-            for point in points(parse_grids(_grids(case, method, entry))):
-                recipes = [
-                    _limited(_recipe(f"{name}.{method}", seed, content, case, point, folder / "runs", places), rounds)
-                    for seed in experiment.seed_numbers
-                ]
-                own = [
-                    Unit(recipe.output.name, len(settings), str(seed), recipe)
-                    for seed, recipe in zip(experiment.seed_numbers, recipes, strict=True)
-                ]
-                units += own
-                outputs = tuple(unit.recipe.output for unit in own)
-                settings.append(Setting(name, method, point, content["rounds"], outputs))
+            grids = case.grids.get(method, entry.grids)
+            for point in points(parse_grids([f"{key}={values}" for key, values in grids.items()])):
+                outputs = []
+                for seed in experiment.seed_numbers:
+                    recipe = _recipe(f"{name}.{method}", seed, content, case, point, folder / "runs", places)
+                    units.append(Unit(recipe.output.name, len(settings), str(seed), _limited(recipe, rounds)))
+                    outputs.append(recipe.output)
+                settings.append(Setting(name, method, point, content["rounds"], tuple(outputs)))
     units.sort(key=lambda unit: int(unit.seed))  # all settings of one seed before the next
     labels = tuple(setting.point for setting in settings)
     return ExperimentLayout(Plan(folder.parent.name, folder, (), labels, tuple(units)), tuple(settings))
@@ -109,11 +105,6 @@ def _stop(experiment: Experiment, case: Case) -> Content:
     hardest = max(targets) if direction_of(metric, experiment.metrics) else min(targets)
     rule = {"test_accuracy": hardest} if metric == "accuracy" else {"metric": metric, "target": hardest}
     return {"stop": {**rule, "for": experiment.measure.window}}
-
-
-def _grids(case: Case, method: str, entry: MethodEntry) -> list[str]:
-    grids = case.grids.get(method, entry.grids)
-    return [f"{key}={values}" for key, values in grids.items()]
 
 
 def _recipe(name: str, seed: int, content: Content, case: Case, point: Point, runs: Path, places: Places) -> Recipe:

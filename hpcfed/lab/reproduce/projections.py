@@ -32,14 +32,12 @@ from safetensors.numpy import load_file
 from hpcfed.data.federation import Federation
 from hpcfed.lab.report.read import Run
 from hpcfed.lab.report.tables import Table
+from hpcfed.lab.reproduce.dynamics import SLACK, at_most
 from hpcfed.lab.reproduce.experiment import Experiment
 from hpcfed.lab.reproduce.figures import draw_lines
 from hpcfed.lab.reproduce.inputs import Places
 from hpcfed.lab.reproduce.measure import SettingRuns
 from hpcfed.run_folder.rounds import RECORD, read_rounds
-
-SLACK = 1e-9
-"""Relative rounding error allowed in a comparison."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,12 @@ class Projections:
     @property
     def closer(self) -> np.ndarray:
         """Whether η_g is at least as close to η_opt as 1 is."""
-        return np.abs(self.optimal - self.used) <= np.abs(self.optimal - 1) * (1 + SLACK)
+        return at_most(np.abs(self.optimal - self.used), np.abs(self.optimal - 1))
 
     @property
     def within(self) -> np.ndarray:
         """Whether η_g is at most η_opt, or is 1."""
-        return (self.used <= self.optimal * (1 + SLACK)) | (self.used == 1)
+        return at_most(self.used, self.optimal) | (self.used == 1)
 
 
 def projections(

@@ -29,6 +29,9 @@ from hpcfed.lab.sweep.plan import Plan
 from hpcfed.lab.sweep.run import Redo, run_sweep, states_until_stable
 from hpcfed.ranks.world import World
 
+UNRECORDED = {"coefficients": compare_coefficients, "bounds": compare_bounds, "dynamics": compare_dynamics}
+"""Kind of measure whose table needs no record → what makes it."""
+
 
 @dataclass(frozen=True)
 class ExperimentResult:
@@ -156,21 +159,17 @@ class ReproduceSession:
         return shown
 
     def _write(self, experiment: Experiment) -> ExperimentResult:
-        folder, remark, records = self.folder(experiment), "", list[dict[str, Any]]()
-        if experiment.measure.kind == "classes":
+        folder, kind, remark, records = self.folder(experiment), experiment.measure.kind, "", list[dict[str, Any]]()
+        if kind == "classes":
             table, pictures = compare_classes(experiment, self.places, folder / "figures")
-        elif experiment.measure.kind == "coefficients":
-            table, pictures = compare_coefficients(experiment, self._layout(experiment), folder / "figures")
-        elif experiment.measure.kind == "bounds":
-            table, pictures = compare_bounds(experiment, self._layout(experiment), folder / "figures")
-        elif experiment.measure.kind == "dynamics":
-            table, pictures = compare_dynamics(experiment, self._layout(experiment), folder / "figures")
+        elif kind in UNRECORDED:
+            table, pictures = UNRECORDED[kind](experiment, self._layout(experiment), folder / "figures")
         else:
             measured = read_settings(experiment, self._layout(experiment))
             pictures = draw(experiment, measured, folder / "figures")
-            if experiment.measure.kind == "sites":
+            if kind == "sites":
                 table = compare_sites(experiment, measured, self.places)
-            elif experiment.measure.kind == "projections":
+            elif kind == "projections":
                 table, more = compare_projections(experiment, measured, self.places, folder / "figures")
                 pictures += more
             else:
@@ -185,8 +184,7 @@ class ReproduceSession:
             write_whole(folder / "table.md", markdown(table))
             if records:
                 write_whole(folder / "settings.csv", as_csv(records))
-        tables = [folder / "table.md", *([folder / "settings.csv"] if records else [])]
-        return ExperimentResult(table, [*tables, *pictures])
+        return ExperimentResult(table, [folder / "table.md", *[folder / "settings.csv"] * bool(records), *pictures])
 
     def _layout(self, experiment: Experiment, methods: Sequence[str] = ()) -> ExperimentLayout:
         return lay_out(experiment, self.scale, self.places, self.rounds, to_targets=self.to_targets, methods=methods)

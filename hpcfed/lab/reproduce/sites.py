@@ -56,7 +56,7 @@ def compare_sites(experiment: Experiment, measured: Sequence[SettingRuns], place
     percent = is_percentage(column, experiment.metrics)
     rows = []
     for one in measured:
-        values = [tests.measure(load(run.folder).evaluated) for run in one.runs.values() if _is_trained(run.status)]
+        values = [tests.measure(load(run.folder).evaluated) for run in one.runs.values() if run.status == "finished"]
         ours = [spread(column) for column in zip(*values, strict=True)] or [None] * len(tests.sets)
         theirs = [_parsed(text) for text in experiment.cases[one.setting.case].paper.get(one.setting.method, [])]
         theirs += [None] * (len(ours) - len(theirs))
@@ -77,10 +77,6 @@ def compare_sites(experiment: Experiment, measured: Sequence[SettingRuns], place
     head = ("Method", *(f"{name} ({len(y)})" for name, (_, y) in tests.sets.items()))
     note = " ".join(filter(None, [words, so_far(measured), experiment.note]))
     return Table(experiment.title, head, tuple(rows), note)
-
-
-def _is_trained(status: str) -> bool:
-    return status == "finished"
 
 
 def check_sites(experiment: Experiment, places: Places) -> None:

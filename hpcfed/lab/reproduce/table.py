@@ -44,12 +44,10 @@ def make_table(experiment: Experiment, measured: Sequence[SettingRuns]) -> Table
 
 def _without_papers(rows: Sequence[Row]) -> list[Row]:
     """Return the rows without the columns of a paper's numbers; a "Ratio" belongs to the column before it."""
-    titles = [
-        f"{before}, {title}" if title == "Ratio" else title for before, title in itertools.pairwise(("", *rows[0]))
-    ]
-    kept = [
-        place for place, title in enumerate(titles) if not title.startswith(("Paper", "Code", "Its score", "Place"))
-    ]
+    named = itertools.pairwise(("", *rows[0]))
+    titles = [f"{before}, {title}" if title == "Ratio" else title for before, title in named]
+    papers = ("Paper", "Code", "Its score", "Place")
+    kept = [place for place, title in enumerate(titles) if not title.startswith(papers)]
     return [tuple(row[place] for place in kept) for row in rows]
 
 
@@ -137,7 +135,11 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[SettingRuns])
         tuned = tuned_to(settings, every)
         costs = {name: every[place] for name, place in tuned.items()}
         papers = {name: _nth(case.paper.get(name), number) for name in costs}
-        goal = f"{experiment.methods[target.of].title}'s at {target.round}" if isinstance(target, Goal) else ""
+        goal = (
+            f"{experiment.methods[target.of].title}'s at {target.round}"
+            if isinstance(target, Goal)
+            else target_text(target, criterion)
+        )
         for one in (settings[place] for place in tuned.values()):
             method, reference = one.setting.method, references.get(one.setting.method, "")
             counted = {name: costs[name].mean * sent[name] for name in (method, reference) if name in costs}
@@ -146,14 +148,12 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[SettingRuns])
                 cells.append(_number(counted[method]))
             params = costs[method].params
             cells += [count_text(params) if params else ABSENT, _ratio(counted[method], counted.get(reference))]
-            paper = papers[method]
-            theirs = _ratio(_exact(paper), _exact(papers.get(reference)))
-            row = (case.title, goal or target_text(target, criterion) if not isinstance(target, Goal) else goal)
+            theirs = _ratio(_exact(papers[method]), _exact(papers.get(reference)))
             last = _beyond(experiment, case, one, settings, target) if experiment.measure.beyond else ()
             if experiment.measure.savings:
                 last = (*last, *_saved(costs[method], costs.get(reference)))
             title = f"{one.title} ({_point(one)})" if one.setting.point.keys else one.title
-            rows.append((*row, title, *cells, _paper(paper), theirs, *last))
+            rows.append((case.title, goal, title, *cells, _paper(papers[method]), theirs, *last))
     return rows
 
 

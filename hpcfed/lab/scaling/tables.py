@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.lab.bench.tables import blank
 from hpcfed.lab.scaling.model import CostModel
 from hpcfed.lab.scaling.result import ScalingRow, ScalingStudy
 
@@ -31,7 +32,7 @@ def shown(study: ScalingStudy) -> Group:
 
 def _rows(rows: Sequence[ScalingRow]) -> Table:
     headings = ("ranks", "cohort", "ms a round", "by the model", "rounds/s", "efficiency", "communication", "imbalance")
-    table = _blank(*headings)
+    table = blank(*headings)
     table.add_column("")
     for row in rows:
         table.add_row(
@@ -49,7 +50,7 @@ def _rows(rows: Sequence[ScalingRow]) -> Table:
 
 
 def _predictions(rows: Sequence[ScalingRow]) -> Table:
-    table = _blank("ranks", "cohort", "ms a round", "interval", "rounds/s", "efficiency", "communication", "imbalance")
+    table = blank("ranks", "cohort", "ms a round", "interval", "rounds/s", "efficiency", "communication", "imbalance")
     table.add_column("")
     for row in rows:
         low_to_high = f"{1e3 * row.interval[0]:.4g} to {1e3 * row.interval[1]:.4g}" if row.interval else "not known"
@@ -60,7 +61,7 @@ def _predictions(rows: Sequence[ScalingRow]) -> Table:
 
 
 def _model(model: CostModel) -> Table:
-    table = _blank("parameter", "value")
+    table = blank("parameter", "value")
     table.add_column("")
     for name, value, meaning in _parameters(model):
         table.add_row(name, value, meaning)
@@ -77,16 +78,9 @@ def _parameters(model: CostModel) -> Iterator[tuple[str, str, str]]:
 
 
 def _tested(study: ScalingStudy) -> Table:
-    table = _blank("predicted", "cohort", "measured ms", "predicted ms", "error")
+    table = blank("predicted", "cohort", "measured ms", "predicted ms", "error")
     for entry in study.tested:
         times = (f"{1e3 * entry.measured:.3f}", f"{1e3 * entry.predicted:.3f}", f"{entry.error:+.1%}")
         what = entry.what if "rank" in entry.what else f"{entry.what}, {entry.ranks} ranks"
         table.add_row(what, f"{entry.cohort:g}", *times)
-    return table
-
-
-def _blank(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
     return table

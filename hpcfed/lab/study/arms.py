@@ -132,11 +132,6 @@ def _steps(recipe: Recipe, size: float) -> int:
     return recipe.budget.high if recipe.budget is not None and recipe.budget.high else 1
 
 
-def has_ensemble(task: str) -> bool:
-    """Whether models of a task can be averaged by their predictions."""
-    return task != "survival"
-
-
 def make_arms(
     methods: Sequence[MethodChoice],
     reference: str,
@@ -145,40 +140,28 @@ def make_arms(
     amount: TrainingAmount,
 ) -> list[Arm]:
     """Return the arms to train; personalised models and ensembles are made from their models."""
-    one, whole = amount.in_text(amount.rounds), amount.in_text(amount.rounds * amount.sites)
-    federated = f"{one} at each of {amount.sites} sites"
-    tuned = PERSONALISED in baselines
+    one, whole, rounds = amount.in_text(amount.rounds), amount.in_text(amount.rounds * amount.sites), amount.rounds
+    federated, tuned = f"{one} at each of {amount.sites} sites", PERSONALISED in baselines
     arms = [
-        Arm(
-            each.key,
-            each.title,
-            FEDERATED,
-            federated,
-            amount.rounds,
-            each.overrides,
-            tunes=tuned and each.key == reference,
-            personal=each.personal,
-        )
+        Arm(each.key, each.title, FEDERATED, federated, rounds, each.overrides,
+            tunes=tuned and each.key == reference, personal=each.personal)
         for each in methods
-    ]
+    ]  # fmt: skip
     factors = (1, amount.sites) if amount.sites > 1 else (1,)
-    if POOLED in baselines:
+    for kind in (kind for kind in (POOLED, TRAVELLING) if kind in baselines):
         for factor, count in zip(factors, (one, whole), strict=False):
-            key = POOLED if factor == 1 else f"{POOLED}-long"
-            arms.append(Arm(key, f"Pooled, {_counted(count)}", POOLED, count, amount.rounds, factor=factor))
-    if TRAVELLING in baselines:
-        for factor, count in zip(factors, (one, whole), strict=False):
-            key = TRAVELLING if factor == 1 else f"{TRAVELLING}-long"
-            rounds = amount.rounds * factor
-            arms.append(Arm(key, f"Travelling, {_counted(count)}", TRAVELLING, count, rounds, factor=factor))
+            key, title = kind if factor == 1 else f"{kind}-long", f"{kind.capitalize()}, {counted_text(count, 'step')}"
+            visits = rounds if kind == POOLED else rounds * factor
+            arms.append(Arm(key, title, kind, count, visits, factor=factor))
     if ALONE in baselines or ENSEMBLE in baselines:
         for k, name in enumerate(sites):
-            arms.append(Arm(f"{ALONE}-{k}", f"{name} alone", ALONE, one, amount.rounds, site=k))
+            arms.append(Arm(f"{ALONE}-{k}", f"{name} alone", ALONE, one, rounds, site=k))
     return arms
 
 
-def _counted(steps: str) -> str:
-    return f"{steps} step{'' if steps == '1' else 's'}"
+def counted_text(number: str, what: str) -> str:
+    """Return a number or a range, as text, with its noun."""
+    return f"{number} {what}{'' if number == '1' else 's'}"
 
 
 def recipe_of(

@@ -7,9 +7,7 @@ import math
 from hpcfed.lab.report.group import ABSENT
 from hpcfed.lab.report.paired import MeanEstimate
 from hpcfed.lab.study.measures import StudyMetric
-
-Ends = tuple[float, float]
-"""The ends of an interval."""
+from hpcfed.lab.study.statistics import Ends
 
 
 def value_text(value: float, metric: StudyMetric) -> str:

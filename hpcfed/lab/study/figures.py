@@ -10,9 +10,9 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hpcfed.errors import cut
 from hpcfed.io.figure import literal
 from hpcfed.io.figure_style import DASHES, LIGHT, PAGE, Medium, markers, panels
-from hpcfed.lab.study.arms import Arm
 from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.view import View
 
@@ -20,6 +20,8 @@ Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """Title of a row → rounds (E,) and values (E,)."""
 CELL, MARGIN = 0.62, 1.5
 """Inches of a cell of a matrix, and beside it."""
+MOST = 16
+"""Characters of a name beside a matrix."""
 SHADE = 0.55
 """Opacity of the largest cell: the text on it stays readable in the light and the dark scheme."""
 
@@ -42,13 +44,9 @@ def curves_of(view: View, metric: StudyMetric, site: int) -> Curves:
                 by_round.setdefault(number, []).append(value)
         whole = [number for number, values in sorted(by_round.items()) if len(values) == len(courses)]
         if whole:
-            scale = _scale(arms[row.arm], view)
+            scale = arms[row.arm].rounds / view.study.amount.rounds
             found[row.title] = np.array(whole) / scale, np.array([np.mean(by_round[number]) for number in whole])
     return found
-
-
-def _scale(arm: Arm, view: View) -> float:
-    return arm.rounds / view.study.amount.rounds
 
 
 def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric, medium: Medium = PAGE) -> Figure:
@@ -136,6 +134,5 @@ def _number(value: float, form: str) -> str:
     return form.format(value) if math.isfinite(value) else "–"
 
 
-def _short(name: str, length: int = 16) -> str:
-    shown = name if len(name) <= length else f"{name[: length - 1]}…"
-    return literal(shown)
+def _short(name: str) -> str:
+    return literal(cut(name, MOST))

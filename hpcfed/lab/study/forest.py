@@ -20,14 +20,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from hpcfed.config.metrics import is_share
+from hpcfed.errors import cut
 from hpcfed.io.figure import literal
 from hpcfed.io.figure_style import LIGHT, Medium, panels
 from hpcfed.lab.report.group import ABSENT
 from hpcfed.lab.report.paired import MeanEstimate
 from hpcfed.lab.study.arms import FEDERATED
-from hpcfed.lab.study.cells import Ends
 from hpcfed.lab.study.measures import StudyMetric
-from hpcfed.lab.study.statistics import interval
+from hpcfed.lab.study.statistics import Ends, interval
 from hpcfed.lab.study.tested import tested_sizes
 from hpcfed.lab.study.view import MEAN, View
 
@@ -325,7 +325,7 @@ def _keys(forest: Forest, shown: Sequence[ForestPanel]) -> Iterator[Line2D]:
     def mark(row: int, label: str) -> Line2D:
         return Line2D([], [], label=literal(label), **_marker(forest, row))
 
-    yield mark(forest.reference, f"{_cut(forest.titles[forest.reference], LABEL_WIDTH)}, dashed line")
+    yield mark(forest.reference, f"{cut(forest.titles[forest.reference], LABEL_WIDTH)}, dashed line")
     others = [k for k in range(len(forest.titles)) if k != forest.reference]
     for is_method, label in ((True, "other methods"), (False, "baselines")):
         if rows := [k for k in others if forest.methods[k] == is_method]:
@@ -346,9 +346,5 @@ def _wrapped(text: str, width: int, most: int) -> list[str]:
         for line in textwrap.wrap(text.replace("_", f"_{MARK} "), max(width, 8))
     ] or [""]
     if len(lines) > most:
-        lines = [*lines[: most - 1], _cut(" ".join(lines[most - 1 :]), width)]
+        lines = [*lines[: most - 1], cut(" ".join(lines[most - 1 :]), width)]
     return [literal(line) for line in lines]
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"

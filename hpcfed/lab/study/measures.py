@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -85,13 +84,8 @@ def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
     if few and has_sklearn and not any(is_matrix(metric) for metric in named.values()):
         named[CONFUSION] = CONFUSION
     content = to_plain(recipe)
-    return load_recipe({**content, "evaluate": {**content["evaluate"], "metrics": _plain(recipe, named)}})
-
-
-def _plain(recipe: Recipe, named: Mapping[str, object]) -> dict[str, object]:
-    """Return metrics as plain data."""
-    known = to_plain(recipe)["evaluate"]["metrics"]
-    return {name: known.get(name, metric) for name, metric in named.items()}
+    plain = named | content["evaluate"]["metrics"]
+    return load_recipe({**content, "evaluate": {**content["evaluate"], "metrics": plain}})
 
 
 def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:

@@ -20,7 +20,7 @@ from hpcfed.lab.report.page import Picture, line_key, rendered
 from hpcfed.lab.report.read import read_recipe
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study import tables
-from hpcfed.lab.study.arms import FEDERATED
+from hpcfed.lab.study.arms import FEDERATED, counted_text
 from hpcfed.lab.study.figures import curves_of, draw_confusion, draw_cross, draw_curves
 from hpcfed.lab.study.forest import MOST_PANELS, PAPER, Forest, draw_forest, forest_of
 from hpcfed.lab.study.forest import PAGE as ON_PAGE
@@ -262,9 +262,9 @@ def _how(study: Study) -> Iterator[str]:
         yield f"Missing cells are filled by the {fill} of the split's training samples, words by the most frequent."
     yield STANDARDIZED[str(options.standardize)]
     of_reference = next(arm for arm in study.arms if arm.key == study.methods.reference)
-    steps = _counted(steps_of(study, of_reference, 1), "gradient step")
+    steps = counted_text(steps_of(study, of_reference, 1), "gradient step")
     yield (
-        f"A federated run has {_counted(f'{amount.rounds:,}', 'round')} of {steps} {at_each(amount.sites)}. "
+        f"A federated run has {counted_text(f'{amount.rounds:,}', 'round')} of {steps} {at_each(amount.sites)}. "
         "Baselines take as many steps as one site, or as all sites of a round together, with the recipe's local keys."
     )
     if study.tuning is None:
@@ -272,10 +272,6 @@ def _how(study: Study) -> Iterator[str]:
     else:
         where = "See the chapter Tuning." if study.tuned is not None else "It has not ended yet."
         yield f"Tuned inside each split's training part: {'; '.join(options.tune)}. {where}"
-
-
-def _counted(number: str, what: str) -> str:
-    return f"{number} {what}{'' if number == '1' else 's'}"
 
 
 def _recipes(view: View) -> Iterator[tuple[str, str]]:

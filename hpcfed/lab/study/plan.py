@@ -24,7 +24,6 @@ from hpcfed.lab.study.arms import (
     TRAVELLING,
     Arm,
     TrainingAmount,
-    has_ensemble,
     make_arms,
     recipe_of,
     shared_parameters,
@@ -297,7 +296,7 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
     if not first.evaluate.metrics and metrics[0].needs_all_labels and labels and labels.lack_some_everywhere:
         metrics = [metrics[-1], *metrics[:-1]]  # accuracy
     folder = options.output or first.output.with_name(f"{first.output.name}-study")
-    if not has_ensemble(samples.dataset.task):
+    if samples.dataset.task == "survival":  # log hazards of separate models have no common scale
         baselines = tuple(one for one in baselines if one != ENSEMBLE)
     study = Study(
         folder=Path(os.path.normpath(Path.cwd() / folder)),

@@ -47,11 +47,6 @@ def rows_of(study: Study, results: StudyResults) -> list[StudyRow]:
     return rows
 
 
-def reference_of(study: Study, rows: Sequence[StudyRow]) -> StudyRow:
-    """Return the row that differences are from."""
-    return next(row for row in rows if row.key == study.methods.reference)
-
-
 def steps_of(study: Study, arm: Arm, rounds: int) -> str:
     """Return a method's gradient steps at a site over `rounds` rounds, as text; a range if clients draw their steps."""
     budget = load_recipe(to_plain(study.recipe), arm.overrides).budget
@@ -85,14 +80,14 @@ def _of_arm(study: Study, results: StudyResults, arm: Arm) -> StudyRow:
 def _row(
     study: Study, results: StudyResults, key: str, title: str, steps: str, arm: str = "", model: str = GLOBAL
 ) -> StudyRow:
-    count = len(study.splits.each)
+    whose, count = arm or key, len(study.splits.each)
     return StudyRow(
         key,
         title,
         steps,
-        lambda metric, site: results.values(key, metric, site, count, model),
-        lambda metric: results.whole(key, metric, count) if model == GLOBAL else [np.nan] * count,
-        lambda metric: results.counts(key, metric, model),
+        lambda metric, site: results.values(whose, metric, site, count, model),
+        lambda metric: results.whole(whose, metric, count) if model == GLOBAL else [np.nan] * count,
+        lambda metric: results.counts(whose, metric, model),
         arm,
         model,
     )
@@ -100,18 +95,9 @@ def _row(
 
 def _tuned(study: Study, results: StudyResults) -> StudyRow:
     """Return the reference's model after K steps of fine-tuning on each site's training samples."""
-    arm, count = study.methods.reference, len(study.splits.each)
-    of_arm = next(one for one in study.arms if one.key == arm)
-    return StudyRow(
-        PERSONALISED,
-        f"{of_arm.title}, fine-tuned at each site",
-        f"{_steps(study, of_arm)}, + {study.amount.in_text()}",
-        lambda metric, site: results.values(arm, metric, site, count, TUNED),
-        lambda metric: [np.nan] * count,
-        lambda metric: results.counts(arm, metric, TUNED),
-        arm,
-        TUNED,
-    )
+    arm = next(one for one in study.arms if one.key == study.methods.reference)
+    title, steps = f"{arm.title}, fine-tuned at each site", f"{_steps(study, arm)}, + {study.amount.in_text()}"
+    return _row(study, results, PERSONALISED, title, steps, arm.key, TUNED)
 
 
 def _alone(study: Study, results: StudyResults, arms: Sequence[Arm]) -> StudyRow:

@@ -88,17 +88,22 @@ def make_splits(
     Raises:
         InputError: a site has fewer samples or groups than are needed.
     """
-    if group is not None:
-        return _by_group(kind, site, label, group, count, fraction, seed, sites, labels, purpose)
     if kind == SITE_OUT:
+        if group is not None:
+            _refuse_shared(site, group, sites)
         return Splits(tuple(TrainTestSplit(site == k, k) for k in range(len(sites))))
     least = count if kind == FOLDS else MIN_STRATUM
-    sizes = np.bincount(site, minlength=len(sites))
+    units = site if group is None else np.unique(np.stack([site, group], axis=1), axis=0)[:, 0]
+    sizes = np.bincount(units, minlength=len(sites))
     if sizes.min() < least:
         k = int(sizes.argmin())
-        what = f"{kind} of {counted(count, 'split')}: site {sites[k]!r} is too small"
+        lacks, of = ("is too small", " samples") if group is None else ("has too few groups", "")
+        what = f"{kind} of {counted(count, 'split')}: site {sites[k]!r} {lacks}"
         remedy = "ask for fewer folds" if kind == FOLDS and sizes.min() >= MIN_STRATUM else WITHOUT
-        raise InputError(what, expected=f"at least {least} samples", got=str(sizes[k]), remedy=remedy)
+        raise InputError(what, expected=f"at least {least}{of}", got=str(sizes[k]), remedy=remedy)
+    if group is not None:
+        tests = _by_group(kind, site, label, group, count, fraction, seed, purpose)
+        return Splits(tuple(map(TrainTestSplit, tests)), tuple(_remarks(tests, site, label, sites, labels)))
     tests = np.zeros((count, len(site)), bool)
     remarks: list[str] = []
     for k, name in enumerate(sites):
@@ -164,31 +169,16 @@ def _by_group(
     count: int,
     fraction: float,
     seed: int,
-    sites: Sequence[str],
-    labels: Sequence[str],
     purpose: str,
-) -> Splits:
-    """Split samples of groups; arguments as `make_splits`."""
-    if kind == SITE_OUT:
-        _refuse_shared(site, group, sites)
-        return Splits(tuple(TrainTestSplit(site == k, k) for k in range(len(sites))))
-    least = count if kind == FOLDS else MIN_STRATUM
-    pairs = np.unique(np.stack([site, group], axis=1), axis=0)
-    numbers = np.bincount(pairs[:, 0], minlength=len(sites))
-    if numbers.min() < least:
-        k = int(numbers.argmin())
-        what = f"{kind} of {counted(count, 'split')}: site {sites[k]!r} has too few groups"
-        remedy = "ask for fewer folds" if kind == FOLDS and numbers.min() >= MIN_STRATUM else WITHOUT
-        raise InputError(what, expected=f"at least {least}", got=str(numbers[k]), remedy=remedy)
+) -> np.ndarray:
+    """Return the test samples of each split of samples in groups, (J, n) bool; arguments as `make_splits`."""
     stratum = site if label is None else site * (1 + int(label.max())) + label
     if kind == FOLDS:
         part = divide(group, stratum, (1 / count,) * count, stream(seed, f"{purpose}folds of groups"), ordered=True)
-        tests = part == np.arange(count)[:, None]
-    else:
-        shares = (fraction, 1 - fraction)
-        streams = (stream(seed, f"{purpose}holdout {number} of groups") for number in range(count))
-        tests = np.array([divide(group, stratum, shares, rng) == 0 for rng in streams])
-    return Splits(tuple(TrainTestSplit(part) for part in tests), tuple(_remarks(tests, site, label, sites, labels)))
+        return np.asarray(part == np.arange(count)[:, None])
+    shares = (fraction, 1 - fraction)
+    streams = (stream(seed, f"{purpose}holdout {number} of groups") for number in range(count))
+    return np.array([divide(group, stratum, shares, rng) == 0 for rng in streams])
 
 
 def _refuse_shared(site: np.ndarray, group: np.ndarray, sites: Sequence[str]) -> None:

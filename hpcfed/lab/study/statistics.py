@@ -40,6 +40,7 @@ CORRECTED, STUDENT = "Student's t, corrected", "Student's t"
 ON_LOGIT, CUT = ", on the logit", ", cut at ±1"
 DELONG, WILSON, BOOTSTRAP = "DeLong, on the logit", "Wilson", "bootstrap over patients"
 Ends = tuple[float, float]
+"""The ends of an interval."""
 
 
 def corrected(values: Sequence[float], ratio: float, *, share: bool = False) -> MeanEstimate | None:
@@ -104,24 +105,19 @@ def delong(scores: Sequence[np.ndarray], positive: np.ndarray) -> tuple[float, f
         scores: of each model, (n,).
         positive: (n,) bool.
     """
+    from pandas import Series
+
     ones, zeros = int(positive.sum()), int((~positive).sum())
     if not (ones and zeros):
         return math.nan, math.nan
     of_ones, of_zeros = np.zeros(ones), np.zeros(zeros)
     for each in scores:
-        ranks = _midranks(each)
-        of_ones += (ranks[positive] - _midranks(each[positive])) / zeros
-        of_zeros += 1 - (ranks[~positive] - _midranks(each[~positive])) / ones
+        ranks, above, below = (np.asarray(Series(one).rank()) for one in (each, each[positive], each[~positive]))
+        of_ones += (ranks[positive] - above) / zeros
+        of_zeros += 1 - (ranks[~positive] - below) / ones
     of_ones, of_zeros = of_ones / len(scores), of_zeros / len(scores)
     spread = [one.var(ddof=1) / len(one) if len(one) > 1 else math.nan for one in (of_ones, of_zeros)]
     return float(of_ones.mean()), float(sum(spread))
-
-
-def _midranks(values: np.ndarray) -> np.ndarray:
-    """Return ranks from 1, equal values with the mean of theirs."""
-    _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return np.asarray((ends - (counts - 1) / 2)[codes], dtype=float)
 
 
 def auroc_interval(scores: Sequence[np.ndarray], positive: np.ndarray) -> Ends | None:

@@ -33,7 +33,7 @@ def splits_table(study: Study) -> Table:
 
 def tested_sizes(study: Study) -> list[str]:
     """Return how many samples of each site a split tests on, as text, (N,)."""
-    return [_range(column) for column in _held(study).T]
+    return [_range(column) for column in tested_counts(study).T]
 
 
 def tested_note(study: Study, metric: StudyMetric) -> str:
@@ -42,7 +42,7 @@ def tested_note(study: Study, metric: StudyMetric) -> str:
 
     Above `MOST_COUNTED` sites it names the sites with a single class alone.
     """
-    held, labels, events = _held(study), study.tested_labels, _events(study)
+    held, labels, events = tested_counts(study), study.tested_labels, _events(study)
     said = []
     for k, name in enumerate(study.samples.sites):
         of_one = "" if labels is None else _one_class(labels, k)
@@ -57,7 +57,7 @@ def tested_note(study: Study, metric: StudyMetric) -> str:
 
 def few_events_note(study: Study) -> str:
     """Return a sentence on the sites where a split tests on fewer than `FEW_EVENTS` events; "" without any."""
-    held, events = _held(study), _events(study)
+    held, events = tested_counts(study), _events(study)
     if events is None:
         return ""
     few = [
@@ -90,7 +90,7 @@ def _events_text(counts: np.ndarray) -> str:
     return counted(high, "event") if low == high else f"{low:,} to {high:,} events"
 
 
-def _held(study: Study) -> np.ndarray:
+def tested_counts(study: Study) -> np.ndarray:
     """Return how many samples of each site each split tests on, (J, N)."""
     return _counts(study, np.ones(len(study.samples.owner), bool))
 

@@ -22,8 +22,9 @@ from hpcfed.lab.study.arms import ALONE
 from hpcfed.lab.study.measures import ACCURACY, StudyMetric
 from hpcfed.lab.study.plan import Study
 from hpcfed.lab.study.results import StudyResults
-from hpcfed.lab.study.rows import StudyRow, reference_of
+from hpcfed.lab.study.rows import StudyRow
 from hpcfed.lab.study.statistics import BOOTSTRAP, DELONG, WILSON, Ends, corrected, cut, interval, wilson
+from hpcfed.lab.study.tested import tested_counts
 
 MEAN, TOGETHER = "Mean of sites", "All samples together"
 Resampled = dict[tuple[str, str], np.ndarray]
@@ -54,8 +55,7 @@ class View:
     @cached_property
     def tested(self) -> np.ndarray:
         """How many samples of each site each split tests on, (J, N)."""
-        owner, sites = self.study.samples.owner, len(self.sites)
-        return np.array([np.bincount(owner[one.tests], minlength=sites) for one in self.study.splits.each])
+        return tested_counts(self.study)
 
     def measured(self, metric: StudyMetric) -> np.ndarray:
         """Return the sites that means are over, (N,) bool: complete cases.
@@ -124,7 +124,7 @@ class View:
     @property
     def reference(self) -> StudyRow:
         """The row that the others' differences are from."""
-        return reference_of(self.study, self.rows)
+        return next(row for row in self.rows if row.key == self.study.methods.reference)
 
     @property
     def ratio(self) -> float:

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hpcfed.errors import EnvironmentFailure, InputError, counted
-from hpcfed.lab.sweep.claims import RETRYABLE, Claims
+from hpcfed.lab.sweep.claims import RETRYABLE, Claim, Claims
 from hpcfed.lab.sweep.plan import Plan
 from hpcfed.lab.sweep.run import run_states
 
 
-@dataclass(frozen=True)
-class RunEnding:
-    """How a run ended, with the message of its error."""
-
-    ending: str
-    message: str
-
-
-def endings(plan: Plan) -> dict[str, RunEnding]:
-    """Return each run's ending by its name; "" while it has not ended.
+def endings(plan: Plan) -> dict[str, Claim]:
+    """Return each run's last claim by its name, with its ending and the message of its error.
 
     Raises:
         EnvironmentFailure: the disk refuses.
     """
     states = run_states(plan, Claims(plan.folder, "report"))
-    return {name: RunEnding(one.claim.ending or "", one.claim.message) for name, one in states.items()}
+    return {name: one.claim for name, one in states.items()}
 
 
-def raise_if_failed(plan: Plan, ended: Mapping[str, RunEnding], *, takes_fresh: bool = True) -> None:
+def raise_if_failed(plan: Plan, ended: Mapping[str, Claim], *, takes_fresh: bool = True) -> None:
     """Raise an error if runs of a plan were refused, failed or lost; it has their number and the first one's message.
 
     `takes_fresh`: whether the command has ``--fresh``.

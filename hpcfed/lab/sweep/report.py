@@ -9,8 +9,8 @@ from hpcfed.errors import Diverged, InputError
 from hpcfed.io.atomic import write_whole, writing
 from hpcfed.lab.report.files import latex_of_table
 from hpcfed.lab.report.tables import Table
-from hpcfed.lab.sweep.claims import Claims
-from hpcfed.lab.sweep.failures import RunEnding, raise_if_failed
+from hpcfed.lab.sweep.claims import Claim, Claims
+from hpcfed.lab.sweep.failures import raise_if_failed
 from hpcfed.lab.sweep.plan import Plan
 from hpcfed.lab.sweep.run import states_until_stable
 from hpcfed.lab.sweep.select import Candidate, Row, Rule, candidates, remarks
@@ -67,7 +67,7 @@ class RankedSweep:
             EnvironmentFailure: some failed or were lost.
             Diverged: all diverged.
         """
-        ended = {row.unit.name: RunEnding(row.status, row.message) for row in self.rows}
+        ended = {row.unit.name: Claim(ending=row.status, message=row.message) for row in self.rows}
         raise_if_failed(self.plan, ended, takes_fresh=takes_fresh)
         if all(row.status == "diverged" for row in self.rows):
             raise Diverged("every run of the sweep diverged", where=self.plan.name, remedy="sweep smaller step sizes")

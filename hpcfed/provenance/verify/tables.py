@@ -56,9 +56,10 @@ class RecordedTables:
                 yield Fault(UPDATE_HASHES, f"has {path.stat().st_size} bytes, {expected} by the recipe and the record")
 
     def faults(self, round: int, here: RoundAgain, tolerance: float | None = None) -> list[Fault]:
-        """Return the faults of a computed round's rows, in bits or beyond a tolerance.
+        """Compare the recorded rows of a round with recomputed ones, and return a fault for each that differs.
 
-        With a tolerance update hashes are not compared: they do not show how far two updates are apart.
+        Without a tolerance all bits count. With one, update hashes are not compared: they do not show how far two
+        updates are apart.
         """
         found = list[Fault]()
         if here.clients is not None and self._columns:

@@ -22,7 +22,7 @@ from hpcfed.run_folder.checkpoint.layout import PAGE, layout_of_states
 from hpcfed.run_folder.checkpoint.writer import CheckpointWriter, Retention, Snapshot, remove_remains
 from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.run_folder.identity import identities, identity
+from hpcfed.run_folder.identity import identity
 from hpcfed.simulation import Simulation
 from hpcfed.types import Request
 
@@ -87,7 +87,7 @@ class Checkpoints:
         """
         names = self._simulation.replicated().keys()
         found = restore.newest(
-            self._folder, identities(self._recipe), names, self._layout, self._parts.placement, self._world, say
+            self._folder, identity(self._recipe), names, self._layout, self._parts.placement, self._world, say
         )
         if found is None:
             return 0, {}

@@ -41,7 +41,7 @@ from hpcfed.parts import Parts
 from hpcfed.types import State
 from hpcfed.version import ARITHMETIC
 
-VERSION, READABLE = 3, (2, 3)
+VERSION = 3
 MAGIC = b"hpcfed-c"
 HEADER = struct.Struct("<8sqqQq")
 ADDRESS = struct.Struct("<3Q")
@@ -119,7 +119,7 @@ class ManifestContent(_ManifestSection):
     num_clients: int
     progress: Progress
     version: int
-    sections: list[Annotated[int, Field(ge=0)]] | None = None
+    sections: list[Annotated[int, Field(ge=0)]]
     arithmetic: int = 1
 
 
@@ -135,7 +135,7 @@ class Manifest:
         progress: the round loop's state besides tensors, as plain JSON.
         version: of the layout.
         sha256: of the ``.server`` file too, against intent; None where an earlier version wrote it.
-        sections: records in each section of ``.clients``; None in layout 2.
+        sections: records in each section of ``.clients``.
         arithmetic: of the rounds (`hpcfed.version.ARITHMETIC`).
     """
 
@@ -146,7 +146,7 @@ class Manifest:
     progress: Mapping[str, Any]
     version: int = VERSION
     sha256: str | None = None
-    sections: Sequence[int] | None = None
+    sections: Sequence[int] = ()
     arithmetic: int = field(default_factory=lambda: ARITHMETIC)
 
     def to_json(self) -> str:
@@ -172,7 +172,7 @@ class Manifest:
             raise Damaged(f"{path.name} is no manifest") from None
         if checksum != _digest(content):
             raise Damaged(f"{path.name} does not match its checksum")
-        if content.get("version") not in READABLE:
+        if content.get("version") != VERSION:
             raise InputError(
                 "a checkpoint of another version of hpcfed",
                 where=str(path),
@@ -188,7 +188,7 @@ class Manifest:
             raise Damaged(f"{path.name} has the checksum of a manifest, but not its content: {shown(where)}") from None
         if path.stem != stem(content["round"]):
             raise Damaged(f"{path.name} is of another round")
-        if content["version"] > 2 and sum(content.get("sections") or ()) != content["num_clients"]:
+        if sum(content["sections"]) != content["num_clients"]:
             raise Damaged(f"{path.name} does not say where its clients' records are")
         return cls(**content)
 
@@ -238,18 +238,18 @@ class RecordLayout:
         self._dtypes = {name: example[name].dtype for name in self._names}
         self._payload = sum(example[name].nbytes for name in self._names)
 
-    def record_bytes(self, version: int = VERSION) -> int:
+    def record_bytes(self) -> int:
         """Return the bytes from one record to the next of a section."""
         size = HEADER.size + self._payload
-        return _whole(size, PAGE if size > PAGE or version < 3 else WORD)
+        return _whole(size, PAGE if size > PAGE else WORD)
 
     def bytes_of(self, sections: Sequence[int]) -> int:
         """Return the bytes of all records, for so many in each section."""
         return sum(_whole(count * self.record_bytes(), PAGE) for count in sections)
 
-    def offsets(self, sections: Sequence[int], version: int = VERSION) -> np.ndarray:
-        """Return where each record begins, (n,) int64, for so many in each section."""
-        counts, size = np.array(sections, np.int64), self.record_bytes(version)
+    def offsets(self, sections: Sequence[int]) -> np.ndarray:
+        """Return each record's offset in bytes, (n,) int64, from the number of records in each section."""
+        counts, size = np.array(sections, np.int64), self.record_bytes()
         lengths = -(-counts * size // PAGE) * PAGE
         firsts, begins = np.cumsum(counts) - counts, np.cumsum(lengths) - lengths
         return np.arange(counts.sum()) * size + np.repeat(begins - firsts * size, counts)

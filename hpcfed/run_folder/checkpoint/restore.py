@@ -51,7 +51,7 @@ class RestoredState:
 
 def newest(
     folder: Path,
-    recipes: Collection[str],
+    recipe: str,
     names: Collection[str],
     layout: RecordLayout,
     placement: Placement,
@@ -62,7 +62,7 @@ def newest(
 
     Args:
         folder: ``checkpoints/`` of a run folder.
-        recipes: digests of which its manifest must have one.
+        recipe: digest that its manifest must have.
         names: of the replicated tensors that it must hold.
         layout: of the clients' records.
         placement: the rank of each client in this world.
@@ -77,7 +77,7 @@ def newest(
     for path, before in zip_longest(paths, paths[1:]):
         try:
             manifest, replicated = _read_on_root(path, world)
-            if manifest.recipe not in recipes:
+            if manifest.recipe != recipe:
                 raise InputError("the checkpoint is of another recipe", where=str(path), remedy=FRESH)
             if not holds(replicated, names):
                 raise InputError(
@@ -187,7 +187,7 @@ def _read_clients(
     places = np.flatnonzero(placement.home_of(touched) == rank)
     if not len(places):
         return {}
-    offsets = layout.offsets(manifest.sections or [len(touched)], manifest.version)[places]
+    offsets = layout.offsets(manifest.sections)[places]
     path, payloads = folder / f"{stem(manifest.round)}.clients", dict[int, bytes]()
     try:
         with open_file(path) as file:
