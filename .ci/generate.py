@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hpcfed import algorithms, models
-from hpcfed.cli.documents import commands, keys_of
+from hpcfed.cli.documents import ERROR, commands, keys_of
 from hpcfed.cli.schema import of_experiment, of_recipe
 from hpcfed.config.meanings import keys
 
@@ -67,7 +67,8 @@ def document_keys() -> str:
     found = []
     for command in commands():
         rows = [f"| `{key}` | {meaning} |" for key, meaning in keys_of(command)]
-        found.append("\n".join([f"## `hpcfed {command} --json`", "", "| key | meaning |", "|---|---|", *rows, ""]))
+        title = "An error with `--json`" if command == ERROR else f"`hpcfed {command} --json`"
+        found.append("\n".join([f"## {title}", "", "| key | meaning |", "|---|---|", *rows, ""]))
     return "\n".join(found)
 
 

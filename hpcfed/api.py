@@ -95,6 +95,7 @@ def rounds(
     quiet: bool = True,
     fresh: bool = False,
     accept_code: bool = False,
+    with_updates: bool = False,
     **keys: Any,
 ) -> Iterator[Round]:
     """Run a recipe as `run` does, and yield each round, to look at; what is done with it changes nothing.
@@ -104,9 +105,11 @@ def rounds(
 
     Args:
         source, overrides, world, quiet, fresh, accept_code, keys: as of `run`.
+        with_updates: whether each round has its clients' updates and their mean, by an Allreduce of |S| models, which
+            each rank then holds.
 
     Raises:
-        HpcfedError: as in `run`.
+        HpcfedError: as in `run`; of `with_updates`, too little memory, ``secure_aggregation``, or a method without Δ_i.
     """
     world = world or connect()
     watchdog = Watchdog(world)
@@ -116,7 +119,7 @@ def rounds(
         with uncollected():
             from hpcfed.loop import Left, Look
 
-        look = Look()
+        look = Look(with_updates=with_updates)
         with suppress(Left):
             for each in _trained(recipe, world, quiet, fresh, accept_code, twice, watchdog, given, look):
                 try:

@@ -7,7 +7,7 @@ import gc
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hpcfed.assembly import assemble
 from hpcfed.assembly.auto_device import refuse_another_device
+from hpcfed.assembly.kept import check_updates
 from hpcfed.assembly.left_out import without_facts
 from hpcfed.assembly.private import privacy_facts
 from hpcfed.assembly.remarks import remarks
@@ -64,12 +65,17 @@ class Round:
         cohort: the clients that trained.
         metrics: the round's row of ``metrics.jsonl``.
         parameters: the model after the round, by the module's names, on the host.
+        updates: Δ_i = w − y_i of each client whose update counts, likewise, as the server adds it up: decoded, and
+            normalised where the method does; empty unless asked for.
+        delta: Δ̄, by which the server has stepped, likewise; None unless asked for, and in a round without clients.
     """
 
     number: int
     cohort: list[int]
     metrics: dict[str, Any]
     parameters: dict[str, Tensor]
+    updates: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    delta: dict[str, Tensor] | None = None
 
     def __str__(self) -> str:
         scores = (f"{key} {self.metrics[key]:.4g}" for key in SCORES if self.metrics.get(key) is not None)
@@ -78,8 +84,9 @@ class Round:
 
 @dataclass
 class Look:
-    """A request to see the rounds of a run; `left` asks to end it after the round that was seen."""
+    """A request to see the rounds of a run, and the clients' updates; `left` asks to end it after the round seen."""
 
+    with_updates: bool = False
     left: bool = False
 
 
@@ -139,7 +146,10 @@ def training(
         with parts.federation, parts.clients:
             observers = Observers(recipe, world)
             client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)
-            simulation = Simulation(parts)
+            keeps_updates = observers.want_updates or (look is not None and any(world.gather(look.with_updates)))
+            if keeps_updates:
+                check_updates(parts)
+            simulation = Simulation(parts, keeps_updates=keeps_updates)
             checkpoints = Checkpoints(recipe, folder, parts, simulation)
             done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
             stopping = _stopping(recipe, folder, world, done, progress.get("stopping"))
@@ -279,7 +289,7 @@ def _rounds(session: Session, stopping: Stopping, look: Look | None) -> Generato
             row = _record(session, round, result, scores, client_scores)
             if look is not None:
                 with session.parts.watchdog.asleep():
-                    yield _seen(session, round, row)
+                    yield _seen(session, round, row, result, updates=look.with_updates)
                 left = any(session.parts.world.gather(look.left))
             # 4. End early by scores, a signal or the clock; save where it is due.
             if recipe.evaluate.every and round % recipe.evaluate.every == 0:  # not a last round that rounds=… changes
@@ -316,10 +326,13 @@ def _train(session: Session, round: int) -> RoundResult:
         session.clock.trained()
 
 
-def _seen(session: Session, round: int, row: Mapping[str, Any]) -> Round:
-    named = session.parts.model.named(session.simulation.w)
-    model = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
-    return Round(round, list(row["cohort"]), copy.deepcopy(dict(row)), model)
+def _seen(session: Session, round: int, row: Mapping[str, Any], result: RoundResult, *, updates: bool) -> Round:
+    model = session.parts.model
+    seen = Round(round, list(row["cohort"]), copy.deepcopy(dict(row)), model.named(session.simulation.w))
+    if not updates:
+        return seen
+    each = {client: model.named_update(vector) for client, vector in result.updates.items()}
+    return replace(seen, updates=each, delta=None if result.delta is None else model.named_update(result.delta))
 
 
 def _record(
@@ -333,7 +346,7 @@ def _record(
             session.reporter.say(f"{session.recipe.name}: {said}")
     session.reporter.update(row)
     session.observers.round(row)
-    session.observers.look(lambda: _seen(session, round, row))
+    session.observers.look(lambda updates: _seen(session, round, row, result, updates=updates))
     return row
 
 

@@ -78,6 +78,10 @@ class RoundResult:
     """Clients that the sentinel had trained once more."""
     suspicions: Sequence[Suspicion] = ()
     """Those whose updates differ."""
+    updates: Mapping[int, Tensor] = field(default_factory=dict)
+    """Δ_i of each client, (d,), as its mean has it, where they are kept; without skipped ones."""
+    delta: Tensor | None = None
+    """The mean that the server's step has used, (d,), float64, likewise."""
 
     @property
     def hash(self) -> str:
@@ -88,14 +92,18 @@ class RoundResult:
 class Simulation:
     """The replicated server, and the clients that this rank trains.
 
+    Args:
+        parts: of the run.
+        keeps_updates: whether results have the clients' updates, by an Allreduce more; the same on every rank.
+
     Attributes:
         touched: (N,) bool, clients that have a state of their own; the same on every rank.
         buffers: the module's averaged buffers; the same on every rank.
         magnitudes: how large the reported vectors were, from which a round's units follow; the same on every rank.
     """
 
-    def __init__(self, parts: Parts):
-        self._parts = parts
+    def __init__(self, parts: Parts, *, keeps_updates: bool = False):
+        self._parts, self._keeps_updates = parts, keeps_updates
         self._world = parts.world
         self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
         self._is_exact = parts.reduction == "exact"
@@ -115,7 +123,7 @@ class Simulation:
             home=parts.server_home,
             mixed=parts.devices.are_mixed,
             graphs=parts.engine.graphs,
-            keeps_vectors=parts.chain.robust is not None,
+            keeps_vectors=keeps_updates or parts.chain.robust is not None,
             masked=parts.masks is not None,
         )
         self._squares, self._layout = Squares(parts.engine.graphs), layout_of(parts.model)
@@ -201,6 +209,7 @@ class Simulation:
                 raise EnvironmentFailure(what, remedy="set deterministic: true")
             spent = {name: seconds + spent.get(name, 0.0) for name, seconds in first_spent.items()}
             self.magnitudes.repeats += 1
+        updates = self._updates(plan, sums) if self._keeps_updates else {}
         reduced = time.perf_counter()
         (means, noted), clip = self._means(plan, sums), self._clip_as_recorded()
         update = self._step(means, plan)
@@ -229,6 +238,8 @@ class Simulation:
             update_hashes=sums.update_hashes,
             checks=len(checks),
             suspicions=suspicions,
+            updates=updates,
+            delta=means.delta if self._keeps_updates else None,
             never_drawn=self._never_drawn(),
         )
 
@@ -481,6 +492,14 @@ class Simulation:
         if DELTA not in means.vectors or not self._server.needs_delta_sq:
             return means, noted
         return replace(means, delta_sq=self._norm(means.delta)), noted
+
+    def _updates(self, plan: RoundPlan, sums: Sums) -> Mapping[int, Tensor]:
+        """Return Δ_i of each client that was not skipped, on every rank."""
+        self._parts.watchdog.stage(f"round {plan.round}: updates of all clients", waits=True)
+        kept, size = self._buffer.kept, len(plan.cohort.clients)
+        assert kept is not None
+        rows = kept.gathered(DELTA, sums.vectors[DELTA], size, self._dtype)
+        return {int(plan.cohort.clients[place]): rows[place] for place in np.flatnonzero(sums.status != SKIPPED)}
 
     def _robust_means(
         self, plan: RoundPlan, sums: Sums, means: Mapping[str, Tensor]

@@ -12,6 +12,7 @@ from hpcfed import algorithms, models, updates
 from hpcfed.algorithms._evaluated import with_client_average, with_step_average
 from hpcfed.algorithms.fednova import PerStep
 from hpcfed.arithmetic.operations import arithmetic_of
+from hpcfed.assembly.kept import check_robust
 from hpcfed.assembly.loss import build_loss, build_measured_loss
 from hpcfed.assembly.model import build_model, zeros
 from hpcfed.assembly.private import privacy_of, sample_mechanism_of
@@ -43,7 +44,6 @@ from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.reduce.device import device_sum
-from hpcfed.reduce.kept import bytes_needed
 from hpcfed.server import LARGEST_ON_HOST
 from hpcfed.types import Method
 from hpcfed.updates._chain import Chain, sending
@@ -96,7 +96,7 @@ def parts_of(
     _check_scores(recipe, model, outputs)
     cohorts = Cohorts(recipe, federation.sizes)
     room = {"device": _room(device, slot.sharing), "host": _room(torch.device("cpu"), slot.neighbours)}
-    _check_kept(recipe, chain, method, model, cohorts, room["host"] // 2, world)
+    check_robust(recipe, chain, method, model, cohorts, room["host"] // 2, world)
     again = _reads_again(recipe, cohorts)
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
     work = ClientWork(cohorts.most_members, federation.sizes, cohorts.typical_steps)
@@ -160,28 +160,6 @@ def parts_of(
         sample_noise=sample_mechanism_of(recipe, federation),
     )
     return parts, evaluator
-
-
-def _check_kept(
-    recipe: Recipe, chain: Chain, method: Method, model: FlatModel, cohorts: Cohorts, room: int, world: World
-) -> None:
-    """Refuse a robust mean of updates that do not fit into this rank's memory, of which `room` bytes are free for them.
-
-    Raises:
-        InputError: with the memory that they need.
-    """
-    if chain.robust is None:
-        return
-    size, vectors = cohorts.most_members, len(method.reported(alike=False))
-    dims = model.vector.numel(), model.vector.element_size()
-    needed = bytes_needed(size, *dims, vectors, world.size, all_of_them=chain.robust.holds_all)
-    if needed > room:
-        raise InputError(
-            f"means: {recipe.means[0].name or recipe.means[0].factory} keeps the updates of {size} clients",
-            expected=f"{needed / 2**30:.3g} GiB of memory for each rank",
-            got=f"{room / 2**30:.3g} GiB (half of what is free on {world.hosts[world.rank]}, shared by its ranks)",
-            remedy="use a smaller cohort, geometric-median, which needs a rank's own alone, or clip in updates",
-        )
 
 
 def _method(recipe: Recipe, model: FlatModel, chain: Chain) -> Method:

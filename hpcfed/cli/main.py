@@ -65,6 +65,9 @@ LEAVE_FILES = (
 STOP_ON_SIGNAL = ("run", "sweep", "study", "reproduce", "without", "contributions")
 """Commands whose runs SIGUSR1 stops with a checkpoint; outside of runs it must not end them."""
 
+WITH_JSON = ("inspect", "prepare", "verify", "compare", "report", "sweep", "study", "doctor", "estimate")
+"""Commands whose ``--json`` prints one document, of an error, too."""
+
 WITH_RANKS = (*STOP_ON_SIGNAL, "verify", "estimate", "bench", "scale", "doctor")
 """Commands that use the ranks that a launcher has started."""
 
@@ -155,7 +158,12 @@ def _call(name: str, args: list[str] | None) -> int:
         code, message = 1, traceback.format_exc()
     except BaseException as ending:  # of a completed word, a signal to a command that starts others, or the user's code
         code, message = _of_exit(ending)
-    return leave(code, message, alone=name not in WITH_RANKS)
+    document = ""
+    if message and code and name in WITH_JSON and "--json" in (sys.argv[1:] if args is None else args):
+        from hpcfed.cli.documents import error_of
+
+        document = error_of(name, code, message)
+    return leave(code, message, document, alone=name not in WITH_RANKS)
 
 
 PACKAGE = Path(__file__).parents[1]

@@ -16,15 +16,16 @@ Reference = Annotated[str, Field(pattern=REFERENCE)]
 class Observer(Section):
     """An observer of a run: a built-in one by `name`, or the user's by `factory`, called with `args`.
 
-    A built-in observer passes `args` on: ``tensorboard`` to ``SummaryWriter``, ``wandb`` to ``wandb.init``.
+    A built-in observer passes `args` on: ``tensorboard`` to ``SummaryWriter``, ``wandb`` to ``wandb.init``,
+    ``mlflow`` to ``MlflowClient.create_run``, but for ``tracking_uri`` and ``experiment_name``.
     """
 
-    name: Literal["tensorboard", "wandb"] | None = None
-    """`tensorboard` or `wandb`."""
+    name: Literal["tensorboard", "wandb", "mlflow"] | None = None
+    """`tensorboard`, `wandb` or `mlflow`."""
     factory: Reference | None = None
     """Yours, `"module:Class"`, with one or more of `start(run)`, `round(row)`, `look(round)`, `end(status)`."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments: `{name: wandb, args: {project: mine, mode: online}}`."""
+    """Arguments: `{name: wandb, args: {project: mine, mode: online}}`, `{name: mlflow, args: {tracking_uri: …}}`."""
 
     @model_validator(mode="after")
     def _name_or_factory(self) -> Observer:

@@ -539,8 +539,8 @@ class Recipe(Section):
     update_hashes: bool = False
     """A 64-bit hash of each client's update, 8 bytes a client and round in `update-hashes.bin`."""
     observers: Annotated[list[Observer], BeforeValidator(named)] = Field(default_factory=list)
-    """Called after each round, on rank 0, without effect on the result; short: `observers: [tensorboard, wandb]`
-    (events and an offline run in `logs/`)."""
+    """Called after each round, on rank 0, without effect on the result; short: `observers: [tensorboard, wandb,
+    mlflow]` (events, an offline run and a database in `logs/`)."""
     on_bad_client: Literal["stop", "skip"] = "stop"
     """`skip`: a round goes on without a client whose training failed or whose update is not finite."""
     sentinel: Annotated[Literal["on", "off", "strict"], BeforeValidator(on_or_off)] = "on"

@@ -281,6 +281,10 @@ class FlatModel:
         kept = {name: self.module.get_buffer(name) for name, role in self._roles.buffers.items() if role != "private"}
         return _on_host(frozen | self.views(vector.to(self.vector.dtype)) | kept)
 
+    def named_update(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return a host copy of a vector (d,), such as Δ_i, by the names of the shared parameters."""
+        return _on_host(self.views(vector.to(self.vector)))
+
     def named_private(self, own: State, personal: Tensor | None = None) -> dict[str, Tensor]:
         """Return a host copy of a client's private parameters and buffers by name, and the other parameters of its
         personal model, from a vector (d,), where it has one.

@@ -149,9 +149,13 @@ class World:
         _say(message)
         os._exit(code)
 
-    def leave(self, code: int, message: str) -> int:
-        """Agree on how the run ended, print the first message, and return the exit code of all."""
-        _say(message)
+    def leave(self, code: int, message: str, document: str = "") -> int:
+        """Agree on how the run ended, print the first message, and return the exit code of all.
+
+        Args:
+            document: for standard output, of the rank whose message it is.
+        """
+        _say(message, document)
         return code
 
     def describe(self) -> dict[str, Any]:
@@ -252,12 +256,12 @@ class MpiWorld(World):
             if code != 0:
                 raise KINDS.get(code, HpcfedError)(message)
 
-    def leave(self, code: int, message: str) -> int:
+    def leave(self, code: int, message: str, document: str = "") -> int:
         endings = self._agree(code, message)
         speaker, ending = next(((r, e) for r, e in enumerate(endings) if e[0] != 0), (0, endings[0]))
         if self.rank == speaker:
             with self._ending:
-                _say(ending[1])
+                _say(ending[1], document)
         self._control.Barrier()
         return ending[0]
 
@@ -314,9 +318,11 @@ def _reads_gpu_memory(mpi: Any) -> bool | None:
         return None
 
 
-def _say(message: str) -> None:
+def _say(message: str, document: str = "") -> None:
     if message:
         print(message, file=Output(sys.stderr), flush=True)
+    if document:
+        print(document, file=Output(sys.stdout, matters=False), end="", flush=True)
 
 
 _world: World | None = None
@@ -356,18 +362,19 @@ def refuse_mixed_code(world: World) -> None:
         )
 
 
-def leave(code: int, message: str, *, alone: bool = False) -> int:
-    """Leave the world of this process (see `World.leave`).
+def leave(code: int, message: str, document: str = "", *, alone: bool = False) -> int:
+    """Leave the world of this process.
 
     Args:
+        code, message, document: as of `World.leave`.
         alone: whether the command needs no ranks. In the shell of ``srun --pty`` one task of several runs it, and MPI
             would wait for the others, or refuse: it ends by itself, unless it has looked for them.
     """
     is_of_srun = "SLURM_PROCID" in os.environ and "mpi4py.MPI" not in sys.modules
     if alone and is_of_srun and _world is None:
-        return World().leave(code, message)
+        return World().leave(code, message, document)
     try:
-        return connect(mixed=True).leave(code, message)
+        return connect(mixed=True).leave(code, message, document)
     except EnvironmentFailure as error:
         _say(message or f"hpcfed: {error}")
         return code or error.exit_code

@@ -86,7 +86,7 @@ class RoundBuffer:
         home: where the sums over ranks are wanted: the host, or the device, on all ranks alike.
         mixed: whether some ranks have a GPU, and others none; then `home` is the host, and nothing `sum_on_device`.
         graphs: records the adding of tiles on a device, in exact sums.
-        keeps_vectors: whether updates are kept beside their sum, for a robust mean.
+        keeps_vectors: whether updates are kept beside their sum.
         masked: whether rounds have masks: slots then tell of clients whether they sent, and no more.
 
     Attributes:

@@ -1,4 +1,5 @@
-"""A round's vectors, kept by the ranks that trained their clients, for robust means (`hpcfed.updates._robust`).
+"""A round's vectors, kept by the ranks that trained their clients: for robust means (`hpcfed.updates._robust`), or to
+be looked at.
 
 All that ranks exchange for them are integers, or the bit patterns of numbers that one rank alone knows: results are the
 same on any number of ranks.
@@ -6,7 +7,7 @@ same on any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -41,6 +42,10 @@ class KeptVectors:
         if name in self._own:
             copy = vector.detach().to("cpu", copy=True)
             self._own[name][place] = copy if factor == 1.0 else copy.mul_(factor)
+
+    def gathered(self, name: str, like: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        """Return a vector of all clients by place in the cohort, (S, d), on every rank; 0 of one that was skipped."""
+        return _gathered(self._own[name], size, len(like), dtype, self._world)
 
     def of(
         self, name: str, mean: Tensor, places: Sequence[int], shares: np.ndarray, bounds: np.ndarray, dtype: torch.dtype
@@ -118,12 +123,8 @@ class CohortVectors:
     def rows(self) -> Tensor:
         """Return all vectors, (m, d)."""
         if self._rows is None:
-            entries = len(self.mean)
-            padded = torch.zeros(len(self.weights), entries + entries % 2, dtype=self._dtype)
-            for row, vector in self._own.items():
-                padded[row, :entries] = vector
-            self._sum(padded.numpy())
-            self._rows = padded[:, :entries]
+            self._rows = _gathered(self._own, len(self.weights), len(self.mean), self._dtype, self._world)
+            self.exchanges += 1
         return self._rows
 
     def squared_distances(self) -> np.ndarray:
@@ -138,11 +139,24 @@ class CohortVectors:
         return squares + squares.T
 
     def _sum(self, numbers: np.ndarray) -> None:
-        """Sum integers, or bit patterns of numbers that are 0 on all ranks but one, over ranks, in place."""
-        words = numbers.reshape(-1).view(np.int64)
-        for start in range(0, len(words), PIECE):
-            self._world.sum_in_place(words[start : start + PIECE])
+        _sum(numbers, self._world)
         self.exchanges += 1
+
+
+def _gathered(own: Mapping[int, Tensor], size: int, entries: int, dtype: torch.dtype, world: World) -> Tensor:
+    """Return the rows of all ranks, (size, entries); 0 for one that no rank has."""
+    padded = torch.zeros(size, entries + entries % 2, dtype=dtype)
+    for row, vector in own.items():
+        padded[row, :entries] = vector
+    _sum(padded.numpy(), world)
+    return padded[:, :entries]
+
+
+def _sum(numbers: np.ndarray, world: World) -> None:
+    """Sum integers, or bit patterns of numbers that are 0 on all ranks but one, over ranks, in place."""
+    words = numbers.reshape(-1).view(np.int64)
+    for start in range(0, len(words), PIECE):
+        world.sum_in_place(words[start : start + PIECE])
 
 
 def bytes_needed(size: int, entries: int, itemsize: int, vectors: int, ranks: int, *, all_of_them: bool) -> int:

@@ -98,8 +98,8 @@ def test_a_sweep_of_which_a_run_diverges(folder, document, command):
     assert found["configurations"][0]["values"] == {"local.lr": 0.1}
     assert r"0.1 &" in (folder / "swept" / "summary.tex").read_text(encoding="utf-8")
     done = command([*sweep, "--json", "--array", "2", "--time", "1:00:00"], folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--json with --array" in done.stderr
+    assert done.returncode == 2
+    assert "--json with --array" in error_in(done)["message"]
 
 
 def test_what_code_of_the_users_prints_is_not_in_the_document(folder, document):
@@ -139,11 +139,32 @@ def test_a_document_that_cannot_be_printed_is_missed_unless_its_reader_has_left(
     assert (folder / "swept" / "summary.csv").is_file()
 
 
-@pytest.mark.parametrize("arguments", [["inspect", "gone.h5"], ["verify", "gone"], ["compare", "gone", "gone"]])
-def test_an_error_is_the_usual_line(arguments, folder, command):
-    plain, done = command(arguments, folder), command([*arguments, "--json"], folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
+def error_in(done: Completed) -> dict[str, Any]:
+    """Return the error of a document, which is its schema's, and of which standard error has the usual line."""
+    found = json.loads(done.stdout)
+    Draft202012Validator(schema_of("error")).validate(found)
+    assert found["error"]["exit_code"] == done.returncode
+    assert done.stderr.splitlines()[-1] == f"hpcfed: {found['error']['message']}"
+    return found["error"]
+
+
+WRONG: dict[str, list[str]] = {
+    "inspect": ["gone.h5"],
+    "prepare": ["own", "--raw", "gone", "-o", "own.h5"],
+    "verify": ["gone"],
+    "compare": ["gone", "gone"],
+    "report": ["gone", "--page-onyl"],
+    "sweep": ["recipe.yaml", "-g", "local.lt=0.1"],
+    "study": ["recipe.yaml", "--splits", "two"],
+    "estimate": ["gone.yaml"],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_error_is_a_document_and_the_usual_line(name, folder, command):
+    plain, done = command([name, *WRONG[name]], folder), command([name, *WRONG[name], "--json"], folder)
+    assert plain.returncode == done.returncode == 2
+    assert plain.stderr.splitlines()[-1] == f"hpcfed: {error_in(done)['message']}"
 
 
 @pytest.mark.soak
@@ -153,6 +174,7 @@ def test_several_ranks_print_one_document(folder, command):
     found = json.loads(done.stdout)
     Draft202012Validator(schema_of("verify")).validate(found)
     assert (done.returncode, found["ranks"], found["seed"], found["computed"]) == (0, 2, None, [1, 2, 3])
+    assert error_in(launch(2, ["verify", "gone", "--json"], cwd=folder))["exit_code"] == 2
 
 
 @pytest.mark.parametrize("name", commands())

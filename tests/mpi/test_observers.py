@@ -189,7 +189,7 @@ def test_an_observer_that_looks_gets_the_model_of_each_round(world, folder):
             "expected an object with start, round, look, end, or one of them, got a Mute",
         ),
         ([{"factory": "own_observers:Diary", "arg": {}}], "unknown key 'observers.0.arg'; did you mean 'args'"),
-        (["tensorbord"], "observers.0.name: expected 'tensorboard' or 'wandb', got 'tensorbord'"),
+        (["tensorbord"], "observers.0.name: expected 'tensorboard', 'wandb' or 'mlflow', got 'tensorbord'"),
         ([{}], "exactly one of 'name' and 'factory'"),
     ],
 )
@@ -234,4 +234,28 @@ def test_weights_and_biases_writes_its_run_offline(world, folder):
     assert left_by(result) == without
     (offline,) = (result.folder / "logs" / "wandb").glob("offline-run-*")
     assert list(offline.glob("run-*.wandb"))
-    assert not (result.folder / "logs" / "rank-0.log").exists()
+
+
+@pytest.mark.serial
+@pytest.mark.soak
+def test_mlflow_goes_on_with_the_run_of_a_folder(world, folder):
+    if importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlalchemy") is None:
+        pytest.skip("needs mlflow (pip install mlflow)")
+    from mlflow import MlflowClient
+
+    without = left_by(run(world, "without"))
+    observer = {"name": "mlflow", "args": {"tags": {"team": "tests"}}}
+    changes = {"model": MODEL, "cohort": {"size": 3}, "checkpoint": {"every": 1, "keep": 1}, "observers": observer}
+    hpcfed.run(small("it's", rounds=2, **changes), world=world, quiet=True)
+    result = hpcfed.run(small("it's", rounds=5, **changes), world=world, quiet=True)
+    assert left_by(result) == without
+    client = MlflowClient(f"sqlite:///{result.folder.absolute() / 'logs' / 'mlflow.db'}")
+    (found,) = client.search_runs([client.get_experiment_by_name("hpcfed").experiment_id])
+    assert (found.info.status, found.data.tags["team"], found.data.params["local.lr"]) == ("FINISHED", "tests", "0.1")
+    for name in ("test_accuracy", "params_up"):
+        history = [(one.step, one.value) for one in client.get_metric_history(found.info.run_id, name)]
+        assert history == [(row["round"], row[name]) for row in result.metrics]
+    log = result.folder / "logs" / "rank-0.log"
+    assert not log.exists() or "observer" not in log.read_text()  # warnings of libraries are there, too
+    log = result.folder / "logs" / "rank-0.log"
+    assert not log.exists() or "observer" not in log.read_text()  # warnings of libraries are there, too

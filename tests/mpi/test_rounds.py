@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import hpcfed
+from hpcfed.errors import InputError
+from hpcfed.reduce.update_hash import hash_of_update
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 from tests.mpi.recipes import small
 from tests.mpi.test_same_result import folder, left_by  # noqa: F401 (a fixture)
 
@@ -36,6 +40,66 @@ def test_a_loop_changes_nothing(world):
     assert "after round 3" in lines[1]
     assert lines[2] == str(result.folder)
     assert result.plot().axes
+
+
+class Differences:
+    """Keeps each client's ‖Δ_i‖, and spoils what it is shown."""
+
+    wants_updates = True
+
+    def __init__(self) -> None:
+        self.norms: list[dict[int, float]] = []
+
+    def look(self, round: hpcfed.loop.Round) -> None:
+        self.norms.append({client: float(flat(update).norm()) for client, update in round.updates.items()})
+        for update in round.updates.values():
+            for tensor in update.values():
+                tensor.zero_()
+
+
+def flat(named: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in named.values()])
+
+
+def with_gaps(named: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the vector (d,), in which each tensor begins a line of 16 numbers, and lines come in pairs."""
+    lines = torch.cat([nn.functional.pad(one.flatten(), (0, -one.numel() % 16)) for one in named.values()])
+    return nn.functional.pad(lines, (0, -len(lines) % 32))
+
+
+@pytest.mark.parametrize("means", [None, [{"trimmed-mean": {"fraction": 0.4}}]], ids=["mean", "robust"])
+def test_updates_on_request_are_those_that_were_summed(world, means):
+    """By the hashes in the record of a run without the request; by the step along their mean."""
+    topk = {"updates": [{"topk": {"fraction": 0.3}}], "means": means, "update_hashes": True, "cohort": 3}
+    changes = {**topk, "algorithm": {"name": "fedavg", "server_lr": 0.5}, "rounds": 4}
+    plain = hpcfed.run(small("plain", **changes), world=world, quiet=True)
+    looker, before = Differences(), None
+    asked = hpcfed.rounds(small("seen", **changes, observers=[looker]), world=world, with_updates=True)
+    for each in asked:
+        recorded = read_update_hashes(plain.folder / UPDATE_HASHES, [3] * 4, each.number)
+        found = [hash_of_update({"delta": with_gaps(each.updates[client])}, ["delta"]) for client in each.cohort]
+        assert found == recorded.tolist()
+        norms = {client: float(flat(update).norm()) for client, update in each.updates.items()}
+        assert not world.is_root or looker.norms[-1] == norms
+        if before is not None:
+            torch.testing.assert_close(before - 0.5 * flat(each.delta), flat(each.parameters))
+        before = flat(each.parameters)
+        each.delta.clear()
+    assert left_by(hpcfed.run(small("seen", **changes), world=world, quiet=True)) == left_by(plain)
+    assert all(not each.updates and each.delta is None for each in hpcfed.rounds(small("bare", **topk), world=world))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"secure_aggregation": {}, "updates": [{"clip": {"norm": 1.0}}]}, "secure_aggregation shows the server none"),
+        ({"algorithm": {"name": "fedsplit", "s": 1.0}}, "report Δ_i, got clients that report residual"),
+    ],
+)
+def test_updates_that_nobody_sees_are_refused(world, changes, message):
+    with pytest.raises(InputError) as refused:
+        list(hpcfed.rounds(small("refused", **changes), world=world, with_updates=True))
+    assert message in str(refused.value)
 
 
 def test_a_loop_that_is_left_goes_on_later(world):

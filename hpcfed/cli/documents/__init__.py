@@ -1,7 +1,8 @@
 """Documents that commands print with ``--json``: a dataclass each, in the file of the command's name, as `DOCUMENT`.
 
 The docstrings below the fields are the descriptions of the schemas and the meanings in docs/json.md. Every key is
-always there; what is not known, and numbers that are not finite, are null.
+always there; what is not known, and numbers that are not finite, are null. A command that fails before it has printed
+its own prints that of `ERROR`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hpcfed.config import registry
 VERSION = 1
 """Of all documents: keys may be added to it, none is renamed or removed."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+ERROR = "error"
 Printer = Callable[[Any], None]
 COMMAND_MEANING, VERSION_MEANING = "The command that printed the document.", "Version of the documents' keys."
 JSON = click.option(
@@ -28,8 +30,12 @@ JSON = click.option(
 )  # fmt: skip
 
 
+_printed: set[str] = set()
+"""Commands of this process that have printed theirs."""
+
+
 def commands() -> list[str]:
-    """Return the commands that have a document."""
+    """Return the commands that have a document, and `ERROR`."""
     return registry.names(__name__)
 
 
@@ -46,8 +52,10 @@ def printer(command: str, *, asked: bool) -> Printer | None:
     if not asked:
         return None
     out = sys.stdout
+    _printed.discard(command)
 
     def emit(document: Any) -> None:
+        _printed.add(command)
         out.write(as_json(command, document))
         out.flush()
 
@@ -60,6 +68,14 @@ def text_of(content: Any) -> str:
     from hpcfed.run_folder.rounds import finite
 
     return json.dumps(finite(content), indent=1, allow_nan=False)
+
+
+def error_of(command: str, code: int, message: str) -> str:
+    """Return the document of a command that failed; "" where it has printed its own."""
+    from hpcfed.cli.documents.error import CommandError, ErrorDocument
+
+    said = message.strip().removeprefix("hpcfed: ")
+    return "" if command in _printed else as_json(command, ErrorDocument(CommandError(code, said)))
 
 
 def as_json(command: str, document: Any) -> str:
@@ -82,12 +98,12 @@ def schema_of(command: str) -> dict[str, Any]:
         for key, meaning in docstrings_of(part).items():
             place["properties"][key]["description"] = meaning
     own = {
-        "command": {"const": command, "description": COMMAND_MEANING},
+        "command": {**({"type": "string"} if command == ERROR else {"const": command}), "description": COMMAND_MEANING},
         "version": {"const": VERSION, "description": VERSION_MEANING},
     }
     schema["properties"] = own | schema["properties"]
     schema["required"] = [*own, *schema["required"]]
-    schema["title"] = f"hpcfed {command} --json"
+    schema["title"] = "an error with --json" if command == ERROR else f"hpcfed {command} --json"
     return {"$schema": DIALECT, **schema}
 
 

@@ -4,7 +4,8 @@ An observer is any object with one or more of these methods:
 
     start(run)      before the first round of this job; see `Started`
     round(row)      after each round: a copy of its row of ``metrics.jsonl``
-    look(round)     after each round: a `hpcfed.loop.Round`, as `hpcfed.rounds` yields it, with a copy of the parameters
+    look(round)     after each round: a `hpcfed.loop.Round`, as `hpcfed.rounds` yields it: copies of the parameters, and
+                    of the clients' updates where the observer has an attribute ``wants_updates = True``
     end(status)     ``finished``, ``stopped``, ``diverged`` or ``failed``
 
 An observer that raises is logged once, and not called again.
@@ -65,6 +66,9 @@ def check_observers(sections: Sequence[Observer], python_path: Sequence[Path]) -
 class Observers:
     """The observers of one job; on ranks other than 0 there are none.
 
+    Attributes:
+        want_updates: whether one of them looks at the clients' updates; the same on every rank.
+
     Raises:
         InputError: one of them cannot be made. The same on every rank.
     """
@@ -72,7 +76,7 @@ class Observers:
     def __init__(self, recipe: Recipe, world: World):
         self._recipe = recipe
         self._observers: list[tuple[str, Any]] = []
-        world.on_root(self._make)
+        self.want_updates: bool = world.on_root(self._make)
 
     @contextmanager
     def watching(self, environment: Mapping[str, Any], done: int) -> Iterator[None]:
@@ -95,16 +99,17 @@ class Observers:
         for name, observer in [*self._observers]:
             self._call(name, observer, "round", copy.deepcopy(dict(row)))
 
-    def look(self, seen: Callable[[], Any]) -> None:
-        """Call each observer's ``look`` with what `seen` returns, a new copy for each."""
+    def look(self, seen: Callable[[bool], Any]) -> None:
+        """Call each observer's ``look`` with what `seen` returns, a new copy for each, with updates or without."""
         for name, observer in [*self._observers]:
             if callable(getattr(observer, "look", None)):
-                self._call(name, observer, "look", seen())
+                self._call(name, observer, "look", seen(_wants_updates(observer)))
 
-    def _make(self) -> None:
+    def _make(self) -> bool:
         for section in self._recipe.observers:
             with _leaving_no_trace():
                 self._observers.append((str(section.name or section.factory), _made(section, self._recipe.python_path)))
+        return any(_wants_updates(observer) for _, observer in self._observers)
 
     def _call(self, name: str, observer: Any, method: str, argument: Any) -> None:
         function = getattr(observer, method, None)
@@ -118,6 +123,10 @@ class Observers:
             words = f"{method} raised" + (f" at {place}" if place else "")
             log.warning("observer %s: %s; it is not called again", name, words, exc_info=error)
             self._observers.remove((name, observer))
+
+
+def _wants_updates(observer: Any) -> bool:
+    return getattr(observer, "wants_updates", False) is True and callable(getattr(observer, "look", None))
 
 
 def _made(section: Observer, python_path: Sequence[Path]) -> Any:
