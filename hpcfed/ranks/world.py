@@ -107,7 +107,7 @@ class World:
             try:
                 value = function()
             except HpcfedError as error:
-                failure = error
+                failure = self._placed(error)
         value, failure = self.broadcast((value, failure))
         if failure is not None:
             raise failure
@@ -119,11 +119,18 @@ class World:
         try:
             value = function()
         except HpcfedError as error:
-            failure = error
+            failure = self._placed(error)
         for other in self.gather(failure):
             if other is not None:
                 raise other
         return value  # type: ignore[return-value]
+
+    def _placed(self, error: HpcfedError) -> HpcfedError:
+        """Return an error of this rank; one that the system raised names the rank and its host, of several."""
+        cause = error.__cause__ or error.__context__
+        if self.size == 1 or not (isinstance(error, EnvironmentFailure) and isinstance(cause, OSError)):
+            return error
+        return EnvironmentFailure(f"rank {self.rank} on {self.hosts[self.rank]}: {error}")
 
     def split(self, groups: int) -> World:
         """Return the world of this rank's group, one of `groups` groups of neighbouring ranks of nearly equal size.
@@ -243,7 +250,7 @@ class MpiWorld(World):
         try:
             yield
         except RAISED as error:
-            own = error
+            own = self._placed(error) if isinstance(error, HpcfedError) else error
         code = 0 if own is None else getattr(own, "exit_code", 1)
         name = f"rank {self.rank}: {type(own).__name__}: " if code == 1 else ""
         endings = self._agree(code, f"{name}{own}" if own is not None else "")
