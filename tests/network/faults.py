@@ -106,7 +106,11 @@ class Job:
 
     def servers(self) -> list[psutil.Process]:
         """Return the processes that serve the folder."""
-        return [one for one in self.network.processes(self.network.names[-1]) if one.name() == share.SFTP.name]
+        found = []
+        for one in self.network.processes(self.network.names[-1]):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found += [one] if one.name() == share.SFTP.name else []
+        return found
 
     def wakes(self) -> str:
         """Wait until rounds go on; return the cells that `end` returns."""
