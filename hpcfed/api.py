@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from hpcfed.algorithms import trains_personal
 from hpcfed.assembly import build_model, resolve
@@ -111,6 +113,30 @@ def rounds(
     Raises:
         HpcfedError: as in `run`; of `with_updates`, too little memory, ``secure_aggregation``, or a method without Δ_i.
     """
+    made = _rounds(source, overrides, keys, world, quiet, fresh, accept_code)
+    _loops.add(made)
+    return made
+
+
+_loops: WeakSet[Generator[Round, None, None]] = WeakSet()
+
+
+@atexit.register
+def _leave_loops() -> None:
+    """Leave the loops that a program has left open: later, imports and threads that their runs need are gone."""
+    for loop in list(_loops):
+        loop.close()
+
+
+def _rounds(
+    source: Source,
+    overrides: Sequence[str],
+    keys: Mapping[str, Any],
+    world: World | None,
+    quiet: bool,
+    fresh: bool,
+    accept_code: bool,
+) -> Generator[Round, None, None]:
     world = world or connect()
     watchdog = Watchdog(world)
     with watchdog.watching(), world.united(), _resolved(_one, source, overrides, keys, world, watchdog, quiet) as found:

@@ -20,7 +20,7 @@ from data_prep.tables.columns import ColumnOptions
 from data_prep.tables.encode import groups, samples
 from data_prep.tables.plan import Files, TablePlan
 from data_prep.tables.plan import plan as plan_of
-from data_prep.tables.read import Block, blocks
+from data_prep.tables.read import Block, all_encodings_told, blocks
 from hpcfed.errors import InputError
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -53,7 +53,8 @@ def load(
     train = [path for files in clients.values() for path in files]
     tests = [path for files in (common, *own.values()) for path in files]
     paths = [*train, *tests]
-    plan = plan_of(paths, options, tests)
+    with all_encodings_told(paths):
+        plan = plan_of(paths, options, tests)
     rows: list[np.ndarray] = []
     of_rows: list[np.ndarray] = []
     of_tests: list[np.ndarray] = []

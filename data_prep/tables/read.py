@@ -13,7 +13,7 @@ import json
 import lzma
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from data_prep.progress import step
 from data_prep.sources.files import AGAIN, reading
 from data_prep.tables import cells
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, first_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -36,6 +36,8 @@ SEPARATORS = (",", ";", "\t", "|")
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "-nan", "null", "NULL", "?")
 """Texts of a missing cell; "None" is not among them, as it may be an answer, nor "." and codes such as -999, which are
 named by --missing-codes."""
+REMEDY_UTF_8 = "save {} as CSV UTF-8"
+MOST_NAMED = 20
 CACHED = 64
 """Tables of which the first lines are kept."""
 BLOCK_BYTES, MOST_BYTES = 8 << 20, 128 << 20
@@ -66,6 +68,35 @@ class Block:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+
+class NotUtf8(InputError):
+    """A table's text is in another encoding."""
+
+
+@contextmanager
+def all_encodings_told(paths: Iterable[Path]) -> Iterator[None]:
+    """Name all of these tables that are not UTF-8 where one is met, so that they can be saved anew in one go."""
+    try:
+        yield
+    except NotUtf8 as error:
+        others = [path for path in paths if not _is_parquet(path) and not _is_utf8(path)]
+        if len(others) < 2:
+            raise
+        what, names = f"{len(others)} tables are not UTF-8", first_of([path.name for path in others], MOST_NAMED)
+        raise InputError(what, where=str(others[0].parent), got=names, remedy=REMEDY_UTF_8.format("each")) from error
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        with opened(path) as binary, io.TextIOWrapper(binary, "utf-8") as text:
+            while text.read(BLOCK_BYTES):
+                pass
+    except UnicodeDecodeError:
+        return False
+    except (OSError, EOFError, zlib.error, lzma.LZMAError):  # told when its turn comes
+        return True
+    return True
 
 
 def header(path: Path) -> list[str]:
@@ -244,8 +275,7 @@ def _one_line(path: Path) -> Iterator[None]:
     except (pyarrow.ArrowException, UnicodeDecodeError, csv.Error) as error:
         got = str(error).splitlines()[0].removeprefix("CSV parse error: ")
         if "UTF8" in got or isinstance(error, UnicodeDecodeError):
-            remedy = "save it as CSV UTF-8"
-            raise InputError("not UTF-8", where=str(path), got=got[:80], remedy=remedy) from error
+            raise NotUtf8("not UTF-8", where=str(path), got=got[:80], remedy=REMEDY_UTF_8.format("it")) from error
         if ": Expected " in got:  # Row #2: Expected 3 columns, got 2: the row's text
             row, counts = got.split(": Expected ", 1)
             expected, found = counts.split(", got ", 1)

@@ -36,6 +36,8 @@ LEAST, OF_A_ROUND = 300.0, 10
 """Seconds of the limit ``auto`` in the rounds: at least, and as a multiple of the longest round so far."""
 DRAINS_WITHIN = 5.0
 """Seconds for the other ranks to end an exchange, too, after an error, which they may not have met."""
+WRITES_WITHIN = 5.0
+"""Seconds for a stack to be written to a log, whose file server may be what is stuck."""
 SPEAKS_AFTER = 1.0
 """Seconds by which each rank speaks later than the one before, so that the first one's line stands alone."""
 
@@ -181,12 +183,20 @@ class Watchdog:
     def _end(self, stage: str, what: str, remedy: str) -> None:
         """End all ranks, after the stack was written to this one's log, if it has one yet."""
         rank, files = self._world.rank, [one for one in log.handlers if isinstance(one, logging.FileHandler)]
-        if files:
+
+        def write() -> None:
             log.error("%s: %s", stage, what)
-            remedy = f"see logs/rank-{rank}.log for the stack; {remedy}"
-        for file in files:
-            if file.stream is not None:  # else it could not be opened
-                faulthandler.dump_traceback(file.stream, all_threads=True)
+            for file in files:
+                if file.stream is not None:  # else it could not be opened
+                    faulthandler.dump_traceback(file.stream, all_threads=True)
+
+        if files:
+            writer = start(threading.Thread(target=write, name="stack", daemon=True))
+            writer.join(WRITES_WITHIN)
+            if writer.is_alive():
+                remedy = f"its log, {files[0].baseFilename}, cannot be written either: look at that file system"
+            else:
+                remedy = f"see logs/rank-{rank}.log for the stack; {remedy}"
         time.sleep(min(rank, 10) * SPEAKS_AFTER)
         said = sentence(f"{stage}, {self._named([rank])}: {what}", remedy=remedy)
         self._world.end_at_once(EnvironmentFailure.exit_code, f"hpcfed: {said}")

@@ -23,6 +23,7 @@ from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, Inp
 from hpcfed.io.output import Output
 from hpcfed.ranks.accelerators import MPI_KIND, MPI_QUERY, MPI_SWITCHES
 from hpcfed.ranks.code import digest, folders
+from hpcfed.ranks.parent import ranks_promised, tasks_of_srun
 from hpcfed.ranks.pulse import Pulse
 from hpcfed.ranks.threads import start
 
@@ -106,7 +107,7 @@ class World:
             try:
                 value = function()
             except HpcfedError as error:
-                failure = error
+                failure = self._placed(error)
         value, failure = self.broadcast((value, failure))
         if failure is not None:
             raise failure
@@ -118,11 +119,18 @@ class World:
         try:
             value = function()
         except HpcfedError as error:
-            failure = error
+            failure = self._placed(error)
         for other in self.gather(failure):
             if other is not None:
                 raise other
         return value  # type: ignore[return-value]
+
+    def _placed(self, error: HpcfedError) -> HpcfedError:
+        """Return an error of this rank; one that the system raised names the rank and its host, of several."""
+        cause = error.__cause__ or error.__context__
+        if self.size == 1 or not (isinstance(error, EnvironmentFailure) and isinstance(cause, OSError)):
+            return error
+        return EnvironmentFailure(f"rank {self.rank} on {self.hosts[self.rank]}: {error}")
 
     def split(self, groups: int) -> World:
         """Return the world of this rank's group, one of `groups` groups of neighbouring ranks of nearly equal size.
@@ -246,7 +254,7 @@ class MpiWorld(World):
         try:
             yield
         except RAISED as error:
-            own = error
+            own = self._placed(error) if isinstance(error, HpcfedError) else error
         code = 0 if own is None else getattr(own, "exit_code", 1)
         name = f"rank {self.rank}: {type(own).__name__}: " if code == 1 else ""
         endings = self._agree(code, f"{name}{own}" if own is not None else "")
@@ -418,35 +426,21 @@ def world_over(comm: MPI.Comm) -> World:
 
 
 def _find_world() -> World:
-    launched = any(name in os.environ for name in LAUNCHED) or _tasks_of_srun() > 1
+    launched = any(name in os.environ for name in LAUNCHED) or tasks_of_srun() > 1
     if not launched and "mpi4py.MPI" not in sys.modules:
         return World()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        if _ranks_promised() > 1:
+        if ranks_promised() > 1:
             raise EnvironmentFailure(
-                f"the launcher started {_ranks_promised()} ranks, but MPI cannot be loaded ({error})",
+                f"the launcher started {ranks_promised()} ranks, but MPI cannot be loaded ({error})",
                 remedy="install an MPI library ('pip install mpich') or load the site's module",
             ) from None
         return World()
-    if MPI.COMM_WORLD.size == 1 and _ranks_promised() > 1:
+    if MPI.COMM_WORLD.size == 1 and ranks_promised() > 1:
         raise EnvironmentFailure(
-            f"the launcher started {_ranks_promised()} ranks, but MPI ({MPI.get_vendor()[0]}) sees only one",
+            f"the launcher started {ranks_promised()} ranks, but MPI ({MPI.get_vendor()[0]}) sees only one",
             remedy="use the launcher of that MPI, or under srun the matching --mpi (MPICH: pmi2, Open MPI 5: pmix)",
         )
     return MpiWorld(MPI.COMM_WORLD)
-
-
-def _ranks_promised() -> int:
-    """Return the number of ranks the launcher announces, 0 if unknown."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return _tasks_of_srun()
-
-
-def _tasks_of_srun() -> int:
-    """Return the tasks of the srun step that started this process; not used under mpirun, where they are daemons."""
-    text = os.environ.get("SLURM_STEP_NUM_TASKS", "")
-    return int(text) if text.isdigit() and "SLURM_PROCID" in os.environ else 0

@@ -503,6 +503,14 @@ def test_what_needs_no_ranks_works_in_the_shell_of_srun(folder, environment):
     assert "the launcher started 4 ranks, but MPI" in said
 
 
+def test_a_loop_over_rounds_that_a_program_leaves_open_ends_with_a_checkpoint_and_no_word(folder):
+    program = "import hpcfed; loop = hpcfed.rounds('recipe.yaml'); next(loop)"
+    done = launch(0, [], program=("-c", program), cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    status = json.loads((folder / "run" / "result.json").read_text())
+    assert (status["status"], status["rounds"]) == ("stopped", 1)
+
+
 def test_a_removed_working_folder_and_trailing_tabs(folder, environment):
     (folder / "gone").mkdir()
     command = f"cd gone && rmdir ../gone && {sys.executable} -m hpcfed run recipe.yaml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -141,7 +142,10 @@ def test_nothing_is_predicted_from_a_fit_that_is_far_off(folder: Path) -> None:
     assert told.error > TOLERATED
     assert told.predictions == []
     assert [row.ranks for row in told.rows] == [1, 2]
-    assert "wrong on what it was not fitted to, and more than 30% is no basis; measure more rounds" in told.refused
+    assert "wrong on what it was not fitted to, and more than 30% is no basis; measure more rounds, where nothing else runs" in told.refused
+    short = [made(1, replace(TRUTH, sample=TRUTH.sample / 10)), noisy]
+    wide = study(recipe, "strong", short, np.full(500, 40), predict=(64,)).refused
+    assert re.search(r"100 ms are better than rounds of \d+ ms \(cohort\.size=\d+ --rounds 40 --output FOLDER\)$", wide)
     single = [replace(one, samples=one.samples[:1]) for one in (made(1), noisy)]
     assert "in a schedule's place" in study(recipe, "strong", single, np.full(5, 40), predict=(64,)).refused
     console = Console(width=140, record=True, file=io.StringIO())
@@ -250,7 +254,7 @@ def test_clients_left_out_stay_out(folder: Path) -> None:
             drawn = [json.loads(row)["cohort"] for row in rows]
             assert all(0 not in cohort for cohort in drawn)
             assert cohorts == "empty" or all(len(cohort) == size for cohort in drawn)
-        assert found.recipe["without"]["clients"] == [0]
+        assert found.recipe["cohort"]["without"]["clients"] == [0]
         recipe = resolve(load_recipe("recipe.yaml", [without]))
         (row,) = study(recipe, "weak", [found], np.full(5, 60), [8]).predictions or [None]
         assert row is None or row.cohort == 8 * found.samples[0].cohort
@@ -272,7 +276,7 @@ def test_measurements_are_read_back_and_others_refused(folder: Path) -> None:
     assert "measured in" not in done.output
     assert (folder / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "out" / "scaling.json").read_text())["rows"][0]["cohort"] == 4
-    other = CliRunner().invoke(command, ["recipe.yaml", "cohort.size=3", "--ranks=1", "--rounds=4", "--output=out"])
+    other = CliRunner().invoke(command, ["recipe.yaml", "cohort.size=3", "--ranks=1", "--rounds=3", "--output=out"])
     assert "choose another --output" in str(other.exception)
     (folder / "out" / "ranks-1.json").write_text('{"ranks": 1}')
     with pytest.raises(InputError, match="not a measurement"):

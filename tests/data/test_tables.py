@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -732,6 +733,20 @@ def test_excels_line_of_the_separator_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("age,bp,y\n1,2,0\n2,1,1\n")
     with pytest.raises(InputError, match=r"a\.csv: the first line is Excel's, and no header: .*; remove it"):
         own.load(tmp_path)
+
+
+def test_all_tables_of_another_encoding_are_named_at_once(tmp_path: Path, prepare: Callable[..., str]) -> None:
+    """In their headers or later, packed or not; one alone with its place."""
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    (sites / "a.csv").write_text("alter,ort,y\n1,Köln,0\n2,Bonn,1\n", encoding="utf-8")
+    (sites / "b.csv").write_text("alter,ort,y\n1,Köln,0\n2,Bonn,1\n", encoding="latin-1")
+    assert "b.csv: not UTF-8: got " in (said := prepare("sites", 2))
+    assert "save it as CSV UTF-8" in said
+    for name in ("c", "d"):
+        (sites / f"{name}.csv.gz").write_bytes(gzip.compress("alter,ort,y,größe\n1,Köln,0,1\n".encode("latin-1")))
+    said = prepare("sites", 2)
+    assert "sites: 3 tables are not UTF-8: got b.csv, c.csv.gz, d.csv.gz; save each as CSV UTF-8" in said
 
 
 def test_codes_of_missing_cells_are_named(tmp_path: Path, prepare: Callable[..., str]) -> None:

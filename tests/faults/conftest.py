@@ -93,7 +93,7 @@ class Place:
     def resume(self, ranks: int = 3, recipe: Path | None = None, env: dict | None = None) -> Completed:
         """Start the same recipe again."""
         arguments = ["run", recipe or self.path / "recipe.yaml", "--quiet"]
-        return launch(ranks, arguments, cwd=self.path, env=env)
+        return launch(ranks, arguments, cwd=self.path, env=env, program=("-m", "hpcfed"))
 
     def rows(self) -> list[dict]:
         """The recorded rounds; fails on a line that is not whole."""

@@ -1,28 +1,34 @@
 """What ends a run, after how long and with which line, under each launcher; for ``docs/network.md``, not a test.
 
-    python -m tests.network.faults [--faults kill,stop] [--launchers mpich,openmpi,srun]        a minute each, as root
+    python -m tests.network.faults [--faults kill,full] [--launchers mpich,openmpi,srun]        a minute each, as root
 
-Two ranks on two hosts train; the fault strikes the second one, or its link, once checkpoints are there.
+Two ranks on two hosts train; the fault strikes the second one, its link, or the folder, once checkpoints are there.
 Afterwards the run goes on in one process, and its model is compared with that of a run that nothing befell.
+The run folder is a small disk, which ``full`` fills. For ``slow`` and ``hung`` a third host serves it by SFTP; its
+server stands still for 20 s, or for good: then a rank in a system call cannot even be killed before the server is.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 import hpcfed
 from tests.launch import own_lines
 from tests.mpi.recipes import write_small
+from tests.network import share
 from tests.network.conftest import Place
 from tests.network.hosts import Hosts, hosts
 from tests.network.slurm import slurm_on
@@ -36,7 +42,8 @@ LIMIT = 240.0
 LAUNCHER_LIMIT = 45.0
 """Seconds for a launcher to end after its ranks; Open MPI's waits for its daemon on a lost host for longer."""
 LAUNCHERS = ("mpich", "openmpi", "srun")
-WAKING = ("stop 20 s",)
+WAKING = ("stop 20 s", "slow")
+ON_A_DISK, ON_A_SERVER = ("full",), ("slow", "hung")
 
 
 @dataclass
@@ -46,13 +53,15 @@ class Job:
     Attributes:
         network: with two hosts.
         launcher: one of `LAUNCHERS`.
-        room: the folder of the recipe.
+        room: the folder of the recipe, as it is seen here.
+        cwd: the same folder, as the hosts see it.
         env: of the launcher.
     """
 
     network: Hosts
     launcher: str
     room: Path
+    cwd: Path
     env: Mapping[str, str]
 
     def __post_init__(self) -> None:
@@ -61,7 +70,7 @@ class Job:
         if self.launcher == "srun":
             mpi = ["srun", "--nodelist=h1,h2", "--nodes=2", "--ntasks-per-node=1", "--mpi=pmi2", "--quiet", "--wait=30"]
         run = [*mpi, python, "-m", "hpcfed", "run", "recipe.yaml", "--quiet"]
-        self.process = self.network.start(run, self.room, self.env)
+        self.process = self.network.start(run, self.cwd, self.env)
         until(lambda: self.rounds() >= 12 or self.process.poll() is not None)
         assert self.process.poll() is None, self.process.communicate()
 
@@ -69,16 +78,11 @@ class Job:
         """Return the number of rounds recorded."""
         return Place(self.room).rounds()
 
-    def ranks(self, host: str) -> list[int]:
-        """Return the processes of ranks on a host."""
-        found = [one for one in self.network.processes(host) if one.name().startswith("python")]
-        return [one.pid for one in found if "hpcfed" in one.cmdline()]
-
     def end(self, since: float) -> str:
         """Wait until all has ended; return cells: seconds, exit code, the line."""
         gone: float | None = None
         while self.process.poll() is None and time.monotonic() < since + LIMIT:
-            if gone is None and not (self.ranks("h1") or self.ranks("h2")):
+            if gone is None and not (self.network.ranks("h1") or self.network.ranks("h2")):
                 gone = time.monotonic()
             if gone is not None and time.monotonic() > gone + LAUNCHER_LIMIT:
                 break
@@ -88,11 +92,25 @@ class Job:
             ended = f"{gone - since:.0f}, the launcher not" if gone is not None else "never"
         else:
             ended = f"{time.monotonic() - since:.0f}"
-        self.network.kill("h1", "h2")
+        self.relieve()
         _, stderr = self.process.communicate()
         lines = own_lines(stderr)
         line = lines[0] if lines else f"(the launcher's) {_first(stderr)}"
         return f"{ended} | {'–' if code is None else code} | {line.replace('|', '/')}"
+
+    def relieve(self) -> None:
+        """Let a server that stands still go on, and end all ranks."""
+        for server in self.servers():
+            server.send_signal(signal.SIGCONT)
+        self.network.kill("h1", "h2")
+
+    def servers(self) -> list[psutil.Process]:
+        """Return the processes that serve the folder."""
+        found = []
+        for one in self.network.processes(self.network.names[-1]):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found += [one] if one.name() == share.SFTP.name else []
+        return found
 
     def wakes(self) -> str:
         """Wait until rounds go on; return the cells that `end` returns."""
@@ -101,7 +119,7 @@ class Job:
         if self.process.poll() is not None:
             return self.end(since)
         said = f"goes on after {time.monotonic() - since:.0f}"
-        self.network.kill("h1", "h2")
+        self.relieve()
         self.process.communicate()
         return f"{said} | – | –"
 
@@ -129,17 +147,55 @@ def strike(launcher: str, fault: str) -> str:
     """Run, strike, resume, compare; return the row's cells."""
     with ExitStack() as ends:
         room = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
-        network = ends.enter_context(hosts(2))
+        if fault in ON_A_DISK:
+            ends.enter_context(_small_disk(room / "run"))
+        network = ends.enter_context(hosts(3 if fault in ON_A_SERVER else 2))
         network.link(rate=100e6, delay=0.001)
-        env = ends.enter_context(slurm_on(network)) if launcher == "srun" else {}
         write_small(room, 7)
+        os.utime(room / "small.h5", (1e9, 1e9))  # SFTP knows whole seconds
         limit = PATIENT if fault in WAKING else WATCHDOG
         Place(room).write(rounds=100_000, checkpoint={"every": 5}, evaluate={"every": 0}, watchdog=limit)
-        job = Job(network, launcher, room, env)
+        cwd = room
+        if fault in ON_A_SERVER:
+            cwd = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="mounts-"))) / "shared"
+            ends.enter_context(share.shared(network, room, "h3", ["h1", "h2"], cwd))
+        env = ends.enter_context(slurm_on(network)) if launcher == "srun" else {}
+        job = Job(network, launcher, room, cwd, env)
         since = time.monotonic()
         DEEDS[fault](job)
         cells = job.wakes() if fault in WAKING else job.end(since)
         return f"{cells} | {_resumed(room)}"
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[None]:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _fill(job: Job) -> None:
+    """Fill the disk until the job ends, and make room then."""
+    filler = job.room / "run" / ".filler"
+    with filler.open("wb", buffering=0) as file:
+        while job.process.poll() is None:
+            with suppress(OSError):
+                file.write(bytes(4096))
+            time.sleep(0.005)
+    filler.unlink()
+
+
+def _freeze(job: Job, seconds: float = math.inf) -> None:
+    """Have the server of the folder stand still, for ever or for some seconds."""
+    for server in job.servers():
+        server.send_signal(signal.SIGSTOP)
+    if seconds < math.inf:
+        time.sleep(seconds)
+        for server in job.servers():
+            server.send_signal(signal.SIGCONT)
 
 
 def _resumed(room: Path) -> str:
@@ -156,9 +212,9 @@ def _resumed(room: Path) -> str:
 
 
 def _signal(job: Job, *signals: int) -> None:
-    (rank,) = job.ranks("h2")
+    (rank,) = job.network.ranks("h2")
     for number in signals:
-        os.kill(rank, number)
+        rank.send_signal(number)
         if number == signal.SIGSTOP and len(signals) > 1:
             time.sleep(PAUSE)
 
@@ -168,8 +224,10 @@ DEEDS: dict[str, Callable[[Job], None]] = {
     "stop": lambda job: _signal(job, signal.SIGSTOP),
     "stop 20 s": lambda job: _signal(job, signal.SIGSTOP, signal.SIGCONT),
     "cut": lambda job: job.network.pull("h2"),
+    "full": _fill,
+    "slow": lambda job: _freeze(job, PAUSE),
+    "hung": _freeze,
 }
-"""To the second rank, or to its host's link."""
 
 
 def until(condition: Callable[[], bool], timeout: float = LIMIT) -> None:

@@ -149,6 +149,16 @@ class Hosts:
         namespace = Path(f"/proc/{holder}/ns/net").readlink()
         return [process for process in psutil.process_iter() if process.pid != holder and _net(process) == namespace]
 
+    def ranks(self, host: str) -> list[psutil.Process]:
+        """Return the ranks on a host, without their parents (`hpcfed.ranks.parent`)."""
+        found = {}
+        for process in self.processes(host):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if process.name().startswith("python") and "hpcfed" in process.cmdline():
+                    found[process.pid] = process.ppid(), process
+        parents = {parent for parent, _ in found.values()}
+        return [process for pid, (_, process) in found.items() if pid not in parents]
+
     def kill(self, *names: str) -> None:
         """Kill every process on hosts, by default on all."""
         for name in names or self.names:

@@ -47,8 +47,7 @@ def main(ranks: int = 64, count: int = 4) -> None:
 
 
 def _memory(network: Hosts) -> str:
-    own = [process for name in network.names for process in network.processes(name)]
-    full = [process.memory_full_info() for process in own if process.name().startswith("python")]
+    full = [process.memory_full_info() for name in network.names for process in network.ranks(name)]
     each = {kind: [getattr(one, kind) / MB for one in full] for kind in ("pss", "uss", "rss")}
     return ", ".join(f"{kind.upper()} {min(found):.0f} to {max(found):.0f} MB" for kind, found in each.items())
 

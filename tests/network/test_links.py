@@ -6,9 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
-import psutil
 import pytest
 
 import hpcfed
@@ -71,7 +69,7 @@ def test_both_sides_end_within_the_watchdogs_time(
     job = network.start(hpcfed_run(network, python, 2, ["h1", "h2"]), place.path)
     until(lambda: place.rounds() >= 3)
     pulled("h2")
-    until(lambda: not (ranks_on(network, "h1") or ranks_on(network, "h2")), WAITING + LEAVING)
+    until(lambda: not (network.ranks("h1") or network.ranks("h2")), WAITING + LEAVING)
     if launcher(python).mpi == "Open MPI":
         network.kill()
         job.returncode = 4
@@ -108,7 +106,7 @@ def test_both_sides_end_before_the_first_round_and_after_the_last(
     until((place.path / f"{moment}-{host}").exists)
     began = time.monotonic()
     pulled("h2")
-    until(lambda: not (ranks_on(network, "h1") or ranks_on(network, "h2")), WAITING + LEAVING)
+    until(lambda: not (network.ranks("h1") or network.ranks("h2")), WAITING + LEAVING)
     print(f"{moment}: all ranks gone after {time.monotonic() - began:.1f} s")
     if launcher(python).mpi == "Open MPI":
         network.kill()
@@ -139,13 +137,13 @@ def test_an_orphan_holds_the_folder_until_it_is_gone(
     pulled("h2")
     network.kill("h1", "h3")
     network.finish(job)
-    (orphan,) = ranks_on(network, "h2")
+    (orphan,) = network.ranks("h2")
     rounds = place.rounds() + 2
     again = [*hpcfed_run(network, sys.executable, 2, ["h3", "h4"]), f"rounds={rounds}"]
     refused = network.call(again, place.path, host="h3")
     assert refused.returncode == 2, refused.stderr
     assert re.search(r"run: a run is going on in this folder, of process \d+ on h2; ", own_line(refused.stderr))
-    assert ranks_on(network, "h2") == [orphan]
+    assert network.ranks("h2") == [orphan]
 
     network.kill("h2")
     succeeded(network.call(again, place.path, host="h3"))
@@ -160,13 +158,3 @@ def until(condition: Callable[[], bool], timeout: float = 200) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not after {timeout:g} s"
         time.sleep(0.05)
-
-
-def ranks_on(network: Hosts, host: str) -> list[int]:
-    """Return the processes of ranks on a host."""
-    found = []
-    for process in network.processes(host):
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            if process.name().startswith("python"):
-                found.append(process.pid)
-    return found

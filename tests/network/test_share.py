@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 
@@ -15,7 +14,7 @@ from tests.launch import ROOT
 from tests.network import share
 from tests.network.conftest import Place, hpcfed_run, succeeded
 from tests.network.hosts import Hosts
-from tests.network.test_links import ranks_on, until
+from tests.network.test_links import until
 
 RATE, DELAY = 20e6, 0.002
 SAVING = {"checkpoint": {"every": 1}, "watchdog": "5s"}
@@ -53,8 +52,8 @@ def test_a_run_in_a_slow_shared_folder(network: Hosts, python: str, mounted: Pla
     print(f"first round recorded after {time.monotonic() - began:.1f} s")
     until(lambda: any(place.path.glob("run/checkpoints/round-*.json")) or job.poll() is not None)
     for host in ("h2", "h3"):  # not sshfs, which runs there too
-        for rank in ranks_on(network, host):
-            os.kill(rank, signal.SIGKILL)
+        for rank in network.ranks(host):
+            rank.kill()
     killed = network.finish(job)
     assert killed.returncode != 0, killed.stderr
     rounds = place.rounds() + 2

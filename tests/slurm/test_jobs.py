@@ -195,7 +195,8 @@ def test_a_job_of_killed_ranks_goes_on_on_the_same_node(cluster: Cluster, place:
         time.sleep(0.1)
     python = [process for process in psutil.process_iter(["cmdline"]) if "hpcfed" in (process.info["cmdline"] or ())]
     ranks = [process for process in python if process.environ().get("SLURM_JOB_ID") == number]
-    ranks = [process for process in ranks if process.name() != "srun"]
+    parents = {process.ppid() for process in ranks}
+    ranks = [process for process in ranks if process.name() != "srun" and process.pid not in parents]
     assert len(ranks) == 2
     for rank in ranks:
         rank.kill()

@@ -105,6 +105,11 @@ def test_a_sweep_goes_on(place, command, number, ranks):
         assert "runs done; the same command goes on from there" in line
         assert left["None"] == 0
         assert left["stopped"] > 0
+        stopped = [row for row in read_table(place / "run-sweep" / "results.csv") if row["status"] == "stopped"]
+        records = [place / "run-sweep" / row["folder"] / "metrics.jsonl" for row in stopped]
+        lines = [path.read_text().count("\n") if path.exists() else 0 for path in records]
+        assert [int(row["rounds"]) for row in stopped] == lines
+        assert any(lines)
     assert left["finished"] < 8
     unfinished = [run for run in (place / "run-sweep").glob("runs/*/*") if not (run / "model.safetensors").exists()]
     lost = {run for run in unfinished if not any(run.glob("checkpoints/*.json")) and has_rounds(run)}

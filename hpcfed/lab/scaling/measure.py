@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TIMERS = ("total", "local", "convert", "wait", "reduce", "server")
 PROBED = (8, 1 << 16, 1 << 20)
 """Bytes of the bare Allreduces to time, besides the round's own size."""
-IRRELEVANT_KEYS = ("rounds", "output", "cohort", "evaluate", "stop", "checkpoint", "observers", "python_path")
+IRRELEVANT_KEYS = ("rounds", "output", "evaluate", "stop", "checkpoint", "observers", "python_path")
 """Recipe keys that a measurement overrides, or that do not affect it."""
 
 
@@ -90,9 +90,7 @@ class RankTimes:
 
 def identity(recipe: Recipe) -> dict[str, Any]:
     """Return the part of a resolved recipe that must be equal in all compared measurements."""
-    plain = to_plain(recipe)
-    same = {key: value for key, value in plain.items() if key not in IRRELEVANT_KEYS}
-    return same if recipe.cohort.without is None else {**same, "without": plain["cohort"]["without"]}
+    return {key: value for key, value in to_plain(recipe).items() if key not in IRRELEVANT_KEYS}
 
 
 def path_of(folder: Path, ranks: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,6 +17,8 @@ from hpcfed.lab.scaling.plan import Load, left_out, load
 
 TOLERATED = 0.3
 """Largest held-out error with which predictions are made."""
+SURE = 0.1
+"""Seconds of a round that a machine's own interruptions, of some milliseconds, do not change by much."""
 MAX_EXTRAPOLATION = 8
 """A prediction says so if its cohort is more than this many times the largest one measured: the cost of a member,
 which nearly nothing tells from noise where a round takes long, counts that often."""
@@ -119,7 +122,7 @@ def study(
         why = (
             f"the fit is {base.error:.0%} wrong on what it was not fitted to, and more than {TOLERATED:.0%} is no basis"
         )
-        return replace(base, refused=f"{why}; {_remedy(usable)}")
+        return replace(base, refused=f"{why}; {_remedy(usable, len(sizes) - left_out(recipe))}")
     if network is not None:
         model = model.on(network.latency, network.byte)
     predictions = [_predicted(recipe, model, many, ranks, size, measured, mode) for ranks, size in asked]
@@ -129,14 +132,20 @@ def study(
     return replace(base, predictions=predictions)
 
 
-def _remedy(measured: Sequence[RankTimes]) -> str:
-    """Say what makes a fit better."""
+def _remedy(measured: Sequence[RankTimes], num_clients: int) -> str:
+    """Say what makes a fit better, with the options to try."""
     if all(len(one.samples) == 1 for one in measured):
         return (
             "cohorts of a single size do not tell the cost of a round from that of a sample; in a schedule's place "
             "give 'cohort.schedule=null cohort.size=16', for which a quarter and a half are measured too"
         )
-    return "measure more rounds (--rounds) of larger cohorts (cohort.size), which take longer, on a quiet machine"
+    shortest = min((one.samples[0] for one in measured), key=lambda sample: sample.seconds["total"])
+    seconds, rounds = shortest.seconds["total"], f"--rounds {2 * measured[0].rounds} --output FOLDER"
+    size = min(num_clients, math.ceil(shortest.cohort * SURE / seconds))
+    if seconds < SURE and size > shortest.cohort:
+        long = f"{1e3 * SURE:.0f} ms are better than rounds of {1e3 * seconds:.2g} ms"
+        return f"where nothing else runs, measure longer rounds, and more: {long} (cohort.size={size} {rounds})"
+    return f"measure more rounds, where nothing else runs ({rounds})"
 
 
 def _basis(measured: Sequence[RankTimes]) -> str:

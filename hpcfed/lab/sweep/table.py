@@ -45,7 +45,7 @@ def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) 
             Row(
                 unit=unit,
                 status="stopped" if status in ("busy", "again") else status,
-                rounds=len(record),
+                rounds=len(record) if one.decided or not one.last else count_rounds(unit.recipe.output / RECORD),
                 seconds=float(record.get("seconds.total", pandas.Series(dtype=float)).sum()),
                 metrics=_final(record),
                 score=chosen.score(record) if status == "finished" else math.nan,

@@ -224,6 +224,4 @@ class Checkpoints:
             self._writer.settle(self._run)
 
     def _raise_failure(self) -> None:
-        for failure in self._world.gather(self._writer.failure):
-            if failure is not None:
-                raise failure
+        self._world.together(self._writer.raise_failure)

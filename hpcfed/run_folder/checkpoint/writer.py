@@ -111,6 +111,11 @@ class CheckpointWriter:
         """The error with which this rank's part could not be written, or None."""
         return self._failure
 
+    def raise_failure(self) -> None:
+        """Raise this rank's error, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
     @property
     def seconds(self) -> float:
         """Seconds of the last checkpoint: of this rank's part and, on rank 0, until it was valid."""
@@ -245,12 +250,14 @@ class CheckpointWriter:
         return self._folder / f".{stem(round)}.{self._session}.{suffix}"
 
     def _refused(self, round: int, error: Exception) -> EnvironmentFailure:
-        return EnvironmentFailure(
+        failure = EnvironmentFailure(
             f"the checkpoint of round {round} cannot be written",
             where=str(self._folder),
             got=getattr(error, "strerror", None) or str(error),
             remedy="free space there; the run goes on from the checkpoint before",
         )
+        failure.__cause__ = error
+        return failure
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
