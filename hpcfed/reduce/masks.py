@@ -1,6 +1,6 @@
 """Secure aggregation, simulated: words of the exact sums are masked, pair by pair, and only their sum can be read.
 
-    client i sends   q_i + b_i + Σ_{j>i} m_ij − Σ_{j<i} m_ji   mod 2^64;      m_ij from (pair, round), b_i from (i, round)
+    client i sends   q_i + b_i + Σ_{j>i} m_ij − Σ_{j<i} m_ji   mod 2^64;      m_ij of (pair, round), b_i of (i, round)
 
 q_i are its weighted vectors, and its squared norm, loss and steps, as integers in units that follow from the clip, the
 weights and the cohort alone. In the sum over the cohort the masks of pairs cancel. Those that are left send their

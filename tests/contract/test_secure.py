@@ -123,6 +123,17 @@ def test_masked_sums_are_those_without_masks(name, place, monkeypatch):
     assert any(row["skipped"] for row in masked)
 
 
+@pytest.mark.parametrize("clients", [2, 100])
+def test_masked_sums_of_few_and_of_many_clients(clients, tmp_path, monkeypatch):
+    write_small(tmp_path, num_clients=clients)
+    about = {"secure_aggregation": {"dropout": 0.3 if clients > 2 else 0.0}, "rounds": 1}
+    masked = run(tmp_path, "masked", **about)
+    unmasked(monkeypatch)
+    plain = run(tmp_path, "plain", **about)
+    assert [[row[column] for column in COLUMNS] for row in masked] == [[row[c] for c in COLUMNS] for row in plain]
+    assert len(masked[0]["skipped"]) == (0 if clients == 2 else pytest.approx(30, abs=20))
+
+
 def test_without_dropouts_a_run_is_the_plain_one_but_for_its_units(place):
     masked, plain = run(place, "masked", secure_aggregation={}), run(place, "unmasked")
     for column in ("test_loss", "local_loss", "mean_delta_sq", "delta_sq"):
