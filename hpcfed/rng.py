@@ -50,6 +50,7 @@ class Purpose(IntEnum):
     MASKS = 25
     DROPOUTS = 26
     DOWN = 27
+    SELF_MASKS = 28
 
 
 LEAST_SECRET = 2**64

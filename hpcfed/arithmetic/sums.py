@@ -71,6 +71,16 @@ def squared_norm(vector: Tensor) -> float:
         return float(np.sum(blocks))
 
 
+def squared_norms(rows: Tensor) -> np.ndarray:
+    """Return ‖v‖² of each row, (n, d) on the host → (n,), as `squared_norm` does; of small ones in one call."""
+    import numpy as np
+
+    if rows.shape[1] > BLOCK:
+        return np.array([squared_norm(row) for row in rows])
+    with np.errstate(over="ignore"):
+        return np.asarray(np.square(rows.numpy()).sum(1))
+
+
 def sums_of_squares(vector: Tensor) -> Tensor:
     """Return what `norm_from` takes of a vector (d,) in a GPU's memory, there: few numbers, of which nobody has waited.
 

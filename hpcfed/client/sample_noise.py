@@ -11,7 +11,7 @@ Reference: Abadi et al., "Deep learning with differential privacy", CCS 2016, Al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hpcfed.client.augment import augmented
 from hpcfed.client.batched.gradients import Perceptron, Vectorized, mixes_samples
-from hpcfed.client.batched.matmul import OneClient
+from hpcfed.client.batched.matmul import Layer, OneClient
 from hpcfed.client.batched.networks import network_of
 from hpcfed.client.solver import SequentialSolver, Task
 from hpcfed.config.recipe import Local
@@ -37,8 +37,8 @@ from hpcfed.updates._mechanism import SLACK
 
 GRADIENT_BYTES = 1 << 28
 """Of the gradients of samples that are computed together."""
-ClippedSum = Callable[[Tensor, Tensor, float, Tensor], Tensor]
-"""A minibatch, (B, …) each, C and zeros (d,), which get the sum of clipped gradients → the sum of the losses."""
+ClippedSum = Callable[[Tensor, Tensor, float], Tensor]
+"""A minibatch, (B, …) each, and C → the sum of the losses; writes the sum of clipped gradients to a vector of 0."""
 
 
 class PrivateSolver(SequentialSolver):
@@ -59,7 +59,8 @@ class PrivateSolver(SequentialSolver):
         assert section.noise is not None
         self._amount, self._layout, self._averages = section.noise, layout_of(model), loss.reduction == "mean"
         self._address, self._step, self._expected = (0, 0), 0, 1.0
-        self._sum_of = _clipped_sum(model, loss, like)
+        self._total = torch.zeros_like(model.vector)
+        self._sum_of = _clipped_sum(model, loss, like, self._total)
 
     def minibatches(self, task: Task, round: int) -> Iterator[Samples]:
         """Yield minibatches that each sample joins with probability B / n_i; perhaps empty ones."""
@@ -75,8 +76,8 @@ class PrivateSolver(SequentialSolver):
     def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Add the noised gradient to the model's flat one, and return the minibatch's loss."""
         clip, model = self._amount.clip, self._model
-        total = torch.zeros_like(model.vector)
-        loss = self._sum_of(x, y, clip, total) if len(y) else model.vector.new_zeros(())
+        total = self._total.zero_()
+        loss = self._sum_of(x, y, clip) if len(y) else model.vector.new_zeros(())
         round, client = self._address
         noise = normals(self._seed, Purpose.LOCAL_STEP, round, client, self._step, self._layout.size)
         deviation = (self._amount.multiplier or 0.0) * clip * SLACK
@@ -99,8 +100,8 @@ def poisson_minibatches(samples: Samples, size: int, steps: int, rng: np.random.
         yield x.index_select(0, joined), y.index_select(0, joined)
 
 
-def _clipped_sum(model: FlatModel, loss: Loss, like: Samples) -> ClippedSum:
-    """Return what adds up clipped gradients: layer by layer where the model is a perceptron, else by `torch.func`.
+def _clipped_sum(model: FlatModel, loss: Loss, like: Samples, total: Tensor) -> ClippedSum:
+    """Return what adds up clipped gradients in `total`, (d,): layer by layer of a perceptron, else by `torch.func`.
 
     Raises:
         InputError: the samples have no gradients of their own.
@@ -114,7 +115,8 @@ def _clipped_sum(model: FlatModel, loss: Loss, like: Samples) -> ClippedSum:
         with suppress(Unreadable):
             network = network_of(model, loss, like[0], 1, OneClient())
             if isinstance(network, Perceptron):
-                return partial(_by_layers, network, model)
+                stacks = ([view.unsqueeze(0) for view in model.views(part).values()] for part in (model.vector, total))
+                return partial(_by_layers, network, *map(network.layers, stacks))
     gradients = Vectorized(model.module, loss, mixes=True)
     x, y = (part.expand(2, *part.shape[1:]).unsqueeze(1) for part in like)
     stacks = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
@@ -123,29 +125,29 @@ def _clipped_sum(model: FlatModel, loss: Loss, like: Samples) -> ClippedSum:
     except RAISED as error:  # a user's model may raise anything
         what = f"local.noise cannot take this model ({type(error).__name__}: {str(error).splitlines()[0]})"
         raise InputError(what, remedy="use a model of operations that torch.func.vmap can take") from error
-    return partial(_sample_by_sample, gradients, model, max(1, GRADIENT_BYTES // model.vector.nbytes))
+    own, slots = (list(model.views(part).values()) for part in (model.vector, total))
+    return partial(_sample_by_sample, gradients, own, slots, max(1, GRADIENT_BYTES // model.vector.nbytes))
 
 
-def _by_layers(network: Perceptron, model: FlatModel, x: Tensor, y: Tensor, clip: float, out: Tensor) -> Tensor:
-    """Write the sum of clipped gradients to `out`, (d,); return the sum of the losses."""
-    stacks = ([view.unsqueeze(0) for view in model.views(vector).values()] for vector in (model.vector, out))
-    parameters, slots = stacks
-    return network.clipped(parameters, x.unsqueeze(0), y.unsqueeze(0), clip, slots).sum()
+def _by_layers(
+    network: Perceptron, layers: Sequence[Layer], slots: Sequence[Layer], x: Tensor, y: Tensor, clip: float
+) -> Tensor:
+    """Write the sum of clipped gradients to `slots`; return the sum of the losses."""
+    return network.clipped(layers, x.unsqueeze(0), y.unsqueeze(0), clip, slots).sum()
 
 
 def _sample_by_sample(
-    gradients: Vectorized, model: FlatModel, rows: int, x: Tensor, y: Tensor, clip: float, out: Tensor
+    gradients: Vectorized, parameters: list[Tensor], slots: list[Tensor], rows: int, x: Tensor, y: Tensor, clip: float
 ) -> Tensor:
     """Write the same, of `rows` samples' gradients at a time."""
-    loss = model.vector.new_zeros(())
-    parameters, slots = (list(model.views(vector).values()) for vector in (model.vector, out))
+    loss = slots[0].new_zeros(())
     for start in range(0, len(y), rows):
         own_x, own_y = (part[start : start + rows].unsqueeze(1) for part in (x, y))
         stacks = [view.expand(len(own_y), *view.shape) for view in parameters]
         found = [torch.empty_like(stack, memory_format=torch.contiguous_format) for stack in stacks]
         loss += gradients.gradients(stacks, own_x, own_y, found).sum()
         norms = sum(gradient.flatten(1).double().square().sum(1) for gradient in found)
-        factors = (clip / torch.as_tensor(norms).sqrt()).clamp(max=1.0).to(out)
+        factors = (clip / torch.as_tensor(norms).sqrt()).clamp(max=1.0).to(slots[0])
         for slot, gradient in zip(slots, found, strict=True):
             slot += torch.tensordot(factors, gradient, 1)
     return loss

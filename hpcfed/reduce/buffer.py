@@ -118,6 +118,7 @@ class RoundBuffer:
         self._extra = NUMBERS if masked else 0
         self._masks: RoundMasks | None = None
         self._numbers, self._left_over = np.empty(0, np.int64), np.empty(0, np.uint64)
+        self._masked = list[int](), self._left_over
         self.kept = KeptVectors(world) if keeps_vectors else None
         self._hashes_updates, self._watched = hashes_updates, watched
         self._to_check: frozenset[int] = frozenset()
@@ -424,7 +425,9 @@ class RoundBuffer:
 
     def _mask(self, masks: RoundMasks) -> None:
         """Add the masks of this rank's clients to what it sends."""
-        words = masks.of(np.flatnonzero(self._status == DONE).tolist(), self._num_masked)
+        places = np.flatnonzero(self._status == DONE).tolist()
+        words = masks.of(places, self._num_masked)
+        self._masked = places, words
         self._slots[-NUMBERS:] = self._numbers + words[-NUMBERS:].view(np.int64)
         first = 0
         for total in self._sums.values():
@@ -527,11 +530,12 @@ class RoundBuffer:
         clients["steps"][0] = steps
 
     def _unmask(self, name: str, words: Words) -> None:
-        """Subtract the masks that clients who dropped out have left over in a vector's sum."""
+        """Subtract the masks that are left over in a vector's sum."""
         assert self._masks is not None
         if not len(self._left_over):
             self._kind.read_slots(self._memory.tail, self._slots)
-            self._left_over = self._masks.left_over(np.flatnonzero(self._status == DONE).tolist(), self._num_masked)
+            places, (own, of_own) = np.flatnonzero(self._status == DONE).tolist(), self._masked
+            self._left_over = of_own if places == own else self._masks.of(places, self._num_masked)
         names = list(self._sums)
         first = sum(self.entries_of(other) for other in names[: names.index(name)])
         left_over = self._left_over[first : first + self.entries_of(name)].view(np.int64)

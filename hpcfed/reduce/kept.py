@@ -7,17 +7,18 @@ same on any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.arithmetic.sums import squared_norm
+from hpcfed.arithmetic.sums import squared_norms
 from hpcfed.errors import Diverged
 from hpcfed.ranks.world import World
 from hpcfed.reduce.exact import ExactSum, to_float64
 from hpcfed.reduce.finite import LOWER
+from hpcfed.reduce.rows import rows_of
 from hpcfed.reduce.units import Units, exact_terms, units_for
 
 PIECE = 1 << 25
@@ -97,8 +98,12 @@ class CohortVectors:
         integers = torch.zeros(len(units), len(self.mean), dtype=torch.int64)
         total = ExactSum(integers, units)
         total.begin(integers, units, size, len(self._own))
-        for row, vector in sorted(self._own.items()):
-            total.add(vector, float(counts[row]))
+        for rows, vectors in self._pieces():
+            if len(rows) == 1:
+                total.add(vectors[0], float(counts[rows[0]]))
+            else:
+                total.rows.put_all(0, vectors)
+                total.add_rows(counts[rows])
         total.settle()
         self._sum(integers.numpy())
         return to_float64(integers, units, size)
@@ -115,10 +120,17 @@ class CohortVectors:
     def distances(self, point: Tensor) -> np.ndarray:
         """Return ‖v_i − point‖, (m,)."""
         squares = np.zeros(len(self.weights))
-        for row, vector in self._own.items():
-            squares[row] = squared_norm(vector.double() - point)
+        for rows, vectors in self._pieces():
+            squares[rows] = squared_norms(torch.stack(vectors).double() - point)
         self._sum(squares)
         return np.sqrt(squares)
+
+    def _pieces(self) -> Iterator[tuple[list[int], list[Tensor]]]:
+        """Yield the rows of this rank with their vectors, as many at a time as are best computed together."""
+        rows, at_once = sorted(self._own), rows_of(len(self.mean), self.mean.device)
+        for first in range(0, len(rows), at_once):
+            some = rows[first : first + at_once]
+            yield some, [self._own[row] for row in some]
 
     def rows(self) -> Tensor:
         """Return all vectors, (m, d)."""
@@ -133,8 +145,10 @@ class CohortVectors:
         squares = np.zeros((len(rows), len(rows)))
         first, second = np.triu_indices(len(rows), 1)
         mine = slice(self._world.rank, None, self._world.size)
-        for one, other in zip(first[mine].tolist(), second[mine].tolist(), strict=True):
-            squares[one, other] = squared_norm(rows[one].double() - rows[other].double())
+        pairs, at_once = np.stack([first[mine], second[mine]], 1), rows_of(len(self.mean), rows.device)
+        for start in range(0, len(pairs), at_once):
+            one, other = pairs[start : start + at_once].T
+            squares[one, other] = squared_norms(rows[one].double() - rows[other].double())
         self._sum(squares)
         return squares + squares.T
 

@@ -1,14 +1,15 @@
 """Secure aggregation, simulated: words of the exact sums are masked, pair by pair, and only their sum can be read.
 
-    client i sends   q_i + Σ_{j>i} m_ij − Σ_{j<i} m_ji   mod 2^64;      m_ij from (pair, round)
+    client i sends   q_i + b_i + Σ_{j>i} m_ij − Σ_{j<i} m_ji   mod 2^64;      m_ij of (pair, round), b_i of (i, round)
 
 q_i are its weighted vectors, and its squared norm, loss and steps, as integers in units that follow from the clip, the
-weights and the cohort alone. In the sum over the cohort the masks cancel. Where clients drop out, those that are left
-send their shares of the pairs' secrets, and the masks that are left over are subtracted.
+weights and the cohort alone. In the sum over the cohort the masks of pairs cancel. Those that are left send their
+shares of one secret of each client: of one that has sent, that of b_i; of one that dropped out, that of its pairs. What
+is left over of the masks is subtracted. Never both are opened: words of a client that was taken for dropped, and that
+come late, keep b_i.
 
 Masks of two clients that one rank has trained, and that both send, cancel in the rank's own sum and are not drawn. Not
-simulated are the agreement on keys, which are draws of the seed here, and a second mask of each client, which protects
-one whose words come late; their bytes are counted.
+simulated is the agreement on keys, which are draws of the seed here; its bytes are counted.
 
 Reference: Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017, Section 4.
 """
@@ -31,8 +32,8 @@ LOSS_UNIT, LARGEST_LOSS = 2.0**-20, 2.0**30
 """Of a client's sum of losses, which is cut there."""
 MARGIN = 1 + 2.0**-10
 """Of a bound, for the rounding of a clipped vector."""
-KEY, SHARE = 32, 48
-"""Bytes of a public key, and of an encrypted share of a secret."""
+KEY, SHARE, TAG = 32, 32, 16
+"""Bytes of a public key, of a share of a secret, and what encryption adds to a message."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,16 @@ class Masks:
         return RoundMasks(self, round, tuple(clients), _unit(squares))
 
     def bytes_up(self, size: int, left: int, words: int) -> int:
-        """Return what all clients of a cohort of `size` send: words, a key, and shares, of which `left` get so far."""
-        shares = size * (size - 1) * SHARE + left * (size - left) * SHARE
+        """Return what all clients of a cohort of `size` send, of which `left` get as far as their words.
+
+        Two keys each; both secrets' shares for each other client, encrypted; words; a share of one secret of each.
+        """
+        shares = size * (size - 1) * (2 * SHARE + TAG) + left * size * SHARE
         return left * 8 * (words + (NUMBERS if self.has_numbers else 0)) + size * 2 * KEY + shares
 
     def bytes_down(self, size: int) -> int:
         """Return what they receive beside the model: the others' keys and shares."""
-        return size * (size - 1) * (2 * KEY + SHARE)
+        return size * (size - 1) * (2 * KEY + 2 * SHARE + TAG)
 
 
 def dropouts(seed: int, dropout: float, round: int, size: int) -> np.ndarray:
@@ -108,30 +112,36 @@ class RoundMasks:
         square, loss, steps = words.tolist()
         return square * self.square_unit, loss * LOSS_UNIT, steps
 
-    def of(self, own: Iterable[int], size: int) -> np.ndarray:
-        """Return the masks of the clients at the places `own`, which one rank sends in one sum: (size,) uint64."""
-        mine = frozenset(own)
-        others = [place for place in range(len(self.clients)) if place not in mine]
-        return self._between(mine, others, size)
+    def of(self, some: Iterable[int], size: int) -> np.ndarray:
+        """Return the masks in the sum of what the clients at some places send, (size,) uint64.
 
-    def left_over(self, sent: Iterable[int], size: int) -> np.ndarray:
-        """Return what stays of the masks where only the clients at the places `sent` did send: (size,) uint64."""
-        done = frozenset(sent)
-        return self._between(done, [place for place in range(len(self.clients)) if place not in done], size)
+        A rank adds those of its own clients to their words; of all that have sent they are left over, since what they
+        share with the others did not come.
+        """
+        places = frozenset(some)
+        return self.singles(places, size) + self.pairs(places, size)
 
-    def _between(self, some: Iterable[int], others: Sequence[int], size: int) -> np.ndarray:
-        """Return the sum of the masks that some places have with others."""
+    def singles(self, places: frozenset[int], size: int) -> np.ndarray:
+        """Return the sum of the b_i of some places, (size,) uint64."""
         total = np.zeros(size, np.uint64)
-        for place in sorted(some):
-            for other in others:
-                words = self.pair(min(place, other), max(place, other), size)
-                total = total + words if place < other else total - words
+        for place in sorted(places):
+            total += self.drawn(Purpose.SELF_MASKS, self.clients[place], size)
         return total
 
-    def pair(self, first: int, second: int, size: int) -> np.ndarray:
-        """Return the mask of a pair of places, (size,) uint64."""
-        pair = self.clients[first] << 32 | self.clients[second]
-        return stream(self.run.seed, Purpose.MASKS, self.round, pair).bit_generator.random_raw(size).astype(np.uint64)
+    def pairs(self, places: frozenset[int], size: int) -> np.ndarray:
+        """Return the sum of the masks that some places have with all others, (size,) uint64."""
+        total = np.zeros(size, np.uint64)
+        others = [place for place in range(len(self.clients)) if place not in places]
+        for place in sorted(places):
+            for other in others:
+                first, second = min(place, other), max(place, other)
+                words = self.drawn(Purpose.MASKS, self.clients[first] << 32 | self.clients[second], size)
+                total = total + words if place == first else total - words
+        return total
+
+    def drawn(self, purpose: Purpose, address: int, size: int) -> np.ndarray:
+        """Return the mask of a client, or of a pair, (size,) uint64."""
+        return stream(self.run.seed, purpose, self.round, address).bit_generator.random_raw(size).astype(np.uint64)
 
 
 def wrong_with(name: str, largest: float, bound: float) -> str:

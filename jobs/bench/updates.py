@@ -5,8 +5,8 @@
     python jobs/bench/updates.py --table sites runs/mnist/mnist-dir0.3-10.h5
 
 The recipe is jobs/recipes/mnist/fedavg.yaml with one epoch a round, on the federation of jobs/workstation/mnist.sh, or
-one prepared likewise with other ``--clients``; accuracy is the mean of the last five rounds' and of the seeds. A run
-that diverges counts as one that guesses, and is told.
+one prepared likewise with other ``--clients``; accuracy is the mean of the last five rounds', and of the seeds with
+their range. Runs that diverge are counted, and in no mean.
 """
 
 from __future__ import annotations
@@ -60,42 +60,46 @@ MODELS: Mapping[str, dict[str, Any]] = {
 
 
 class Measured(NamedTuple):
-    """Means over seeds.
+    """What runs of some seeds come to.
 
     Attributes:
-        accuracy: of the last five rounds.
+        accuracies: of each seed that did not diverge, the mean of the last five rounds.
+        diverged: how many did.
         sent: bytes sent up.
         norm: the median norm of a client's update.
-        diverged: runs that did.
         epsilon: of the last run; NaN where nothing is noised.
     """
 
-    accuracy: float
+    accuracies: list[float]
+    diverged: int
     sent: int
     norm: float
-    diverged: int
     epsilon: float
 
     def __str__(self) -> str:
-        return f"{100 * self.accuracy:.1f} %" + (f" ({self.diverged} diverged)" if self.diverged else "")
+        if not self.accuracies:
+            return "diverges"
+        percents = [100 * accuracy for accuracy in self.accuracies]
+        mean = f"{np.mean(percents):.1f} %"
+        spread = f" ({min(percents):.1f}–{max(percents):.1f})" if len(percents) > 1 else ""
+        return mean + spread + (f", diverges with {self.diverged} seeds more" if self.diverged else "")
 
 
 def measured(data: Path, rounds: int, seeds: int, changes: list[str] = EPOCHS, **keys: Any) -> Measured:
     """Return what runs of some seeds come to."""
-    accuracy, sent, norms, diverged, epsilon = [], 0, list[float](), 0, float("nan")
+    accuracies, diverged, sent, norms, epsilon = list[float](), 0, 0, list[float](), float("nan")
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as folder:
             about = {"data": str(data.resolve()), "rounds": rounds, "seed": seed, "output": f"{folder}/run"}
             try:
                 rows = hpcfed.run(str(RECIPE), changes, **about, **keys, quiet=True).metrics
             except hpcfed.Diverged:
-                accuracy += [0.1] * 5
                 diverged += 1
                 continue
-        accuracy += [row["test_accuracy"] for row in rows[-5:]]
+        accuracies.append(float(np.mean([row["test_accuracy"] for row in rows[-5:]])))
         sent, epsilon = rows[-1]["bytes_up"], rows[-1].get("epsilon", epsilon)
         norms += [row["mean_delta_sq"] ** 0.5 for row in rows if row["mean_delta_sq"] is not None]
-    return Measured(float(np.mean(accuracy)), sent, float(np.median(norms or [np.nan])), diverged, epsilon)
+    return Measured(accuracies, diverged, sent, float(np.median(norms or [np.nan])), epsilon)
 
 
 def sent(data: Path, rounds: int, seeds: int, only: list[str]) -> Iterator[str]:

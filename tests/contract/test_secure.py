@@ -13,8 +13,8 @@ from dp_accounting import rdp
 
 import hpcfed
 from hpcfed.ranks.world import World
-from hpcfed.reduce.masks import KEY, SHARE, Masks, RoundMasks
-from hpcfed.rng import LARGEST_NORMAL
+from hpcfed.reduce.masks import KEY, SHARE, TAG, Masks, RoundMasks
+from hpcfed.rng import LARGEST_NORMAL, Purpose
 from tests.mpi.recipes import METHODS, small, write_small
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
@@ -29,21 +29,54 @@ def masks(clients: int, dropout: float = 0.0) -> tuple[Masks, RoundMasks]:
 
 @pytest.mark.parametrize("clients", [2, 5, 100])
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_masks_cancel_but_for_those_with_clients_that_dropped_out(clients, ranks):
+def test_masks_cancel_but_for_own_ones_and_those_with_clients_that_dropped_out(clients, ranks):
     run, of_round = masks(clients, 0.3)
     dropped = run.dropped(3, clients)
     sent = np.flatnonzero(~dropped).tolist()
     with np.errstate(over="ignore"):
         total = sum(of_round.of(sent[rank::ranks], 11) for rank in range(ranks))
-        assert np.array_equal(total, of_round.left_over(sent, 11))
-    assert ranks == 1 or clients == 2 or of_round.of(sent[::ranks], 11).any()
+        assert np.array_equal(total, of_round.of(sent, 11))
+        own, lost = opened(of_round, sent, 11), np.zeros(11, np.uint64)
+        for words in own.values():
+            lost = lost + words
+        assert np.array_equal(total, lost)
+    assert of_round.of(sent[::ranks], 11).any()
 
 
-def test_masks_of_pairs_and_rounds_differ():
+def opened(of_round: RoundMasks, sent: list[int], size: int) -> dict[int, np.ndarray]:
+    """Return what shares open of each client: b_i of one that sent; minus its masks with those who did, of one not."""
+    found = {}
+    for place, client in enumerate(of_round.clients):
+        if place in sent:
+            found[place] = of_round.drawn(Purpose.SELF_MASKS, client, size)
+            continue
+        found[place] = np.zeros(size, np.uint64)
+        for other in sent:
+            pair = sorted((client, of_round.clients[other]))
+            words = of_round.drawn(Purpose.MASKS, pair[0] << 32 | pair[1], size)
+            found[place] = found[place] - words if place < other else found[place] + words
+    return found
+
+
+def test_words_that_come_late_do_not_tell_what_their_client_has():
+    """The masks of a dropped client's pairs are open; without a mask of its own, its words would then be bare."""
+    _, of_round = masks(5)
+    own, late, sent = np.arange(100, dtype=np.uint64), 2, [0, 1, 3, 4]
+    shares = opened(of_round, sent, 100)
+    seen = own + of_round.of([late], 100) + shares[late]  # its message, but for the masks that were opened
+    assert not {*seen.tolist()} & {*own.tolist()}
+    assert np.array_equal(seen - of_round.drawn(Purpose.SELF_MASKS, of_round.clients[late], 100), own)
+    for place in sent:  # of whom b_i is open, and no mask with another who sent
+        seen = own + of_round.of([place], 100) - shares[place]
+        assert not {*seen.tolist()} & {*own.tolist()}
+
+
+def test_masks_of_clients_and_rounds_differ():
     run, first = masks(3)
     second = run.of_round(4, range(10, 13), np.ones(3), np.ones(3))
-    found = [first.pair(0, 1, 50), first.pair(0, 2, 50), first.pair(1, 2, 50), second.pair(0, 1, 50)]
-    assert len({word for words in found for word in words.tolist()}) == 200
+    found = [of_round.of([place], 50) for of_round in (first, second) for place in range(3)]
+    found += [of_round.singles(frozenset([place]), 50) for of_round in (first, second) for place in range(3)]
+    assert len({word for words in found for word in words.tolist()}) == 600
 
 
 @pytest.mark.parametrize("clients", [2, 100])
@@ -73,7 +106,7 @@ def run(folder: Path, output: str, **changes: Any) -> list[dict[str, Any]]:
 
 def unmasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all masks be 0: what is left is the plain exact sum in the same units."""
-    monkeypatch.setattr(RoundMasks, "pair", lambda self, first, second, size: np.zeros(size, np.uint64))
+    monkeypatch.setattr(RoundMasks, "drawn", lambda self, purpose, address, size: np.zeros(size, np.uint64))
 
 
 NOT = ("fedadagrad", "fedadam", "fedyogi", "fedavgm", "fedexp-m", "scaffold-exp", "fedprox", "dsgd")
@@ -88,6 +121,17 @@ def test_masked_sums_are_those_without_masks(name, place, monkeypatch):
     plain = run(place, f"{name}-plain", **about)
     assert [[row[column] for column in COLUMNS] for row in masked] == [[row[c] for c in COLUMNS] for row in plain]
     assert any(row["skipped"] for row in masked)
+
+
+@pytest.mark.parametrize("clients", [2, 100])
+def test_masked_sums_of_few_and_of_many_clients(clients, tmp_path, monkeypatch):
+    write_small(tmp_path, num_clients=clients)
+    about = {"secure_aggregation": {"dropout": 0.3 if clients > 2 else 0.0}, "rounds": 1}
+    masked = run(tmp_path, "masked", **about)
+    unmasked(monkeypatch)
+    plain = run(tmp_path, "plain", **about)
+    assert [[row[column] for column in COLUMNS] for row in masked] == [[row[c] for c in COLUMNS] for row in plain]
+    assert len(masked[0]["skipped"]) == (0 if clients == 2 else pytest.approx(30, abs=20))
 
 
 def test_without_dropouts_a_run_is_the_plain_one_but_for_its_units(place):
@@ -137,8 +181,8 @@ def test_words_have_room_for_the_tails_of_noise(place, monkeypatch):
 def test_bytes_are_those_of_words_keys_and_shares(place):
     parameters = 12 * 8 + 8 + 8 * 4 + 4
     row = run(place, "bytes", secure_aggregation={}, rounds=1)[0]
-    assert row["bytes_up"] == 9 * (8 * (parameters + 3) + 2 * KEY + 8 * SHARE)
-    assert row["bytes_down"] == 9 * (4 * parameters + 8 * (2 * KEY + SHARE))
+    assert row["bytes_up"] == 9 * (8 * (parameters + 3) + 2 * KEY + 8 * (2 * SHARE + TAG) + 9 * SHARE)
+    assert row["bytes_down"] == 9 * (4 * parameters + 8 * (2 * KEY + 2 * SHARE + TAG))
 
 
 def test_no_sum_of_too_few_is_opened(place):

@@ -65,6 +65,7 @@ def test_the_numbers_of_the_purposes_never_change():
         "MASKS": 25,
         "DROPOUTS": 26,
         "DOWN": 27,
+        "SELF_MASKS": 28,
     }
     assert stream(7, Purpose.COHORT, 3, 2).integers(2**32, size=3).tolist() == [4099395486, 1673106716, 428939887]
 

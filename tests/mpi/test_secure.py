@@ -81,7 +81,7 @@ def test_no_message_has_a_number_of_one_client(world, folder, monkeypatch):
 
     monkeypatch.setattr(type(world), "sum_in_place", watched)
     masked = sent("masked")
-    monkeypatch.setattr(RoundMasks, "pair", lambda self, first, second, size: np.zeros(size, np.uint64))
+    monkeypatch.setattr(RoundMasks, "drawn", lambda self, purpose, address, size: np.zeros(size, np.uint64))
     plain = sent("plain")
     slots = clients * client_slot(1).itemsize // 8, world.size * RANK_SLOT.itemsize // 8
     vector, of_clients = len(masked) - NUMBERS - sum(slots), slice(-NUMBERS - sum(slots), -NUMBERS - slots[1])

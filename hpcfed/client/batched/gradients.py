@@ -105,22 +105,21 @@ class Perceptron:
                 torch.sum(outgoing, 1, out=slot.bias)
         return self.losses(z, y, short)
 
-    def clipped(self, parameters: Stack, x: Tensor, y: Tensor, clip: float, out: Stack) -> Tensor:
-        """Write the sum of samples' gradients, of norms of at most `clip` each, into `out`; return their losses, (B,).
+    def clipped(self, layers: Sequence[Layer], x: Tensor, y: Tensor, clip: float, slots: Sequence[Layer]) -> Tensor:
+        """Write the sum of samples' gradients, of norms of at most `clip` each, to `slots`; return their losses, (B,).
 
         Nothing as large as a sample's gradient is formed, since ‖D_s h_sᵀ‖ = ‖D_s‖ ‖h_s‖.
 
         Args:
-            parameters, out: of one client, (1, …).
+            layers, slots: of one client, what `layers` returned for parameters, and for where the sums go.
             x, y: a minibatch, (1, B, …) each.
             clip: C.
 
         Reference: Goodfellow, "Efficient per-example gradient computations", 2015.
         """
-        layers = self.layers(parameters)
         inputs, z = self._forward(layers, x.flatten(2))
         slope = self._slope(z, self.encoded(y, layers), None, self.weights(y))
-        found = list(self._backward(layers, self.layers(out), inputs, slope))
+        found = list(self._backward(layers, slots, inputs, slope))
         squares = torch.zeros(z.shape[:2], dtype=torch.float64, device=z.device)
         for slot, incoming, outgoing in found:
             of_input = incoming.double().square().sum(2) + (slot.bias is not None)
