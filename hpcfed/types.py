@@ -115,6 +115,9 @@ class Tilt:
     ``shift`` and ``anchor`` are vectors (d,); None stands for 0 and for the server's model w. Training starts at w, or
     where ``from_anchor`` is set at the anchor.
 
+    ``after_momentum``, (d,), is added to the direction of each step instead, which neither clip nor momentum change:
+    y ← y − η (direction + ``after_momentum``). Guessed steps go on without it.
+
     The gradient is taken at y + ``offset``, (d,), and with an ascent ``radius`` ρ (SAM) at ρ g/‖g‖ from there, g the
     minibatch's gradient there. Rules that set either say ``evaluates_elsewhere``. A step with a radius computes two
     gradients and counts as one: τ_i, the effective steps and the record's ``gradients`` count steps. The module's
@@ -127,6 +130,7 @@ class Tilt:
     from_anchor: bool = False
     offset: Tensor | None = None
     radius: float = 0.0
+    after_momentum: Tensor | None = None
 
 
 @dataclass

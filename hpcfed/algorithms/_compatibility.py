@@ -208,6 +208,12 @@ def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str,
             "a guess goes on along the first moment",
             "set local.momentum, say to 0.9",
         )
+    if getattr(method.local, "correction", "inside") == "after-momentum":
+        yield from _without_meaning_after_momentum(recipe, method)
+    weights = recipe.weights or method.local.weights
+    if weights == "uniform" and getattr(method.local, "c_scale", "none") == "uniform":
+        reason = "c weighs clients alike there by itself"
+        yield f"c_scale: uniform with weights: uniform in {method.name}", reason, "leave c_scale out"
     if recipe.weights == "samples" and getattr(method.local, "c_scale", "none") == "samples":
         reason = "both weigh a client's part of c by its samples"
         yield f"c_scale: samples with weights: samples in {method.name}", reason, "use weights: uniform, as its authors"
@@ -215,6 +221,14 @@ def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str,
     if averages and (method.normalize is not None or not method.local.reports_delta):
         reason = "the clients' plain average is not reduced there"
         yield f"evaluate.model: cohort-average with {method.name}", reason, "use last or client-average"
+
+
+def _without_meaning_after_momentum(recipe: Recipe, method: Method) -> Iterator[tuple[str, str, str]]:
+    what, remedy = f"correction: after-momentum of {method.name}", "use correction: inside"
+    if recipe.guess != "none":
+        yield f"{what} with guess: {recipe.guess}", "guessed steps go on along the momentum alone", remedy
+    if method.normalize is not None:
+        yield f"{what} with a normalisation", "it divides by ‖a_i‖₁, and the correction counts once a step", remedy
 
 
 def _without_meaning_by_an_own_step(recipe: Recipe, method: Method) -> Iterator[tuple[str, str, str]]:

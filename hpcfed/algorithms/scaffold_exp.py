@@ -5,8 +5,8 @@
 
     ε     ``eps``; ``exact_projection``, ``eps_scale`` and ``eps_decay`` as in FedExP
 
-Reduced: d (Δ), or 2d (Δ, Ψ) in a round whose ‖a_i‖₁ differ, or with ``c_scale``; ‖Δ_i‖² comes with every Δ_i
-(`Means.mean_delta_sq`). State: SCAFFOLD's.
+Reduced: d (Δ), or 2d (Δ, Ψ) in a round whose ‖a_i‖₁ differ, or with ``c_scale`` or ``correction: after-momentum``;
+‖Δ_i‖² comes with every Δ_i (`Means.mean_delta_sq`). State: SCAFFOLD's.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, Section 6 and Algorithm 2; see `scaffold` and `fedexp`.
 """

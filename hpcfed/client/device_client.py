@@ -11,7 +11,7 @@ from torch import Tensor
 from hpcfed.client.augment import cropped, crops
 from hpcfed.client.device_rounds import DeviceRounds, Draws
 from hpcfed.client.shorts import Short
-from hpcfed.client.solver import Scales, SequentialSolver, Stepping, Task, TiltParts, anchor_of, constant_of
+from hpcfed.client.solver import Scales, SequentialSolver, Stepping, Task, TiltParts, anchor_of, constant_of, move_of
 from hpcfed.config.recipe import Augment
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import visits
@@ -55,7 +55,8 @@ class DeviceClient:
         radius = self._rounds.inputs["radius"][0] if "radius" in self._names else 0.0
         scales = self._scales.on_device(numbers[-3:])
         with torch.enable_grad():
-            parts = TiltParts(vectors.get("constant"), vectors.get("anchor"), vectors.get("offset"), radius)
+            constant, anchor, offset, move = map(vectors.get, ("constant", "anchor", "offset", "move"))
+            parts = TiltParts(constant, anchor, offset, radius, move)
             loss = self._solver.take_step(x, y, parts, scales, numbers[:-3])
         return loss.detach().reshape(1)
 
@@ -69,7 +70,7 @@ class DeviceClient:
         show: Callable[[int], None] | None,
     ) -> Tensor:
         """Take a client's steps; see `hpcfed.client.solver.Recorder`."""
-        self._names, self._scales = self._write(w, task)
+        self._names, self._scales = self._write(w, task, lr)
         count, steps = len(task.samples[1]), task.steps
         order, sizes = visits(count, self._section.batch_size, steps, rng, max(self._width, count if steps else 0))
         order = order[:, : self._width]
@@ -87,11 +88,11 @@ class DeviceClient:
                 show(last)
         return self._rounds.losses()[0]
 
-    def _write(self, w: Tensor, task: Task) -> tuple[tuple[str, ...], Scales]:
+    def _write(self, w: Tensor, task: Task, lr: float) -> tuple[tuple[str, ...], Scales]:
         """Write what a client's tilt has into memory that stays; return its names, and the coefficients of y."""
         stepping, tilt = Stepping(self._section), task.tilt
         pull = stepping.pull(tilt.mu)
-        found = {"constant": constant_of(tilt, w, pull), "offset": tilt.offset}
+        found = {"constant": constant_of(tilt, w, pull), "offset": tilt.offset, "move": move_of(tilt, lr)}
         if pull:
             found["anchor"] = anchor_of(tilt, w)
         for name, vector in found.items():

@@ -151,6 +151,9 @@ class OwnStepSolver:
                 on_step(task.client, context.step, y)
         if what := lent.written():
             self._refuse(f"context.{what}", "left as it is", "written to in place", "make a new tensor there")
+        if task.tilt.after_momentum is not None:
+            remedy = "use the built-in steps, or another method"
+            self._refuse("the method's after_momentum", "steps that add it", "a step of your own", remedy)
         tilts = task.tilt.shift is not None or task.tilt.mu != 0
         if context.step and tilts and not context.asked_for_tilt:
             remedy = "add context.tilt(parameters) to its gradient, or use a method without a tilt, such as fedavg"

@@ -1,9 +1,9 @@
 """The local solver: one client's training in one round, the same lines for every method.
 
-    g = clip(∇f(y; batch) + shift + μ (y − anchor)) + wd·y,     y ← y − η · (the optimizer's direction from g)
+    g = clip(∇f(y; batch) + shift + μ (y − anchor)) + wd·y,     y ← y − η · (the optimizer's direction from g + after)
 
 from y = w, and then, if the recipe has it guess, on without gradients. What a method adds is its tilt (shift, μ,
-anchor), constant during the round; so shift − μ·anchor is computed once, and μ·y joins the weight decay where no
+anchor, after), constant during the round; so shift − μ·anchor is computed once, and μ·y joins the weight decay where no
 clipping comes between the two. This is ``clip: all``; ``clip: linear`` clips ∇f + shift − μ·anchor alone and adds μ·y
 after it, as it does wd·y. Adam and Yogi get μ (y − anchor) from the difference: where the loss has no slope, the
 rounding of μ·y − μ·anchor would be the whole gradient, whose size they take away.
@@ -132,6 +132,15 @@ class Stepping:
         splits = self.section.clip_norm is not None and self.section.clip == "linear"
         return 0.0 if self.section.optimizer == "sgd" or splits else mu
 
+    def joined(self, task: Task) -> Task:
+        """Return the task with `Tilt.after_momentum` in the shift where no clip and no momentum are between them."""
+        tilt, section = task.tilt, self.section
+        after = tilt.after_momentum
+        if after is None or section.optimizer != "sgd" or section.momentum or section.clip_norm is not None:
+            return task
+        shift = after if tilt.shift is None else tilt.shift + after
+        return replace(task, tilt=replace(tilt, shift=shift, after_momentum=None))
+
     def scales(self, mu: float) -> tuple[float, float]:
         """Return the coefficients of y in the gradient: of what is clipped, and of what is added after the clip."""
         decay, mu = self.section.weight_decay, mu - self.pull(mu)
@@ -161,12 +170,13 @@ class Scales(NamedTuple):
 
 
 class TiltParts(NamedTuple):
-    """A tilt as the steps of a client take it, with shift and anchor in one constant (`constant_of`)."""
+    """A tilt as the steps of a client take it: shift and anchor in `constant_of`, −η·after_momentum in `move_of`."""
 
     constant: Tensor | None
     anchor: Tensor | None
     offset: Tensor | None
     radius: Number
+    move: Tensor | None
 
 
 class Recorder(Protocol):
@@ -299,10 +309,12 @@ class SequentialSolver:
         return loss.detach()
 
     def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:
-        model, tilt = self._model, task.tilt
-        lr, pull = self._stepping.lr(round), self._stepping.pull(tilt.mu)
+        model, task = self._model, self._stepping.joined(task)
+        lr, tilt = self._stepping.lr(round), task.tilt
+        pull = self._stepping.pull(tilt.mu)
         scales = Scales(*self._stepping.scales(tilt.mu), pull)
-        parts = TiltParts(constant_of(tilt, w, pull), anchor_of(tilt, w), tilt.offset, tilt.radius)
+        constant, move = constant_of(tilt, w, pull), move_of(tilt, lr)
+        parts = TiltParts(constant, anchor_of(tilt, w), tilt.offset, tilt.radius, move)
         model.load(start_of(tilt, w), task.own)
         self._optimizer.reset()
         losses: list[Tensor] = []
@@ -331,6 +343,7 @@ class SequentialSolver:
         self, device: Recorder, w: Tensor, task: Task, round: int, on_step: StepCallback | None
     ) -> LocalResult:
         """Train a client by steps that are recorded."""
+        task = self._stepping.joined(task)
         self._model.load(start_of(task.tilt, w), task.own)
         lr, rng = self._stepping.lr(round), self._begin(task, round)
         of_crops = stream(self._seed, Purpose.AUGMENT, round, task.client)
@@ -370,6 +383,8 @@ class SequentialSolver:
             LIBRARIES.add_scaled(self._model.grad, self._model.vector - parts.anchor, scales.pull)
         loss = self._add_gradient_of(parts, x, y)
         self._descend(scales, numbers)
+        if parts.move is not None and (self._still is None or self._still.start):
+            self._model.vector.add_(parts.move)
         return loss
 
     def _begin_gradient(self, constant: Tensor | None, scales: Scales) -> None:
@@ -460,3 +475,8 @@ def constant_of(tilt: Tilt, w: Tensor, pull: float) -> Tensor | None:
         return tilt.shift
     anchor = anchor_of(tilt, w)
     return -tilt.mu * anchor if tilt.shift is None else tilt.shift - tilt.mu * anchor
+
+
+def move_of(tilt: Tilt, lr: float) -> Tensor | None:
+    """Return what each step adds to the iterate beside the optimizer's step, −η·after_momentum, (d,)."""
+    return None if tilt.after_momentum is None else -lr * tilt.after_momentum

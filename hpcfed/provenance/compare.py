@@ -236,7 +236,7 @@ def _hashes_here(begun: RewoundRun, round: int) -> list[int]:
 def _first_difference(first: Replay, second: Replay) -> str:
     """Return the first thing in which a client's training differs between two runs, "" if there is none."""
     own = [one.reported.task for one in (first, second)]
-    for name in ("shift", "mu", "anchor", "from_anchor", "offset", "radius"):
+    for name in ("shift", "mu", "anchor", "from_anchor", "offset", "radius", "after_momentum"):
         if not _same(*(getattr(task.tilt, name) for task in own)):
             return f"the method adds another {name} to its gradients: look at its state and at algorithm"
     if sample := _other_sample(*(task.samples for task in own)):

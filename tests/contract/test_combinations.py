@@ -115,6 +115,7 @@ def test_control_variates_are_those_of_the_updates_themselves(tmp_path, monkeypa
 
 
 ADAM = {"steps": 3, "batch_size": 10, "lr": 0.1, "optimizer": "adam"}
+AFTER = {"name": "scaffold", "correction": "after-momentum"}
 MEANINGLESS = {
     "scaffold-adam": ({"algorithm": {"name": "scaffold"}, "local": ADAM}, ("optimizer: adam", "‖a_i‖₁", "sgd")),
     "steps-adam": ({"algorithm": {"normalize": "steps"}, "local": ADAM}, ("optimizer: adam", "normalisation")),
@@ -137,6 +138,18 @@ MEANINGLESS = {
     "sizes-twice": (
         {"algorithm": {"name": "scaffold", "c_scale": "samples"}, "weights": "samples"},
         ("c_scale: samples with weights: samples", "weights: uniform"),
+    ),
+    "sizes-never": (
+        {"algorithm": {"name": "scaffold", "c_scale": "uniform"}},
+        ("c_scale: uniform with weights: uniform", "leave c_scale out"),
+    ),
+    "guess-beside-a-correction": (
+        {"guess": "limit", "algorithm": AFTER, "local": {"steps": 3, "momentum": 0.5}},
+        ("after-momentum of scaffold with guess: limit", "correction: inside"),
+    ),
+    "norm-of-a-correction": (
+        {"algorithm": {"local": "scaffold", "normalize": "steps", "correction": "after-momentum"}},
+        ("after-momentum of scaffold-steps-step with a normalisation", "once a step"),
     ),
     "bias-of-no-moment": (
         {"algorithm": {"name": "fedadagrad", "debias": "adam"}},

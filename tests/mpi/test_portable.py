@@ -15,18 +15,24 @@ from tests.mpi.recipes import METHODS, small, write_small
 pytestmark = pytest.mark.one_mpi
 
 
-@pytest.mark.parametrize("method", ["scaffold", "feddyn", "fednova"])
+AFTER = {"name": "scaffold", "correction": "after-momentum", "c_scale": "uniform"}
+"""NIID-Bench's SCAFFOLD."""
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn", "fednova", "after-momentum"])
 def test_the_same_on_ranks_resumed_verified_and_replayed(method, world, shared_tmp, monkeypatch):
     world.on_root(lambda: write_small(shared_tmp) and None)
     monkeypatch.chdir(shared_tmp)
+    after = method == "after-momentum"
     recipe = small(
         "together",
         model={"name": "logistic"},
         bits="portable",
-        algorithm={"name": method, **METHODS[method]},
+        algorithm=AFTER if after else {"name": method, **METHODS[method]},
+        weights="samples" if after else None,
         budget={"low": 1, "high": 6},
-        guess="remaining",
-        local={"steps": 6, "batch_size": 9, "lr": 0.1, "momentum": 0.5},
+        guess="none" if after else "remaining",
+        local={"steps": 6, "batch_size": 9, "lr": 0.1, "momentum": 0.5, **({"clip_norm": 0.5} if after else {})},
         checkpoint={"every": 1},
         rounds=4,
         cohort={"size": 4},

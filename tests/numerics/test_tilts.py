@@ -1,4 +1,4 @@
-"""Tilt, clip, decay, offset and radius against a computation by hand, in the three places that compute them."""
+"""Tilt, clip, decay, offset, radius and what follows momentum, by hand and in the three places that compute them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "offset": ({}, {"offset": 0.5}),
     "radius": ({}, {"radius": 0.4}),
     "offset-and-radius": ({}, {"offset": 0.5, "radius": 0.4}),
-    "all": ({"weight_decay": 0.05, "clip_norm": 0.3, "momentum": 0.6}, {"offset": 0.5, "radius": 0.4}),
+    "after": ({"weight_decay": 0.05}, {"after": 0.5}),
+    "after-momentum": ({"weight_decay": 0.05, "clip_norm": 0.3, "momentum": 0.6}, {"after": 0.5}),
+    "all": ({"weight_decay": 0.05, "clip_norm": 0.3, "momentum": 0.6}, {"offset": 0.5, "radius": 0.4, "after": 0.5}),
 }
 
 
@@ -61,7 +63,7 @@ def by_hand(model: FlatModel, w: torch.Tensor, task: Task, section: dict[str, An
             g = g * min(1.0, most / (float(g.norm()) + 1e-6))  # as torch.nn.utils.clip_grad_norm_
         g = g + decay * y + (tilt.mu * y if linear else 0.0)
         v = section.get("momentum", 0.0) * v + g
-        y = y - lr * v
+        y = y - lr * v - (0.0 if tilt.after_momentum is None else lr * tilt.after_momentum)
     return w - y
 
 
@@ -72,7 +74,8 @@ def tilted(model: FlatModel, elsewhere: dict[str, Any]) -> list[Task]:
     for client, task in enumerate(tasks):
         offset = elsewhere.get("offset", 0.0) * 100 * near_zero(model, draws) if "offset" in elsewhere else None
         radius = elsewhere.get("radius", 0.0) * client
-        tilt = replace(task.tilt, offset=offset if client % 2 else None, radius=radius)
+        after = elsewhere["after"] * 100 * near_zero(model, draws) if "after" in elsewhere and client != 1 else None
+        tilt = replace(task.tilt, offset=offset if client % 2 else None, radius=radius, after_momentum=after)
         found.append(replace(task, tilt=tilt, guessed=0.0))
     return found
 
@@ -85,11 +88,11 @@ def test_a_step_is_the_one_computed_by_hand(case, engine):
         MODELS["images"],
         {**LOCAL, **section, "engine": engine},
         torch.float64,
-        elsewhere=bool(elsewhere),
+        elsewhere=bool(elsewhere.keys() - {"after"}),
         sizes=(12,) * 4,
     )
     if isinstance(solver, StackedSolver):
-        assert type(solver._descent) is (FusedDescent if case in ("tilt", "decay") else FlatDescent)
+        assert type(solver._descent) is (FusedDescent if case in ("tilt", "decay", "after") else FlatDescent)
     else:
         assert isinstance(solver, SequentialSolver)
     w = model.vector.clone()

@@ -17,7 +17,7 @@ from torch import Tensor
 from hpcfed.client.batched.steps import DeviceDescent
 from hpcfed.client.device_rounds import DeviceRounds, Draws
 from hpcfed.client.shorts import Short
-from hpcfed.client.solver import Stepping, Task, anchor_of, constant_of, start_of
+from hpcfed.client.solver import Stepping, Task, anchor_of, constant_of, move_of, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.ranks.graphs import Graphs
 
@@ -91,7 +91,7 @@ class DeviceTile:
             show: called with those who have taken a step, or their guessed ones, and its number.
         """
         mu = next(iter(of_slot.values())).tilt.mu
-        vectors = self._write(w, of_slot, mu)
+        vectors = self._write(w, of_slot, lr, mu)
         names = tuple(sorted(vectors))
         ends = sorted({task.steps for task in of_slot.values()})
         taken = {slot: task.steps for slot, task in of_slot.items()}
@@ -141,11 +141,11 @@ class DeviceTile:
                         show({slot: task}, end)
             self._graphs(("end", self._rounds.kind), self._end)
 
-    def _write(self, w: Tensor, of_slot: Mapping[int, Task], mu: float) -> dict[str, Tensor]:
+    def _write(self, w: Tensor, of_slot: Mapping[int, Task], lr: float, mu: float) -> dict[str, Tensor]:
         """Write w, and what tilts have of each client, into memory that stays; return the latter, (R, d), by name."""
         self._w.copy_(w)
         pull = self._stepping.pull(mu)
-        found: dict[str, dict[int, Tensor]] = {"start": {}, "constant": {}, "anchor": {}, "offset": {}}
+        found: dict[str, dict[int, Tensor]] = {"start": {}, "constant": {}, "anchor": {}, "offset": {}, "move": {}}
         for slot, task in of_slot.items():
             start, constant = start_of(task.tilt, w), constant_of(task.tilt, w, pull)
             if start is not w:
@@ -156,6 +156,9 @@ class DeviceTile:
                 found["anchor"][slot] = anchor_of(task.tilt, w)
             if task.tilt.offset is not None:
                 found["offset"][slot] = task.tilt.offset
+            move = move_of(task.tilt, lr)
+            if move is not None:
+                found["move"][slot] = move
         vectors = {}
         for name, by_slot in found.items():
             if not by_slot:

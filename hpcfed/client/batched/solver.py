@@ -148,7 +148,7 @@ class StackedSolver:
     ) -> list[LocalResult]:
         """Train clients of equal μ in one tile; the Δ of each lies in the solver's memory until the next call."""
         lr, slots = self._stepping.lr(round), self._slots_of(tasks)
-        of_slot = dict(zip(slots, tasks, strict=True))
+        of_slot = dict(zip(slots, map(self._stepping.joined, tasks), strict=True))
         self._model.forget()
         if self._draws:
             seed_generators(w.device, self._seed, Purpose.DROPOUT, round, tasks[0].client)

@@ -18,7 +18,7 @@ from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
 from hpcfed.client.batched.tiles import REGISTERS, Stacks
 from hpcfed.client.optimizers import Number, optimizer_for
 from hpcfed.client.shorts import Short
-from hpcfed.client.solver import Scales, Stepping, Task, anchor_of, constant_of
+from hpcfed.client.solver import Scales, Stepping, Task, anchor_of, constant_of, move_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import upload
@@ -79,8 +79,8 @@ class DeviceDescent(Descent, Protocol):
         ...
 
     def expect(self, vectors: Container[str], lr: float, mu: float) -> None:
-        """Prepare for clients on a device whose tilts have these vectors, of ``constant``, ``anchor``, ``offset`` and
-        ``radius``.
+        """Prepare for clients on a device whose tilts have these vectors, of ``constant``, ``anchor``, ``offset``,
+        ``move`` and ``radius``.
         """
         ...
 
@@ -129,6 +129,7 @@ class FlatDescent:
         self._constant = self._stacked({slot: constant_of(task.tilt, w, pull) for slot, task in tasks.items()})
         self._anchors = self._stacked({s: anchor_of(t.tilt, w) for s, t in tasks.items()}) if pull else None
         self._offsets = self._stacked({slot: task.tilt.offset for slot, task in tasks.items()})
+        self._moves = self._stacked({slot: move_of(task.tilt, lr) for slot, task in tasks.items()})
         radii = {slot: task.tilt.radius for slot, task in tasks.items()}
         of_slots = torch.tensor([radii.get(slot, 0.0) for slot in range(self.stacks.slots)], dtype=self._y.dtype)
         self._radii = upload(of_slots, self._y.device)
@@ -153,11 +154,12 @@ class FlatDescent:
 
     def expect(self, vectors: Container[str], lr: float, mu: float) -> None:
         """Prepare; see `Descent`."""
-        for name in ("constant", "anchor", "offset"):
+        names = ("constant", "anchor", "offset", "move")
+        for name in names:
             if name in vectors and name not in self._held:
                 self._held[name] = self.stacks.like()
-        found = [self._held[name].flat if name in vectors else None for name in ("constant", "anchor", "offset")]
-        self._constant, self._anchors, self._offsets = found
+        found = [self._held[name].flat if name in vectors else None for name in names]
+        self._constant, self._anchors, self._offsets, self._moves = found
         self._ascends, self._lr = "radius" in vectors, lr
         self._scales = Scales(*self._stepping.scales(mu), self._stepping.pull(mu))
 
@@ -231,7 +233,7 @@ class FlatDescent:
         if self._section.clip_norm is None:
             for piece in pieces:
                 self._tilt(piece, scales)
-                self._optimizer.move(self._y[piece], self._g[piece], numbers, piece)
+                self._move(piece, numbers)
             return
         for piece in pieces:
             self._tilt(piece, scales)
@@ -239,7 +241,13 @@ class FlatDescent:
         for piece in pieces:
             if Scales.has(scales.after_clip):
                 self._arithmetic.add_scaled(self._g[piece], self._y[piece], scales.after_clip)
-            self._optimizer.move(self._y[piece], self._g[piece], numbers, piece)
+            self._move(piece, numbers)
+
+    def _move(self, piece: slice, numbers: Sequence[Number]) -> None:
+        y = self._y[piece]
+        self._optimizer.move(y, self._g[piece], numbers, piece)
+        if self._moves is not None:
+            y.add_(self._moves[piece])
 
     def _tilt(self, piece: slice, scales: Scales) -> None:
         """Add what a tilt, and a decay that is clipped with it, add to the gradient."""

@@ -240,7 +240,7 @@ class _CheckedLocal(Checked):
         arguments: Lendable = {"w": w, "shared": shared, "client": client}
         tilt = self._answer(name, partial(self._draw, context), *arguments.values(), context, **arguments)
         self._check_kind(name, tilt, Tilt)
-        vectors = {"shift": tilt.shift, "anchor": tilt.anchor, "offset": tilt.offset}
+        vectors = {name: getattr(tilt, name) for name in ("shift", "anchor", "offset", "after_momentum")}
         for what, vector in vectors.items():
             if vector is not None:
                 self._check_vector(name, f"its {what}", vector, w, w.dtype)

@@ -38,6 +38,7 @@ _PROX: Mapping[str, Any] = {"name": "fedprox", "mu": 0.1}
 _DYN: Mapping[str, Any] = {"name": "feddyn", "alpha": 0.05}
 _EXP: Mapping[str, Any] = {"name": "fedexp", "eps": 1e-3}
 _ADAPTIVE: Mapping[str, Any] = {"server_lr": 0.1, "tau": 1e-3, "v0": "zero"}
+_AFTER: Mapping[str, Any] = {"name": "scaffold", "correction": "after-momentum"}
 _UNIFORM: Mapping[str, Any] = {"weights": "uniform"}
 
 
@@ -81,6 +82,13 @@ CASES: Mapping[str, Case] = {
     "scaffold/samples": Case("partial", _method("scaffold"), {"weights": "samples"}),
     "scaffold/c-scale": Case("partial", {"name": "scaffold", "c_scale": "samples"}),
     "scaffold/momentum": Case("unequal", _method("scaffold"), _local(momentum=0.9)),
+    "scaffold/after-all": Case("all", _AFTER, _local(momentum=0.9)),
+    "scaffold/after-momentum": Case("unequal", _AFTER, _local(momentum=0.9)),
+    "scaffold/after-clip": Case("partial", _AFTER, _local(clip_norm=0.2, momentum=0.5, weight_decay=0.1)),
+    "scaffold/after-decay": Case("decay", _AFTER, _local(momentum=0.9)),
+    "scaffold/niid-bench": Case(
+        "partial", {**_AFTER, "c_scale": "uniform"}, {"weights": "samples", **_local(momentum=0.9, weight_decay=0.1)}
+    ),
     "scaffold/clip": Case("partial", _method("scaffold"), _local(clip_norm=0.2)),
     "feddyn/all": Case("all", _DYN),
     "feddyn/partial": Case("partial", _DYN),

@@ -61,9 +61,9 @@ _FEDBENCH = Cause(
 )
 _NIID_BENCH = Cause(
     "c and all c_i start at a model, not at 0 (no effect once every client has taken part)",
-    "experiments.py, `alg == 'scaffold'`: c_global",
+    "experiments.py:992-997",
     "NiidBench",
-    "034492b",
+    "61b901a",
 )
 
 CAUSES: Mapping[tuple[str, str], Cause] = {
@@ -126,6 +126,7 @@ CAUSES: Mapping[tuple[str, str], Cause] = {
     ("fedbench", "scaffold/all"): _FEDBENCH,
     ("fedbench", "scaffold/partial"): _FEDBENCH,
     ("NIID-Bench", "scaffold/all"): _NIID_BENCH,
+    ("NIID-Bench", "scaffold/after-all"): _NIID_BENCH,
     ("NIID-Bench", "scaffold/partial"): _NIID_BENCH,
 }
 """By package and row."""

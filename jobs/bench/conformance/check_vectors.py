@@ -78,8 +78,8 @@ class Adam:
         return y
 
 
-def train(start, client, batches, lr, local, guess, shift=0.0, mu=0.0, anchor=0.0):
-    """Return the last iterate: steps along clip(∇f + shift + μ (y − anchor)) + λ y.
+def train(start, client, batches, lr, local, guess, shift=0.0, mu=0.0, anchor=0.0, after=0.0):
+    """Return the last iterate: steps along clip(∇f + shift + μ (y − anchor)) + λ y, and −η ``after`` beside each.
 
     ``clip: linear`` adds μ y after the clip; what the clip then bounds is ∇f + shift − μ anchor.
     """
@@ -91,7 +91,7 @@ def train(start, client, batches, lr, local, guess, shift=0.0, mu=0.0, anchor=0.
         if bound is not None:
             g = g * min(1.0, bound / (np.linalg.norm(g) + 1e-6))
         g = g + (mu * y if linear else 0.0) + local.get("weight_decay", 0.0) * y
-        y = optimizer.move(y, g, lr)
+        y = optimizer.move(y, g, lr) - lr * after
     return optimizer.finish(y, lr)
 
 
@@ -139,13 +139,17 @@ class Method:
         """Σ_{i∈S} p_i v_i."""
         return sum(p * v for p, v in zip(self.p, vectors, strict=True))
 
-    def deltas(self, cohort, shift=None, mu=0.0):
-        """Return Δ_i = w − y_i of the cohort; ``shift[k]`` is added to the gradients of its k-th client."""
-        shifts, mus = np.zeros(len(cohort)) if shift is None else shift, np.broadcast_to(mu, len(cohort))
-        return [self.w - self.solve(i, k, self.w, shifts[k], mus[k], self.w) for k, i in enumerate(cohort)]
+    def deltas(self, cohort, shift=None, mu=0.0, after=None):
+        """Return Δ_i = w − y_i of the cohort; ``shift[k]`` is added to the gradients of its k-th client, ``after[k]``
+        to its steps.
+        """
+        none, mus = np.zeros(len(cohort)), np.broadcast_to(mu, len(cohort))
+        shifts, afters = (none if each is None else each for each in (shift, after))
+        return [self.w - self.solve(i, k, self.w, shifts[k], mus[k], self.w, afters[k]) for k, i in enumerate(cohort)]
 
-    def solve(self, i, k, start, shift, mu, anchor):
-        return train(start, self.clients[i], self.batches[k], self.lr, self.local, self.guess, shift, mu, anchor)
+    def solve(self, i, k, start, shift, mu, anchor, after=0.0):
+        tilt = shift, mu, anchor, after
+        return train(start, self.clients[i], self.batches[k], self.lr, self.local, self.guess, *tilt)
 
     def a(self, mu=0.0):
         """‖a_i‖₁ of the cohort, (|S|,)."""
@@ -207,10 +211,13 @@ class Method:
 
     def _scaffold(self, cohort):  # Karimireddy et al. 2020, Algorithm 1, option II
         c, zero = self.server.get("c", np.zeros_like(self.w)), np.zeros_like(self.w)
-        s = self.relative[cohort] if self.keys.get("c_scale") == "samples" else np.ones(len(cohort))
-        own = [self.states.get(i, zero) for i in cohort]
-        deltas = self.deltas(cohort, [c / s_i - c_i for s_i, c_i in zip(s, own, strict=True)])
-        psi = [c - delta / (a_i * self.lr) for delta, a_i in zip(deltas, self.a(), strict=True)]
+        after, c_scale = self.keys.get("correction") == "after-momentum", self.keys.get("c_scale")
+        size, ones = self.relative[cohort], np.ones(len(cohort))
+        own, a = [self.states.get(i, zero) for i in cohort], self.steps if after else self.a()
+        tilts = [c / s_i - c_i for s_i, c_i in zip(size if c_scale == "samples" else ones, own, strict=True)]
+        deltas = self.deltas(cohort, **{"after" if after else "shift": tilts})
+        psi = [c - delta / (a_i * self.lr) for delta, a_i in zip(deltas, a, strict=True)]
+        s = {"samples": size, "uniform": 1 / size}.get(c_scale, ones)
         for i, c_i, psi_i in zip(cohort, own, psi, strict=True):
             self.states[i] = c_i - psi_i
         self.server["c"] = c - self.q * self.mean([s_i * psi_i for s_i, psi_i in zip(s, psi, strict=True)])

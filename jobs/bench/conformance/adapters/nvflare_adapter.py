@@ -128,5 +128,6 @@ if __name__ == "__main__":
             "scaffold/decay": scaffold,
             "scaffold/unequal": scaffold,
             "scaffold/momentum": with_momentum,
+            "scaffold/after-all": with_momentum,
         },
     )
