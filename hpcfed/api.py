@@ -113,7 +113,7 @@ def rounds(
     Raises:
         HpcfedError: as in `run`; of `with_updates`, too little memory, ``secure_aggregation``, or a method without Δ_i.
     """
-    made = _rounds(source, overrides, keys, world, quiet, fresh, accept_code)
+    made = _rounds(source, overrides, keys, world, quiet, fresh, accept_code, with_updates)
     _loops.add(made)
     return made
 
@@ -136,6 +136,7 @@ def _rounds(
     quiet: bool,
     fresh: bool,
     accept_code: bool,
+    with_updates: bool,
 ) -> Generator[Round, None, None]:
     world = world or connect()
     watchdog = Watchdog(world)
