@@ -218,8 +218,6 @@ def _stopping(recipe: Recipe, folder: RunFolder, world: World, done: int, saved:
     Raises:
         InputError: the run has ended, and its last scores are of another model.
     """
-    if saved is not None and not saved.get("measured"):  # by an earlier version
-        saved = {**saved, "measured": world.on_root(folder.measured)}
     stopping = stopping_of(recipe, saved)
     if done and has_own_scores(recipe) and world.on_root(lambda: folder.code.is_new(recipe, done)):
         stopping.forget()

@@ -178,14 +178,6 @@ class RunFolder:
         except OSError as error:
             raise files.unusable(self.path, error) from None
 
-    def measured(self) -> dict[str, str]:
-        """Return the keys of ``evaluate`` that say which model the run here scores; empty without its recipe."""
-        if not (self.path / files.RECIPE).is_file():
-            return {}
-        evaluate = files.read_recipe(self.path).get("evaluate") or {}
-        usual = {"model": "last", "statistics": "round"}
-        return {key: str(evaluate.get(key, value)) for key, value in usual.items()}
-
     def as_measured(self, recipe: Recipe) -> Recipe:
         """Return the recipe with the ``evaluate`` of the run here, all of whose rounds are done and measured."""
         found = files.read_recipe(self.path).get("evaluate")

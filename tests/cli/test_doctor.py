@@ -39,14 +39,14 @@ def test_json_tells_of_every_rank_once(ranks: int, tmp_path: Path, command, monk
 
 
 @pytest.mark.one_mpi
-def test_three_ranks_print_one_report(tmp_path: Path) -> None:
-    done = launch(3, ["doctor", "--no-probe"], cwd=tmp_path)
+def test_several_ranks_print_one_report(tmp_path: Path) -> None:
+    done = launch(2, ["doctor", "--no-probe"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     (started,) = [line for line in lines if line.startswith("started by")]
-    assert f"{launcher(sys.executable).mpi}'s mpirun: 3 ranks on 1 host" in started
+    assert f"{launcher(sys.executable).mpi}'s mpirun: 2 ranks on 1 host" in started
     assert sum(line.startswith("hpcfed ") for line in lines) == 1
-    assert "ranks 0–2" in done.stdout
+    assert "ranks 0–1" in done.stdout
     assert "GFLOP/s" not in done.stdout
 
 

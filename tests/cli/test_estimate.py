@@ -13,7 +13,7 @@ from hpcfed.cli.estimate import command
 from hpcfed.cli.verify import command as verify
 from hpcfed.cli.watch import command as watch
 from hpcfed.errors import InputError
-from tests.launch import launch, own_line
+from tests.launch import launch
 from tests.mpi.recipes import write_recipe
 
 NUM_CLIENTS = 5
@@ -162,6 +162,3 @@ def test_under_a_launcher_it_answers_once(folder: Path) -> None:
     done = launch(2, ["estimate", "recipe.yaml", "--json"], cwd=folder)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ranks"] == 1  # of --ranks, whatever measures
-    refused = launch(2, ["estimate", "recipe.yaml", "round=3"], cwd=folder)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "unknown key 'round'" in own_line(refused.stderr)

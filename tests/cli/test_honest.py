@@ -64,13 +64,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         }
     },
     "private": {"parameters": {"private": ["*.bias"]}, "evaluate": {"every": 0, "clients": {"every": 2}}},
-    "hashes-and-schedule": {"update_hashes": True, "cohort": {"schedule": [[0, 1], [3], [2, 0], [1, 2, 4]]}},
-    "no-checkpoints": {"checkpoint": {"every": 0}},
-    "never-scored": {"evaluate": {"every": 0}},
+    "hashes-and-schedule-never-scored": {
+        "update_hashes": True, "cohort": {"schedule": [[0, 1], [3], [2, 0], [1, 2, 4]]}, "evaluate": {"every": 0},
+    },
     "stopped-by-scores": {"rounds": 30, "stop": {"patience": 2}, "local": {"steps": 1, "batch_size": 10, "lr": 1e-6}},
-    "metrics": {"evaluate": {"metrics": ["auroc", "f1-macro", "confusion-matrix"], "every": 3}},
-    "float64-adam": {"dtype": "float64", "local": {"steps": 3, "batch_size": 7, "lr": 0.01, "optimizer": "adam"}},
-}
+    "metrics-of-float64-adam-without-checkpoints": {
+        "dtype": "float64", "local": {"steps": 3, "batch_size": 7, "lr": 0.01, "optimizer": "adam"},
+        "evaluate": {"metrics": ["auroc", "f1-macro", "confusion-matrix"], "every": 3}, "checkpoint": {"every": 0},
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -215,7 +215,7 @@ def test_a_run_without_a_checkpoint_starts_again_and_says_so(folder, command):
     assert (len(gains(folder / "run")), len(gains(folder / "run" / "previous-1"))) == (3, 2)
 
 
-def test_a_folder_of_the_first_release_goes_on_with_a_word(folder, command):
+def test_a_folder_without_a_record_of_its_code_goes_on_with_a_word(folder, command):
     command(["run", "recipe.yaml", "-q"], folder)
     (folder / "run" / "code.json").unlink()
     edit(folder)

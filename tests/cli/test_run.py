@@ -240,6 +240,7 @@ def test_a_finished_run_without_its_model_is_not_called_finished(folder, command
     assert (again.returncode, "the model of this finished run was removed or damaged" in again.stderr) == (2, True)
 
 
+@pytest.mark.soak
 @pytest.mark.one_mpi
 def test_a_run_says_at_its_start_that_ranks_are_idle(folder):
     done = launch(2, ["run", "recipe.yaml", "rounds=1", "cohort=1"], cwd=folder)

@@ -592,7 +592,27 @@ def test_the_page_on_clusters_shows_a_site_file_that_is_one(folder: Path) -> Non
     assert set(re.findall(r"start from `jobs/slurm/`: `([\w-]+)`", page)) <= {script.stem for script in SCRIPTS}
 
 
-def test_a_script_of_pbs_asks_for_what_was_asked_and_trains(folder: Path, site_file: Path) -> None:
+LINGERING = """
+import time
+from torch import nn
+
+class Net(nn.Linear):
+    def forward(self, x):
+        time.sleep(0.1)
+        return super().forward(x)
+"""
+
+
+@pytest.fixture
+def lingering(folder: Path) -> dict[str, object]:
+    """A model whose training waits more than it computes, so that a job is stopped in the middle."""
+    (folder / "lingering.py").write_text(LINGERING)
+    return {"factory": "lingering:Net", "args": {"in_features": 12, "out_features": 4}}
+
+
+def test_a_script_of_pbs_asks_for_what_was_asked_and_trains(
+    folder: Path, site_file: Path, lingering: dict[str, object]
+) -> None:
     """Started here, without PBS: to its end, and to a stop at its own notice."""
     write_recipe(folder, rounds=2, device="cpu")
     site_file.write_text("{scheduler: pbs, launch: env, options: {account: p7, queue: small, place: scatter}}")
@@ -611,7 +631,7 @@ def test_a_script_of_pbs_asks_for_what_was_asked_and_trains(folder: Path, site_f
     assert "qsub" in script
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=folder)
     assert (done.returncode, (folder / "run" / "model.safetensors").exists()) == (0, True), done.stderr
-    write_recipe(folder, rounds=10**6, device="cpu", output="long")
+    write_recipe(folder, rounds=10**6, device="cpu", output="long", model=lingering)
     soon = shown("-o", "no-requeue").replace("sleep 14280", "sleep 12")
     assert "qsub" not in soon
     assert subprocess.run(["bash", "-c", soon], capture_output=True, cwd=folder).returncode == 75
@@ -637,9 +657,11 @@ esac
 """
 
 
-def test_a_script_of_flux_asks_for_what_was_asked_and_trains(folder: Path, site_file: Path) -> None:
+def test_a_script_of_flux_asks_for_what_was_asked_and_trains(
+    folder: Path, site_file: Path, lingering: dict[str, object]
+) -> None:
     """Started here, with a program in place of Flux's: it stops at its own notice, and is submitted again."""
-    write_recipe(folder, rounds=10**6, device="cpu", output="it's mine")
+    write_recipe(folder, rounds=10**6, device="cpu", output="it's mine", model=lingering)
     site_file.write_text("{scheduler: flux, options: {account: p7}}")
     size = ("--nodes", "2", "--ranks-per-node", "8", "threads=2", "--gpus-per-node", "4", "--partition", "pbatch")
     script = shown(*size, "-o", "exclusive")

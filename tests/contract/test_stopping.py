@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +16,7 @@ from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.metrics import WITH_ACCURACY, a_metric, check_stop
 from hpcfed.errors import InputError, Stopped
 from hpcfed.models.losses import ACCURACY
-from hpcfed.run_folder.checkpoint.layout import Manifest, StoppingState
+from hpcfed.run_folder.checkpoint.layout import StoppingState
 from hpcfed.run_folder.stopping import Stopping
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_same_result import left_by
@@ -263,27 +262,6 @@ def test_a_run_that_has_ended_keeps_the_model_that_it_measured(stop, rounds, bef
     with pytest.raises(InputError, match=f"evaluate.model: the run has ended after round .* with model: {before}"):
         hpcfed.run(recipe, [f"rounds={rounds}", f"evaluate.model={now}"], world=world, quiet=True)
     assert files() == there
-
-    def as_before() -> None:
-        """Take out of the checkpoint what earlier versions did not write."""
-        for path in (shared_tmp / "run" / "checkpoints").glob("*.json"):
-            manifest = Manifest.read(path)
-            kept = {key: value for key, value in manifest.progress["stopping"].items() if key != "measured"}
-            path.write_text(replace(manifest, progress={**manifest.progress, "stopping": kept}).to_json())
-
-    world.on_root(as_before)
-    with pytest.raises(InputError, match=f"evaluate.model: the run has ended after round .* with model: {before}"):
-        hpcfed.run(recipe, [f"rounds={rounds}", f"evaluate.model={now}"], world=world, quiet=True)
-
-
-def test_a_checkpoint_of_an_earlier_version_keeps_its_best_score():
-    rule = Stop(patience=2)
-    progress = {"rule": rule.model_dump(exclude={"max_hours"}), "reached": 0, "best": 0.9, "since_best": 1}
-    StoppingState.model_validate({**progress, "reason": None})
-    stopping = Stopping(rule, {**progress, "reason": None})
-    stopping.add(scores(test_loss=1.0, test_accuracy=0.8), 7)
-    assert stopping.reason == "stop.patience: no better test accuracy in 2 evaluations"
-    assert "metric" not in progress["rule"]
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ def curves_of(view: View, metric: StudyMetric, site: int) -> Curves:
     return found
 
 
-def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric, medium: Medium = PAGE) -> Figure:
+def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric) -> Figure:
     """Draw one site's curves, in the colours and dashes of their rows' places."""
-    figure, ((axes,),) = panels(medium, 1, 1)
+    figure, ((axes,),) = panels(PAGE, 1, 1)
     for title, (rounds, values) in curves.items():
         place = places[title]
         axes.plot(
@@ -60,7 +60,6 @@ def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric, 
             color=LIGHT.groups[place % len(LIGHT.groups)],
             linestyle=DASHES[place // len(LIGHT.groups) % len(DASHES)],
             linewidth=1.6,
-            label=literal(title),
             **markers(len(rounds)),
         )
     axes.set_xlabel("round")
@@ -69,8 +68,6 @@ def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric, 
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
     if metric.is_percentage:
         axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=None, symbol=" %"))
-    if medium.legend:
-        figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8, labelcolor=LIGHT.text)
     return figure
 
 
