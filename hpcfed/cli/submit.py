@@ -200,7 +200,6 @@ def _submit(
     if not numbers:
         click.echo(finished)
         return
-    click.echo(text, nl=False)
     click.echo(f"{job.name}: submitted as job {', then '.join(numbers)}, from {shlex.quote(str(script))}")
     _warn_once(scheduler.doubt_of_start(script))
 

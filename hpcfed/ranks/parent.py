@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import time
+from contextlib import suppress
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
@@ -18,6 +19,8 @@ PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """To the rank, if its parent alone got them; SIGINT comes from terminals and launchers, to both."""
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 """Variables that number a rank; the size, if known, is `ranks_promised`."""
+AFTER_A_KILL = "perhaps for want of memory (dmesg on {} says so); give the same command again"
+AFTER_A_FAULT = "a fault of a library, which may have said more, or of code of yours in another language than Python"
 HEARD_AFTER = 0.5
 """Seconds for the launcher to read the line, before it sees the end and drops what comes."""
 
@@ -57,7 +60,8 @@ def fork_rank() -> None:
 
 def _wait_for(child: int) -> None:
     def pass_on(number: int, frame: FrameType | None) -> None:
-        os.kill(child, number)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(child, number)
 
     for number in PASSED_ON:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -69,11 +73,10 @@ def _wait_for(child: int) -> None:
         os._exit(code)
     if -code not in (*PASSED_ON, signal.SIGINT):  # who sends those knows
         rank = next((os.environ[name] for name in RANK if name in os.environ), "?")
-        where, name = os.uname().nodename, signal.Signals(-code).name
-        cause = f", perhaps for want of memory: see dmesg on {where}" if -code == signal.SIGKILL else ""
-        os.write(
-            2, f"hpcfed: rank {rank} on {where} was ended by {name}{cause}; give the same command again\n".encode()
-        )
+        where, name = os.uname().nodename, {one.value: one.name for one in signal.Signals}.get(-code, f"signal {-code}")
+        remedy = AFTER_A_KILL.format(where) if -code == signal.SIGKILL else AFTER_A_FAULT
+        with suppress(OSError):  # nobody listens
+            os.write(2, f"hpcfed: rank {rank} on {where} was ended by {name}; {remedy}\n".encode())
         time.sleep(HEARD_AFTER)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has left its core
     if -code != signal.SIGKILL:

@@ -51,6 +51,12 @@ class Linear(torch.nn.Linear):
     def hang(self):
         time.sleep(600)
 
+    def hang_unheard(self):
+        """As where the file server hangs: to open a pipe waits for who reads it."""
+        Path("run/logs").mkdir(exist_ok=True)
+        os.mkfifo("run/logs/rank-1.log")
+        time.sleep(600)
+
     def wait(self):
         while not Path("go").exists():
             time.sleep(0.01)

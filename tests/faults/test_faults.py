@@ -84,7 +84,7 @@ def test_a_killed_rank_ends_the_job(place, client):
     done = place.start(args={"deed": "die", "whose": client, "visit": 3})
     assert done.returncode != 0
     said = own_line(done.stderr)
-    assert f"rank {client} on {platform.node()} was ended by SIGKILL, perhaps for want of memory: see dmesg" in said
+    assert f"rank {client} on {platform.node()} was ended by SIGKILL; perhaps for want of memory (dmesg on " in said
     assert [row["round"] for row in place.rows()] in ([1], [1, 2])
 
 

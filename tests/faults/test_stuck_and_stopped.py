@@ -55,6 +55,14 @@ def test_a_client_that_hangs_ends_the_job(place):
 
 
 @pytest.mark.one_mpi
+def test_a_rank_that_hangs_is_named_though_its_log_cannot_be_written(place):
+    done = place.start(2, args={"deed": "hang_unheard", "whose": 1}, watchdog="1s")
+    assert done.returncode == 4, done.stderr
+    said = rf"rank 1 on {platform.node()}: nothing moved for \d+ s; its log, \S+/rank-1\.log, cannot be written either: "
+    assert re.search(said, own_line(done.stderr))
+
+
+@pytest.mark.one_mpi
 def test_a_rank_that_sleeps_goes_on_and_one_that_is_stopped_for_good_is_named(place):
     """The other waits for it in a round's Allreduce; a stop is longer than a client's training may take."""
     (place.path / "slow.py").write_text(SLOW)

@@ -94,8 +94,8 @@ class Job:
             ended = f"{time.monotonic() - since:.0f}"
         self.relieve()
         _, stderr = self.process.communicate()
-        lines = own_lines(stderr)
-        line = lines[0] if lines else f"(the launcher's) {_first(stderr)}"
+        lines = own_lines(stderr.replace("\0", ""))  # which Open MPI ends some lines with
+        line = next((line for line in lines if line.startswith("hpcfed: ")), f"(the launcher's) {_first(stderr)}")
         return f"{ended} | {'–' if code is None else code} | {line.replace('|', '/')}"
 
     def relieve(self) -> None:

@@ -28,7 +28,7 @@ def mounted(network: Hosts, place: Place, tmp_path_factory: pytest.TempPathFacto
     if lacking:
         pytest.skip(f"A SHARED FOLDER IS NOT TESTED: {lacking}")
     for package in ("hpcfed", "data_prep"):
-        shutil.copytree(ROOT / package, place.path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, place.path / package)  # compiled, as it is after the first job at a site
     place.write(**SAVING)
     network.link(rate=RATE, delay=DELAY)
     at = tmp_path_factory.mktemp("mounts") / "shared"

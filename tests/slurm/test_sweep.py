@@ -51,7 +51,7 @@ def shared(place: Path) -> set[str]:
 def test_the_jobs_of_an_array_share_the_runs(cluster: Cluster, place: Path) -> None:
     write_recipe(place, rounds=20)
     said = submit(cluster, place, *SMALL, jobs=2)
-    assert "#SBATCH --array=1-2\n" in said
+    assert "#SBATCH --array=1-2\n" in (place / "swept.sbatch").read_text()
     number = number_of(said)
     assert f"in the queue already, job {number}_" in submit(cluster, place, *SMALL, jobs=2)
     for task in ("1", "2"):

@@ -102,7 +102,9 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
         hold = ["--urgency=hold"] if make_room and not numbers else []
         done = _flux(["flux", "batch", *after, *hold, str(script)])
         if done.returncode != 0:
-            remedy = f"submitted: {', then '.join(numbers)}" if numbers else "change the options"
+            remedy = (
+                f"submitted: {', then '.join(numbers)}" if numbers else "change the options, typed or of the site file"
+            )
             raise InputError("flux batch refuses the job", where=str(script), got=last_line(done.stderr), remedy=remedy)
         numbers.append(done.stdout.strip())
         release, cancel = ["flux", "job", "urgency", numbers[0], "default"], ["flux", "cancel", numbers[0]]

@@ -92,7 +92,9 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
         hold = ["-h"] if make_room and not numbers else []
         done = _pbs(["qsub", *after, *hold, str(script)])
         if done.returncode != 0:
-            remedy = f"submitted: {', then '.join(numbers)}" if numbers else "change the options"
+            remedy = (
+                f"submitted: {', then '.join(numbers)}" if numbers else "change the options, typed or of the site file"
+            )
             raise InputError("qsub refuses the job", where=str(script), got=last_line(done.stderr), remedy=remedy)
         numbers.append(done.stdout.strip())
         if hold and make_room and not begin(make_room, _pbs, ["qrls", numbers[0]], ["qdel", numbers[0]]):

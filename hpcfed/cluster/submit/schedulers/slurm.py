@@ -166,7 +166,7 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
         if done.returncode != 0:
             before = f"submitted: {', then '.join(numbers)}"
             what = f"sbatch refuses job {len(numbers) + 1} of {chain}" if numbers else "sbatch refuses the job"
-            remedy = before if numbers else "change the options"
+            remedy = before if numbers else "change the options, typed or of the site file"
             raise InputError(what, where=str(script), got=last_line(done.stderr), remedy=remedy)
         numbers.append(done.stdout.strip().partition(";")[0])  # "number;cluster" with several clusters
         if hold and make_room:
