@@ -5,6 +5,7 @@ loss       a loss of `torch.nn`, a function (output, target) → one loss per sa
 algorithm  a `hpcfed.types.Method`, or a function that returns one
 local      a mapping with ``step``, a function
 evaluate   a mapping with ``metrics``, a mapping of names to functions, or to mappings with ``sum`` or ``whole``
+updates    a `hpcfed.UpdatePart`, its class, or a list with such; ``means`` and ``down`` likewise
 observers  objects with ``start``, ``round`` or ``end``, or a list of them
 """
 
@@ -21,6 +22,7 @@ from hpcfed.config.user_code.given import Collector, GivenCode
 from hpcfed.errors import InputError, shown
 
 SECTIONS = ("model", "algorithm", "loss")
+LISTS = ("updates", "means", "down")
 OF_ALL = {"CrossEntropyLoss": ("label_smoothing",), "BCEWithLogitsLoss": (), "MSELoss": (), "L1Loss": (),
           "SmoothL1Loss": ("beta",), "HuberLoss": ("delta",)}  # fmt: skip
 """Losses of torch → their parameters; hpcfed averages them over a sample's outputs, then over samples, as torch."""
@@ -47,6 +49,9 @@ def _named(key: str, value: Any, collector: Collector) -> Any:
         return {**_plain(value), "step": _reference(value["step"], "step", collector)}
     if key == "evaluate" and isinstance(value, Mapping) and "metrics" in value:
         return {**_plain(value), "metrics": _metrics(value["metrics"], collector)}
+    if key in LISTS:
+        entries = value if isinstance(value, list | tuple) else [value]
+        return None if value is None else [_part(entry, key, collector) for entry in entries]
     if key == "observers":
         entries = value if isinstance(value, list | tuple) else [value]
         return [_observer(entry, collector) for entry in entries]
@@ -86,6 +91,15 @@ def _section(key: str, value: Any, collector: Collector) -> Any:
         factory = functools.partial(factory, **args)
         value = {name: entry for name, entry in value.items() if name != "args"}
     return {**value, "factory": _reference(factory, key, collector)}
+
+
+def _part(value: Any, key: str, collector: Collector) -> Any:
+    """Return the section of a part of a list, which may be an object, its class, or a mapping with such a factory."""
+    if isinstance(value, Mapping):
+        return _section(key, _plain(value), collector)
+    if inspect.isclass(value):
+        return {"factory": _reference(value, key, collector)}
+    return {"factory": collector.maker(value, key)} if _is_object(value) else value
 
 
 def _of_object(key: str, value: Any, collector: Collector) -> dict[str, Any]:

@@ -82,7 +82,9 @@ class Measured(NamedTuple):
         percents = [100 * accuracy for accuracy in self.accuracies]
         mean = f"{np.mean(percents):.1f} %"
         spread = f" ({min(percents):.1f}–{max(percents):.1f})" if len(percents) > 1 else ""
-        return mean + spread + (f", diverges with {self.diverged} seeds more" if self.diverged else "")
+        return (
+            mean + spread + (f"; {self.diverged} of {len(percents) + self.diverged} diverge" if self.diverged else "")
+        )
 
 
 def measured(data: Path, rounds: int, seeds: int, changes: list[str] = EPOCHS, **keys: Any) -> Measured:

@@ -18,6 +18,7 @@ from hpcfed.assembly import assemble, resolve
 from hpcfed.config import registry
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Algorithm
+from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
 from hpcfed.types import ClientInfo, LocalResult, RoundContext
@@ -35,6 +36,7 @@ from hpcfed.updates.randk import RandomK
 from hpcfed.updates.sign import Sign
 from hpcfed.updates.topk import TopK
 from tests.contract.packing import pack, spread, unpack
+from tests.contract.terngrad import Damped, Ternary
 from tests.launch import ROOT
 from tests.mpi.recipes import METHODS, small, write_small
 
@@ -579,6 +581,16 @@ def test_a_part_of_the_users_in_one_file(place):
     assert found.metrics[-1]["bytes_up"] == 2 * 5 * ((2 * parameters + 32 + 7) // 8)
     recorded = load_recipe(found.folder / "recipe.yaml")
     assert recorded.updates[0].factory == "terngrad:Ternary"
+
+
+def test_parts_are_given_from_python_as_objects_and_as_classes(place):
+    named = run(
+        place, "named", updates=["terngrad:Ternary"], means=[{"factory": "terngrad:Damped", "args": {"gain": 0.5}}]
+    )
+    objects = run(place, "objects", updates=Ternary(), means=[Damped(gain=0.5)])
+    classes = run(place, "classes", updates=[Ternary], means=({"factory": Damped, "args": {"gain": 0.5}},))
+    assert numbers(objects) == numbers(classes) == numbers(named)
+    assert verify(Verification(objects.folder, None, 0), World(), [].append) == 0
 
 
 def test_the_page_has_every_part_with_its_keys_and_the_file():

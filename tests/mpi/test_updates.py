@@ -32,8 +32,19 @@ SOUND = ("dsgd", "fedadam", "fedavg", "fedavgm", "fednova", "fedprox", "scaffold
 """Methods that go with every chain; FedDyn and FedSplit with those that have no `means`."""
 
 
+ROLES: list[Mapping[str, Any]] = [
+    {},
+    {
+        "model": {"factory": "tests.mpi.nets:perceptron"},
+        "parameters": {"private": ["3.*"]},
+        "evaluate": {"every": 0, "clients": {"every": 1}},
+    },
+    {"model": {"factory": "tests.mpi.nets:mlp"}, "parameters": {"buffers": "averaged"}, "evaluate": {"batch_size": 64}},
+]
+
+
 def drawn(seed: int) -> dict[str, Any]:
-    """Return a recipe with a chain and a method of a seed."""
+    """Return a recipe with a chain and a method of a seed; odd ones may have private parameters or buffers."""
     draws = random.Random(seed)
     chain = CHAINS[draws.choice([name for name in CHAINS if name != "down"])]
     method = draws.choice([*SOUND, *(() if "means" in chain else ("feddyn", "fedsplit"))])
@@ -45,6 +56,7 @@ def drawn(seed: int) -> dict[str, Any]:
         found["budget"] = draws.choice([None, {"low": 1, "high": 6}])
     if draws.random() < 0.3:
         found["evaluate"] = {"model": "client-average", "batch_size": 64}
+    found |= ROLES[seed // 2 % 3] if seed % 2 else {}
     base = {"rounds": 5, "cohort": {"size": 3}, "client_state": draws.choice(["device", "disk"]), "output": "run"}
     base["placement"] = draws.choice(["static", "balanced"])
     return small(
