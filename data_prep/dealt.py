@@ -80,18 +80,10 @@ class Partition:
                 raise InputError(name, expected=f"{len(self.owner):,} samples", got=f"{len(array):,}")
             found.append(array)
         return {
-            name: (self._with_noise(found[0][rows], k), found[1][rows])
+            name: (with_noise(found[0][rows], self.noise, k, len(self.names), self._seed), found[1][rows])
             for k, name in enumerate(self.names)
             for rows in (self.indices(k),)
         }
-
-    def _with_noise(self, x: np.ndarray, client: int) -> np.ndarray:
-        if not self.noise:
-            return x
-        scaled = x.astype(np.float32) / (255 if x.dtype == np.uint8 else 1)
-        level = self.noise * client / max(1, len(self.names) - 1)
-        noise = stream(self._seed, f"feature noise {client}").standard_normal(x.shape, dtype=np.float32)
-        return (scaled + np.float32(level) * noise).astype(np.float32)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Return a figure of clients × classes, sizes and how many classes a client has; also saved as `path`."""
@@ -109,6 +101,15 @@ class Partition:
         return "\n".join([head, *(line.plain for line in text_heat_map(self.counts, self.names))])
 
     __repr__ = __str__  # a notebook shows it
+
+
+def with_noise(x: np.ndarray, noise: float, client: int, num_clients: int, seed: int) -> np.ndarray:
+    """Return a client's features with the noise of `Partition.clients`; x itself without any."""
+    if not noise:
+        return x
+    level = np.float32(noise * client / max(1, num_clients - 1))
+    drawn = stream(seed, f"feature noise {client}").standard_normal(x.shape, dtype=np.float32)
+    return (x.astype(np.float32) / (255 if x.dtype == np.uint8 else 1) + level * drawn).astype(np.float32)
 
 
 def partition(

@@ -21,11 +21,12 @@ from data_prep.dataset import Dataset
 from data_prep.sources.files import AGAIN, CHUNK, DataSource, Origin, Published, damaged, examine, locate, reading
 from data_prep.spool import Spool
 from hpcfed.data.federation import Standardization
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, nearest
 
 UNSIGNED_BYTES = 8
 PARTS = ("train-images", "train-labels", "t10k-images", "t10k-labels")
 AXES = {"images": 3, "labels": 1}
+NORMALIZATIONS = ("own", "none")
 Opened = gzip.GzipFile | BufferedReader
 
 
@@ -88,8 +89,13 @@ FASHION_MNIST = Family(
 )
 
 
-def load(folder: str | Path, family: Family) -> Dataset:
+def load(folder: str | Path, family: Family, *, normalization: str = "own", first: int | None = None) -> Dataset:
     """Read the four files of a family, gzipped or not, from `folder`: x (n, 1, H, W) uint8, y (n,) uint8.
+
+    Args:
+        folder, family: of the files.
+        normalization: ``own``, the family's, or ``none``: pixels in [0, 1].
+        first: so many images to train on, the file's first; None for all.
 
     Raises:
         InputError: a file is missing, damaged, of another format, or does not fit the others.
@@ -107,18 +113,24 @@ def load(folder: str | Path, family: Family) -> Dataset:
         title=family.title,
         published=lambda name: name.replace(".idx", "-idx"),
     )
-    first = np.uint8(family.first_label)
+    if normalization not in NORMALIZATIONS:
+        remedy = nearest(normalization, NORMALIZATIONS)
+        raise InputError(f"normalization of {family.name}", got=repr(normalization), remedy=remedy)
+    if first is not None and not 0 < first <= len(arrays["train-images"]):
+        expected = f"at most the {len(arrays['train-images']):,} images of {family.name}"
+        raise InputError("--first", expected=expected, got=f"{first:,}")
+    lowest = np.uint8(family.first_label)
     axes = (0, 1, 3, 2) if family.transposed else (0, 1, 2, 3)
     return Dataset(
         name=family.name,
         task="classification",
-        x=arrays["train-images"][:, None].transpose(axes),
-        y=arrays["train-labels"] - first,
+        x=arrays["train-images"][:first, None].transpose(axes),
+        y=arrays["train-labels"][:first] - lowest,
         num_classes=family.num_classes,
         test_x=arrays["t10k-images"][:, None].transpose(axes),
-        test_y=arrays["t10k-labels"] - first,
-        normalization=family.normalization,
-        source={"files": files},
+        test_y=arrays["t10k-labels"] - lowest,
+        normalization=None if normalization == "none" else family.normalization,
+        source={"files": files, **({} if first is None else {"first": first})},
         remarks=(verdict,),
     )
 
@@ -199,7 +211,15 @@ def _check_pair(images_path: Path, images: np.ndarray, labels_path: Path, labels
         raise InputError(what, where=str(labels_path), expected=f"labels {first} … {last}", got=str(wrong[0]))
 
 
+def _load_mnist(raw: str | Path, *, normalization: str = "own", first: int | None = None) -> Dataset:
+    return load(raw, MNIST, normalization=normalization, first=first)
+
+
+def _load_fashion(raw: str | Path, *, normalization: str = "own", first: int | None = None) -> Dataset:
+    return load(raw, FASHION_MNIST, normalization=normalization, first=first)
+
+
 SOURCES = {
-    "mnist": DataSource(lambda raw: load(raw, MNIST), MNIST.origin),
-    "fashion-mnist": DataSource(lambda raw: load(raw, FASHION_MNIST), FASHION_MNIST.origin),
+    "mnist": DataSource(_load_mnist, MNIST.origin),
+    "fashion-mnist": DataSource(_load_fashion, FASHION_MNIST.origin),
 }

@@ -94,9 +94,10 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               "others: 60].")  # fmt: skip
 @click.option("--classes", type=click.IntRange(min=2),
               help=f"Classes of the same [default: {fedprox.NAME}: 10, others: 5]; letters: the first.")  # fmt: skip
-@click.option("--normalization", metavar="[feddyn|fedexp|sites|pooled|none]",
+@click.option("--normalization", metavar="[feddyn|fedexp|sites|pooled|own|none]",
               help="As whose code: cifar100 feddyn or fedexp [default: feddyn]; emnist-letters none or feddyn "
-              "[default: none]; flamby-heart-disease each of its sites or pooled [default: sites].")  # fmt: skip
+              "[default: none]; mnist, fashion-mnist own or none [default: own]; flamby-heart-disease each of its "
+              "sites or pooled [default: sites].")  # fmt: skip
 @click.option("--crop", type=click.IntRange(min=1),
               help="Samples in a row that each natural client keeps, from a random place; clients with fewer "
               "are left out.")  # fmt: skip
@@ -110,7 +111,8 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--incomplete", is_flag=True, default=None,
               help="cifar10, cifar100, flamby-camelyon16: take the files that are there.")  # fmt: skip
 @click.option("--first", type=click.IntRange(min=4),
-              help="cifar10: the first so many images to train on, and a quarter of that to test.")  # fmt: skip
+              help="mnist, fashion-mnist: the first so many images to train on; cifar10: and a quarter of that "
+              "to test.")  # fmt: skip
 @click.option("--tiles", type=click.IntRange(min=1),
               help="flamby-camelyon16: tiles of a slide [default: 10000].")  # fmt: skip
 @click.option("--task", metavar="[classification|multi-label|regression|survival|next-token]",

@@ -27,6 +27,23 @@ def test_round_trip(tmp_path: Path, end: str, joint: str) -> None:
     assert dataset.remarks[0].startswith("md5: not the published files of MNIST: train-images")
 
 
+def test_the_first_images_without_normalization(tmp_path: Path) -> None:
+    arrays = write_idx_folder(tmp_path)
+    whole = idx.load(tmp_path, idx.MNIST)
+    part = idx.load(tmp_path, idx.MNIST, normalization="none", first=6)
+    assert np.array_equal(part.x, arrays["train-images"][:6, None])
+    assert np.array_equal(part.y, arrays["train-labels"][:6])
+    assert np.array_equal(part.test_x, whole.test_x)
+    assert (part.normalization, whole.normalization) == (None, idx.MNIST.normalization)
+    assert part.source["first"] == 6
+    for options, says in (
+        ({"first": 61}, "--first.*at most the 60 images"),
+        ({"normalization": "non"}, "did you mean"),
+    ):
+        with pytest.raises(InputError, match=says):
+            idx.load(tmp_path, idx.MNIST, **options)
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     write_idx_folder(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").unlink()

@@ -1,4 +1,4 @@
-"""FedDyn's and LEAF's synthetic sets: what their parameters mean, shown by the statistics of the samples."""
+"""Synthetic sets: what their parameters mean, shown by the statistics of the samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from scipy.optimize import linprog
 
 from data_prep.dataset import Dataset
-from data_prep.synthetic import feddyn, fedprox, leaf
+from data_prep.synthetic import fcube, feddyn, fedprox, leaf
 from hpcfed.cli import prepare
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
@@ -198,6 +198,19 @@ def test_wrong_spreads_are_refused(options: dict, message: str) -> None:
     with pytest.raises(InputError) as refused:
         fedprox.generate(0, **options)
     assert message in str(refused.value)
+
+
+def test_fcubes_clients_have_two_opposite_corners_each() -> None:
+    dataset = fcube.generate(3)
+    corners = [{tuple(row) for row in np.sign(x).astype(int).tolist()} for x, _ in clients_of(dataset)]
+    assert corners == [{(1, b, c), (-1, -b, -c)} for b, c in ((1, 1), (1, -1), (-1, 1), (-1, -1))], (
+        "the second feature is negated for the last two, the third for odd ones"
+    )
+    assert np.bincount(dataset.owner).tolist() == [1000] * 4
+    for x, y in ((dataset.x, dataset.y), (dataset.test_x, dataset.test_y)):
+        assert np.array_equal(y, x[:, 0] <= 0)
+        assert 0.45 < y.mean() < 0.55
+        assert 0.95 < np.abs(x).max() <= 1
 
 
 def test_a_seed_makes_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_ind
 
 from hpcfed.client.effective_steps import effective_steps
 from hpcfed.cohort import Cohort
@@ -18,6 +20,7 @@ from hpcfed.lab.reproduce.figures import heat_map
 from hpcfed.lab.reproduce.measure import SettingRuns, best_of, last_rounds, rounds_apart
 from hpcfed.lab.reproduce.plan import Setting
 from hpcfed.lab.reproduce.projections import projections
+from hpcfed.lab.reproduce.published import HEADER, rows, verdict
 from hpcfed.lab.reproduce.table import make_table, setting_records
 from hpcfed.lab.sweep.grid import parse_grids, points
 from tests.report.conftest import NUM_PARAMETERS, make_rows, write_run
@@ -118,6 +121,25 @@ def test_the_best_accuracy_of_a_run_may_lie_before_its_end(tmp_path):
     best = experiment.model_copy(update={"measure": measure})
     table = make_table(best, measured(tmp_path, {WITHOUT: [[0.5, 0.9, 0.6], [0.5, 0.6, 0.7]]}))
     assert table.rows[0][2] == "80.00 ± 14.14 %"
+
+
+def test_a_published_mean_agrees_differs_or_cannot_be_told(tmp_path):
+    """By Welch's interval, as SciPy computes it."""
+    experiment = experiments()["niid-mnist"]
+    values = {"fedavg": (0.9890, 0.9886, 0.9894), "scaffold": (0.95, 0.9502, 0.9498), "fedprox": (0.4, 0.6, 0.5)}
+    found = measured(tmp_path, {name: [[each, each - 0.01] for each in own] for name, own in values.items()})
+    settings = [replace(one, setting=replace(one.setting, rounds=2)) for one in found]
+    case = experiment.cases["dir05"].model_copy(
+        update={"paper": {"fedavg": [98.89, 0.07], "scaffold": [99.07, 0.06], "fedprox": [51.79, 26.75]}}
+    )
+    table = {row[1]: dict(zip(HEADER, row, strict=True)) for row in rows(experiment, case, settings)}
+    assert [row["Verdict"] for row in table.values()] == ["agrees", "differs", "this table cannot tell"]
+    assert table["fedavg"]["Best"] == "98.90 ± 0.04 %"
+    assert table["fedavg"]["Last"] == "97.90 ± 0.04 %"
+    welch = ttest_ind(values["fedavg"], (0.9882, 0.9889, 0.9896), equal_var=False).confidence_interval(0.95)
+    assert table["fedavg"]["Difference"] == f"+0.01 [{100 * welch.low:+.2f}, {100 * welch.high:+.2f}]".replace("-", "−")
+    assert rows(experiment, case, found)[0][-1] == "not finished"
+    assert verdict(0.012, 0.01) == "not decided"
 
 
 def test_two_grids_are_drawn_as_a_heat_map_that_names_no_cell_without_runs(tmp_path):

@@ -36,6 +36,7 @@ TRIALS = [
     ("gel-shakespeare", "untuned"),
     ("gel-fedopt", "femnist"),
     ("gel-budgets", "b4-20"),
+    ("niid-mnist", "noise"),
 ]
 
 

@@ -26,6 +26,7 @@ MODELS = {
     "cifar-cnn": (FEDEXP,),
     "feddyn-cnn": (FEDDYN,),
     "femnist-cnn": (GEL,),
+    "niid-cnn": (NIID_BENCH,),
     "resnet18-gn": ("he2016deep", "hsieh2020noniid"),
     "lstm": (FEDDYN,),
 }
@@ -56,6 +57,7 @@ DATA = {
     "digits": ("alpaydin1998optical",),
     "linear-regression": (FEDEXP,),
     "toy2d": (FEDEXP,),
+    "fcube": (NIID_BENCH,),
     "feddyn-synthetic": (FEDDYN,),
     "fedprox-synthetic": (FEDPROX,),
     "leaf-synthetic": (LEAF,),

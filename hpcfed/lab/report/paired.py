@@ -232,7 +232,7 @@ def difference_curve(
     return common + 1.0, apart.mean(axis=0) if paired else half, half
 
 
-def student(freedom: int, confidence: float = CONFIDENCE) -> float:
+def student(freedom: float, confidence: float = CONFIDENCE) -> float:
     """Return t such that |T| ≤ t has probability `confidence` for Student's T with `freedom` ≥ 1 degrees of freedom."""
     from scipy.special import stdtrit  # what scipy.stats.t asks, which takes two seconds longer to import
 

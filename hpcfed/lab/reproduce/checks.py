@@ -29,7 +29,7 @@ ALWAYS = {*COLUMNS, "seconds"} - UNMEASURED.keys()
 """Columns that a record may have whatever its recipe measures."""
 OF_A_METHOD = ("method.", "unit.", "clients.")
 """Beginnings of columns whose names depend on the method and the data."""
-RANKED = ("rounds", "best", "tuned")
+RANKED = ("rounds", "best", "published", "tuned")
 """Kinds of measure that need to know which values are better."""
 Need = tuple[str, str, Callable[[Recipe], bool]]
 UNIFORM: Need = ("weights", "uniform", lambda recipe: recipe.weights == "uniform")
@@ -277,11 +277,11 @@ def _check_targets(experiment: Experiment, key: str, case: Case, recipes: Mappin
         remedy = f"did you mean {value / 100:g}?" if 1 < value <= 100 else ""
         expected = f"{column}, a share between 0 and 1"
         raise InputError(f"{key}.targets", expected=expected, got=f"{value:g}", remedy=remedy)
-    count = {"rounds": len(values or goals), "final": 1, "best": 1}.get(experiment.measure.kind)
+    count = {"rounds": len(values or goals), "final": 1, "best": 1, "published": 2}.get(experiment.measure.kind)
     for method, numbers in case.paper.items():
         if count is not None and len(numbers) != count:
-            words = "a number per target" if experiment.measure.kind == "rounds" else "the final value"
-            words = f"{words}, {count} in all"
+            words = {"rounds": "a number per target", "published": "mean and deviation"}.get(experiment.measure.kind)
+            words = f"{words or 'the final value'}, {count} in all"
             raise InputError(f"{key}.paper.{method}", expected=words, got=shown(numbers))
 
 

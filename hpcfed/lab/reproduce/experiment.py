@@ -65,6 +65,7 @@ class Data(Section):
         seed: None for the source's default; ``run`` draws the data anew for every seed of the experiment.
         test: the test set: the source's ``own``, or all ``training`` samples pooled; or a point w* (d numbers), or
             ``solution``, the regression's of least norm: then the test loss of a linear model is ‖w − w*‖²/2d.
+        noise: standard deviation of the last client's feature noise, as `data_prep.dealt.Partition.clients` has it.
         start: the initial parameters of a linear model: all ``0``, or the d weights; None for random ones.
     """
 
@@ -75,6 +76,7 @@ class Data(Section):
     clients: Count | None = None
     options: Content = Field(default_factory=dict)
     seed: int | Literal["run"] | None = None
+    noise: float = Field(0.0, ge=0)
     test: Literal["own", "training", "solution"] | list[float] = "own"
     start: Literal[0] | list[float] | None = None
 
@@ -117,7 +119,7 @@ class Case(Section):
         only: the methods of this case; default: all.
         targets: of the measured column.
         paper: method → the paper's numbers: one per target, or the final value, or the base-10 logarithms of the tuned
-            values, or mean ± deviation on each test set.
+            values, or mean ± deviation on each test set, or mean and deviation of what was published, in percent.
         paper_beyond: method → the paper's percentage points for `Measure.beyond`.
     """
 
@@ -159,6 +161,7 @@ class Measure(Section):
 
     Attributes:
         kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``best``: the best evaluation;
+            ``published``: the best and the last one, beside means that others published, and whether they agree;
             ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6); ``sites``: the
             last model on each site's test set and on all, of cases ``sites`` and ``pooled``. Without runs:
             ``classes``, the number of classes in a client's data; ``coefficients``, the weights of GeL's steps and
@@ -179,7 +182,17 @@ class Measure(Section):
     """
 
     kind: Literal[
-        "rounds", "final", "best", "tuned", "projections", "sites", "classes", "coefficients", "dynamics", "bounds"
+        "rounds",
+        "final",
+        "best",
+        "published",
+        "tuned",
+        "projections",
+        "sites",
+        "classes",
+        "coefficients",
+        "dynamics",
+        "bounds",
     ]
     column: str = "test_accuracy"
     last: Count = 1
@@ -202,6 +215,7 @@ class Images(Section):
         cases: its cases; default: all.
         seeds: default: the experiment's.
         data: keys that replace those of every case's data.
+        options: keys that join the options of every case's data.
         recipe: overrides all other recipes.
         targets: in place of the cases' own.
     """
@@ -210,6 +224,7 @@ class Images(Section):
     cases: list[str] = Field(default_factory=list)
     seeds: Count | None = None
     data: Content = Field(default_factory=dict)
+    options: Content = Field(default_factory=dict)
     recipe: RecipePart = Field(default_factory=dict)
     targets: list[Target] = Field(default_factory=list)
 
@@ -225,7 +240,8 @@ class Small(Images):
 
     def of(self, case: Case) -> Case:
         """Return the small version of a case, without the paper's numbers, which hold for the paper's data."""
-        data = validated(Data, {**case.data.model_dump(), **self.data}, "small.data")
+        content = {**case.data.model_dump(), **self.data}
+        data = validated(Data, {**content, "options": {**content["options"], **self.options}}, "small.data")
         return case.model_copy(update={"data": data, "targets": self.targets or case.targets, **NO_NUMBERS})
 
 

@@ -15,8 +15,9 @@ from safetensors.numpy import save
 
 from data_prep.catalogue import SOURCES
 from data_prep.dataset import Dataset
+from data_prep.dealt import with_noise
 from data_prep.sources.files import digests, reading
-from data_prep.split import split
+from data_prep.split import Split, split
 from data_prep.write import write
 from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure, InputError
@@ -39,9 +40,14 @@ class Places:
         if data.file:
             return Path(data.file)
         left_out = {"start", "file"} if "/" in data.raw else {"start", "file", "raw"}  # raw: a file, or a folder
+        left_out |= set() if data.noise else {"noise"}
         wanted = data.model_dump(exclude=left_out) | {"seed": seed if data.seed == "run" else data.seed}
         words = [data.source, data.partition, *(str(value) for value in data.options.values())]
-        words += [str(data.clients or ""), str(seed) if data.seed == "run" else ""]
+        words += [
+            f"noise-{data.noise:g}" if data.noise else "",
+            str(data.clients or ""),
+            str(seed) if data.seed == "run" else "",
+        ]
         digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:8]
         readable = re.sub(r"[^\w.]+", "-", "-".join(word for word in words if word))
         return self.output / "data" / f"{readable}-{digest}.h5"
@@ -111,10 +117,11 @@ def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         dataset = _with_test(_load(data, seed, places), data)
         if path in made:
-            source = SOURCES[data.source]
+            source, asked = SOURCES[data.source], _seed(data, seed)
             clients = None if source.takes("clients") else data.clients  # None where the source makes the clients
             options = {key: value for key, value in data.options.items() if not source.takes(key)}
-            write(path, dataset, **vars(split(dataset, data.partition, clients, _seed(data, seed), options)))
+            dealt = split(dataset, data.partition, clients, asked, options)
+            write(path, _with_noise(dataset, data.noise, dealt, asked), **vars(dealt))
         if start is not None and start in made:
             write_whole(start, _start(dataset, data))
     except (NotADirectoryError, FileExistsError):
@@ -170,6 +177,17 @@ def _load(data: Data, seed: int, places: Places) -> Dataset:
     arguments = {"raw": raw, "seed": _seed(data, seed), "clients": data.clients, **data.options}
     source = SOURCES[data.source]
     return source.load(**{key: value for key, value in arguments.items() if source.takes(key) and value is not None})
+
+
+def _with_noise(dataset: Dataset, noise: float, dealt: Split, seed: int) -> Dataset:
+    if not noise or dataset.test_x is None:
+        return dataset
+    x = np.empty(dataset.x.shape, np.float32)
+    for client in range(dealt.num_clients):
+        rows = np.flatnonzero(dealt.owner == client)
+        x[rows] = with_noise(dataset.x[rows], noise, client, dealt.num_clients, seed)
+    scale = 255 if dataset.test_x.dtype == np.uint8 else 1
+    return replace(dataset, x=x, test_x=dataset.test_x.astype(np.float32) / np.float32(scale))
 
 
 def _with_test(dataset: Dataset, data: Data) -> Dataset:

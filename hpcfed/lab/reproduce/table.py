@@ -11,6 +11,7 @@ from hpcfed.lab.report.group import ABSENT
 from hpcfed.lab.report.measure import Spread
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.report.text import count_text, criterion_text, difference_text, rounds_text, target_text
+from hpcfed.lab.reproduce import published
 from hpcfed.lab.reproduce.experiment import OWN_PAPER, Case, Experiment, Goal, Number
 from hpcfed.lab.reproduce.measure import (
     SettingRuns,
@@ -31,7 +32,8 @@ BYTES = 4
 
 def make_table(experiment: Experiment, measured: Sequence[SettingRuns]) -> Table:
     """Return the table of the results so far; a cell says if a run is missing or did not reach its target."""
-    rows_of = {"rounds": _rounds, "final": _final, "best": _final, "tuned": _tuned}[experiment.measure.kind]
+    kinds = {"rounds": _rounds, "final": _final, "best": _final, "published": published.rows, "tuned": _tuned}
+    rows_of = kinds[experiment.measure.kind]
     header, words = _head(experiment)
     rows: list[Row] = []
     for case, settings in by_case(experiment, measured).values():
@@ -74,6 +76,8 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
         if measure.kind == "best":
             words = f"Best {criterion.title}{in_mean} of any round, {deviation}"
         return ("Case", "Method", criterion.title.capitalize(), "Rounds", "Seeds", "Paper"), words
+    if measure.kind == "published":
+        return published.HEADER, published.NOTE
     if measure.kind == "tuned":
         last = "in the last evaluation" if measure.last == 1 else f"over the last {measure.last} evaluations"
         what = f"{criterion.title} {last}"

@@ -76,4 +76,24 @@ class FemnistCnn(Spec):
         return pooled_cnn(image_shape(features, "model.name 'femnist-cnn'"), [32, 64], [self.hidden], outputs)
 
 
-MODELS = {"emnist-cnn": EmnistCnn, "cifar-cnn": CifarCnn, "feddyn-cnn": FeddynCnn, "femnist-cnn": FemnistCnn}
+class NiidCnn(Spec):
+    """Two 5×5 convolutions (6, 16), each with a max-pool, and layers of 120 and 84.
+
+    44,426 parameters for 28×28 images of 10 classes. Reference: Li et al., "Federated learning on non-IID data silos",
+    ICDE 2022, section V (NIID-Bench's model.py: simple-cnn).
+    """
+
+    def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:
+        """Return the network."""
+        from hpcfed.models.modules import pooled_cnn
+
+        return pooled_cnn(image_shape(features, "model.name 'niid-cnn'"), [6, 16], [120, 84], outputs)
+
+
+MODELS = {
+    "emnist-cnn": EmnistCnn,
+    "cifar-cnn": CifarCnn,
+    "feddyn-cnn": FeddynCnn,
+    "femnist-cnn": FemnistCnn,
+    "niid-cnn": NiidCnn,
+}
