@@ -142,7 +142,13 @@ def test_nothing_is_predicted_from_a_fit_that_is_far_off(folder: Path) -> None:
     assert told.error > TOLERATED
     assert told.predictions == []
     assert [row.ranks for row in told.rows] == [1, 2]
-    assert "wrong on what it was not fitted to, and more than 30% is no basis; measure more rounds, where nothing else runs" in told.refused
+    assert (
+        "wrong on what it was not fitted to, and more than 30% is no basis; where nothing else runs, " in told.refused
+    )
+    assert "measure more rounds (--rounds 40" in told.refused
+    busy = [replace(one, machine={"load": 9.5}) for one in (made(1), noisy)]
+    said = study(recipe, "strong", busy, np.full(5, 40), predict=(64,)).refused
+    assert "where nothing else runs, not at a load of 9.5 beside 1 rank, measure" in said
     short = [made(1, replace(TRUTH, sample=TRUTH.sample / 10)), noisy]
     wide = study(recipe, "strong", short, np.full(500, 40), predict=(64,)).refused
     assert re.search(r"100 ms are better than rounds of \d+ ms \(cohort\.size=\d+ --rounds 40 --output FOLDER\)$", wide)

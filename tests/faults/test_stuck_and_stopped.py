@@ -58,7 +58,9 @@ def test_a_client_that_hangs_ends_the_job(place):
 def test_a_rank_that_hangs_is_named_though_its_log_cannot_be_written(place):
     done = place.start(2, args={"deed": "hang_unheard", "whose": 1}, watchdog="1s")
     assert done.returncode == 4, done.stderr
-    said = rf"rank 1 on {platform.node()}: nothing moved for \d+ s; its log, \S+/rank-1\.log, cannot be written either: "
+    said = (
+        rf"rank 1 on {platform.node()}: nothing moved for \d+ s; its log, \S+/rank-1\.log, cannot be written either: "
+    )
     assert re.search(said, own_line(done.stderr))
 
 

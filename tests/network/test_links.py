@@ -100,7 +100,7 @@ def napping(place: Place, start: float, end: float) -> None:
 def test_both_sides_end_before_the_first_round_and_after_the_last(
     network: Hosts, place: Place, pulled: Callable[[str], None], moment: str, host: str, lost: str
 ) -> None:
-    """While one rank works long, and does not wait for the other: by the silence of the other side, whatever the MPI."""
+    """While one rank works long, and does not wait for the other: by the silence of the other side, with any MPI."""
     napping(place, **{"start": 0.0, "end": 0.0, moment: 1e4})
     job = network.start(hpcfed_run(network, sys.executable, 2, ["h1", "h2"]), place.path)
     until((place.path / f"{moment}-{host}").exists)

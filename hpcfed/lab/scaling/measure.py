@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -74,7 +75,7 @@ class RankTimes:
     Attributes:
         recipe: the measured recipe without the keys in `IRRELEVANT_KEYS`.
         mode, rounds: from the command line.
-        machine: see `hpcfed.lab.bench.machine`.
+        machine: see `hpcfed.lab.bench.machine`; ``load`` is the load of rank 0's host at the end.
         samples: one per setting.
         allreduce: (bytes, seconds) of bare Allreduces; empty on one rank.
     """
@@ -117,7 +118,8 @@ def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, f
             work = load(done.recipe, sizes, world.size, None)
             samples.append(_sample(setting, done, work, _bytes_of(done, sizes, world), world))
         probed = _probe(world, samples[0].vector_bytes)
-        found = RankTimes(world.size, identity(recipe), mode, rounds, describe(), samples, probed)
+        machine = describe() | {"load": round(os.getloadavg()[0], 1)}
+        found = RankTimes(world.size, identity(recipe), mode, rounds, machine, samples, probed)
         world.on_root(lambda: write_whole(path_of(folder, world.size), json.dumps(asdict(found), indent=1) + "\n"))
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.config.recipe import Recipe
+from hpcfed.errors import counted
 from hpcfed.lab.scaling.measure import RankTimes, Sample
 from hpcfed.lab.scaling.model import CostModel, TestedPrediction, fit, held_out_errors, reduced_bytes
 from hpcfed.lab.scaling.network import Network
@@ -139,13 +140,17 @@ def _remedy(measured: Sequence[RankTimes], num_clients: int) -> str:
             "cohorts of a single size do not tell the cost of a round from that of a sample; in a schedule's place "
             "give 'cohort.schedule=null cohort.size=16', for which a quarter and a half are measured too"
         )
+    loads = [(one.machine.get("load", 0.0), one.ranks / one.samples[0].hosts) for one in measured]
+    load, ranks = max(loads, key=lambda pair: pair[0] - pair[1])
+    busy = f", not at a load of {load:g} beside {counted(math.ceil(ranks), 'rank')}" if load > ranks + 1 else ""
+    quiet = f"where nothing else runs{busy}"
     shortest = min((one.samples[0] for one in measured), key=lambda sample: sample.seconds["total"])
     seconds, rounds = shortest.seconds["total"], f"--rounds {2 * measured[0].rounds} --output FOLDER"
     size = min(num_clients, math.ceil(shortest.cohort * SURE / seconds))
     if seconds < SURE and size > shortest.cohort:
         long = f"{1e3 * SURE:.0f} ms are better than rounds of {1e3 * seconds:.2g} ms"
-        return f"where nothing else runs, measure longer rounds, and more: {long} (cohort.size={size} {rounds})"
-    return f"measure more rounds, where nothing else runs ({rounds})"
+        return f"{quiet}, measure longer rounds, and more: {long} (cohort.size={size} {rounds})"
+    return f"{quiet}, measure more rounds ({rounds})"
 
 
 def _basis(measured: Sequence[RankTimes]) -> str:
