@@ -45,7 +45,7 @@ from hpcfed.config.limits import (
 from hpcfed.config.metrics import ALWAYS_MEASURED, CLIENT_COLUMNS, METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
 from hpcfed.config.observer import Observer, Reference, named
 from hpcfed.config.parameters import Parameters
-from hpcfed.config.secret import A_SECRET, a_secret, read_secret
+from hpcfed.config.secret import A_SECRET, a_secret, content_of, read_secret
 from hpcfed.config.updates import ChainPart, parts_named
 
 LETTERS = r"A-Za-z0-9\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u02FF\u0370-\u037D\u037F-\u1FFF\u2C00-\u2FEF\u3041-\uD7FF"
@@ -621,7 +621,7 @@ class Recipe(Section):
                 **dict.fromkeys(("name", "seed", "data_content", "weights", "algorithm", "updates", "means"), True),
                 **dict.fromkeys(("model", "loss", "parameters", "dtype", "precision", "guess"), True),
                 **dict.fromkeys([key for key in ("down", "secure_aggregation") if getattr(self, key)], True),
-                "cohort": {"size", "fraction", "sampling"},
+                "cohort": {"size", "fraction", "sampling", *(["without"] if self.cohort.without is not None else [])},
                 "budget": {"low", "high"},
                 "local": True,
             },
@@ -630,6 +630,12 @@ class Recipe(Section):
                 "model": {"init"},  # a path
             },
         )
+        of_files = {
+            "init": self.model.init,
+            "cohorts": self.cohort.schedule,
+            "budget": self.budget and self.budget.schedule,
+        }
+        decides |= {key: content_of(value) for key, value in of_files.items() if value is not None}
         return read_secret(self.secret_seed, self.secret_commitment, json.dumps(decides, sort_keys=True))
 
     def balances(self, stateful: bool) -> bool:

@@ -10,7 +10,7 @@ run folder has its place and
 
 by which its holder can show that a run was made with it, and nobody else can find it. Runs of one text that differ in
 name, seeds, data, model, method, lists, cohorts, masks or local work, such as those of a sweep, have noise of their
-own.
+own; in the user's code they must not differ alone.
 """
 
 from __future__ import annotations
@@ -68,6 +68,16 @@ def read_secret(place: Path | Mapping[str, str], commitment: str | None, about: 
     if commitment not in (None, commitment_of(secret)):
         raise InputError(f"{where} is not the run's: {HOLDER}", remedy="name the file with the run's own seed")
     return secret
+
+
+def content_of(value: Path | Any) -> Any:
+    """Return a value; of a file the hash of its content, "" where it cannot be read, which is refused elsewhere."""
+    if not isinstance(value, Path):
+        return value
+    try:
+        return sha256(value.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _text(place: Path | Mapping[str, str], commitment: str | None) -> str:

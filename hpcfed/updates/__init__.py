@@ -26,6 +26,7 @@ from hpcfed.updates._base import CARRIED, DELTA_ITSELF, NORMS, SUM, TWICE, Means
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._robust import ClientVectors, RobustMean
 from hpcfed.updates.krum import Krum
+from hpcfed.updates.weight import Weight
 
 __all__ = [
     "Chain",
@@ -184,6 +185,12 @@ def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_cl
             if name not in reported:
                 what = f"updates: {section.name}.scales: {method.name} reports no {name!r}"
                 raise InputError(what, remedy=nearest(name, reported))
+    if (
+        any(isinstance(part, Weight) for part in chain.updates)
+        and (recipe.weights or method.local.weights) == "samples"
+    ):
+        what = "updates: weight with weights: samples: they would count twice"
+        raise InputError(what, remedy="set weights: uniform")
     if isinstance(chain.robust, Krum):
         _check_size(recipe, chain.robust, num_clients)
     for key in LISTS:

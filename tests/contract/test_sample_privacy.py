@@ -17,6 +17,8 @@ import hpcfed
 from hpcfed.assembly import assemble, resolve
 from hpcfed.client.sample_noise import _by_layers
 from hpcfed.config.load import load_recipe
+from hpcfed.lab.whatif.coalitions import Contributions, plan_coalitions
+from hpcfed.lab.whatif.without import WithoutRequest, run_without
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
 from hpcfed.rng import Purpose, normals, stream
@@ -195,6 +197,30 @@ def test_the_folder_says_what_is_hidden_and_the_seed_verifies(place):
     (place / "secret.txt").unlink()
     with pytest.raises(hpcfed.InputError, match="by the holder of its secret seed alone"):
         verify(Verification(found.folder, None, 0), World(), said.append)
+
+
+@pytest.mark.serial
+@pytest.mark.one_mpi
+def test_runs_of_other_clients_or_files_have_noise_of_their_own(place):
+    """Else what sites send from other models, noised alike, would tell their gradients apart; and none is a what-if."""
+    found = run(place, "run", rounds=1, **secret(place))
+    for number, cohorts in enumerate(("[[0, 1]]", "[[1, 0]]")):
+        (place / f"{number}.json").write_text(cohorts)
+    changes: list[list[str]] = [
+        [],
+        ["cohort.without=[4]"],
+        *([f"cohort.schedule={place}/{number}.json"] for number in range(2)),
+        [f"model.init={found.folder}/model.safetensors"],
+        ["budget={schedule: missing.json}"],
+    ]
+    base = load_recipe(found.folder / "recipe.yaml").model_dump(mode="json", exclude={"secret_commitment"})
+    assert len({load_recipe(base, change).secret for change in changes}) == len(changes)
+    for whatif in (
+        lambda: run_without(WithoutRequest(found.folder, ["4"]), World(), [].append),
+        lambda: plan_coalitions(Contributions(found.folder)),
+    ):
+        with pytest.raises(hpcfed.InputError, match="a private run without a client would have noise of its own"):
+            whatif()
 
 
 REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {

@@ -531,6 +531,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     ),
     "client": ({"updates": [{"attack": {"clients": [5]}}]}, "expected clients from 0 to 4, got 5"),
     "scales": ({"updates": [{"clip": {"norm": 1.0, "scales": {"psi": 2.0}}}]}, "fedavg reports no 'psi'"),
+    "weight": ({"updates": [{"weight": {"cap": 40}}]}, "weight with weights: samples: they would count twice"),
     "down": ({"down": [TOP]}, "unknown part 'topk' in down; it is a part of 'updates'"),
     "down, average": ({"evaluate": {"model": "cohort-average"}, "down": [QUANTIZE]}, "down: quantize with .*-average"),
     "form": ({"updates": [{"topk": {"fraction": 0.1}, "sign": {}}]}, r"updates\.0"),

@@ -15,9 +15,10 @@ from hpcfed.lab.sweep.grid import Grid, Value
 from hpcfed.lab.sweep.plan import Plan, Unit, make_plan
 from hpcfed.lab.sweep.run import Redo, prepare, run_states, run_sweep
 from hpcfed.lab.sweep.select import Rule, parse_rule
+from hpcfed.lab.whatif.common import base_of
 from hpcfed.lab.whatif.shapley import Orders, Subset, all_subsets, as_numbers, random_orders, subsets_of, without_one
 from hpcfed.lab.whatif.without import begin, branch_point_of
-from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
+from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.contents import refuse_link
 
@@ -90,8 +91,7 @@ def plan_coalitions(request: Contributions) -> Coalitions:
     Raises:
         InputError: too many clients for all subsets, no test set, or a recipe that cannot be run.
     """
-    run = request.run.resolve()
-    base = recorded(run, placed_recipe(run, request.data, request.code))
+    base = base_of(request.run, request.data, request.code)
     if base.recipe.cohort.without is not None:
         remedy = "use the run with all clients"
         raise InputError("a run without some clients", where=str(request.run), expected="one of all", remedy=remedy)
@@ -104,10 +104,10 @@ def plan_coalitions(request: Contributions) -> Coalitions:
     subsets, orders = _chosen(len(names), request.permutations)
     overrides = list(_overrides(base, own_tests))
     grid = Grid(KEY, tuple(_value(len(names), subset, request.cohorts) for subset in subsets))
-    folder = request.output or run.with_name(f"{run.name}-contributions")
+    folder = request.output or base.folder.with_name(f"{base.folder.name}-contributions")
     if request.output is None:  # a link that lies beside a stranger's run
         refuse_link(folder)
-    plan = make_plan(run / "recipe.yaml", overrides, [grid], request.seeds, folder)
+    plan = make_plan(base.folder / "recipe.yaml", overrides, [grid], request.seeds, folder)
     rule = _rule(request.metric, base, plan)
     return Coalitions(base, plan, tuple(subsets), orders, rule, names, sizes, own_tests)
 

@@ -1,4 +1,4 @@
-"""Scores of a run and of the run without some clients on the test samples that both count."""
+"""What runs without some clients begin with: the recorded run; and scores of both on the samples that both count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,29 @@ from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError, counted
 from hpcfed.lab.loaded import LoadedRun, load
 from hpcfed.models.losses import ACCURACY
+from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.run_folder.folder import RunFolder
+
+
+def base_of(run: Path, data: Path | None, code: Path | None) -> RecordedRun:
+    """Return the recorded run that others leave clients out of.
+
+    Args:
+        run: its folder.
+        data, code: present places of the federation file and of the user's code, where they have moved.
+
+    Raises:
+        InputError: it cannot be read, or it is private.
+    """
+    folder = run.resolve()
+    base = recorded(folder, placed_recipe(folder, data, code))
+    if base.recipe.secret_seed is not None:
+        raise InputError(
+            "a private run without a client would have noise of its own, and beside it would show what the client does",
+            where=str(run),
+            remedy="with local.noise, train one by cohort.without: its ε adds to this one's",
+        )
+    return base
 
 
 def on_common_samples(before: Recipe, folder: Path, recipe: Recipe) -> Iterator[str]:

@@ -28,9 +28,9 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.node import process_space
-from hpcfed.lab.whatif.common import on_common_samples
+from hpcfed.lab.whatif.common import base_of, on_common_samples
 from hpcfed.provenance.beginning import begin_after
-from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
+from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import RECIPE
@@ -92,7 +92,7 @@ def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool 
     """
     watchdog = Watchdog(world)
     with watchdog.watching(), world.united():
-        base = world.on_root(lambda: _recorded(request))
+        base = world.on_root(lambda: base_of(request.run, request.data, request.code))
         recipe = world.on_root(lambda: recipe_without(base, request))
         branch = world.on_root(lambda: begin(base, recipe))
         if branch is not None and world.is_root:
@@ -103,11 +103,6 @@ def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool 
             if world.is_root:
                 say(line)
         return result
-
-
-def _recorded(request: WithoutRequest) -> RecordedRun:
-    run = request.run.resolve()
-    return recorded(run, placed_recipe(run, request.data, request.code))
 
 
 def recipe_without(base: RecordedRun, request: WithoutRequest) -> Recipe:
