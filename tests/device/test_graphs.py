@@ -26,7 +26,11 @@ pytestmark = pytest.mark.one_mpi
 CHANGING: Mapping[str, Mapping[str, Any]] = {
     "step sizes that decay": {"local": {"steps": 3, "batch_size": 7, "lr": 0.1, "lr_decay": 0.7}},
     **{
-        name: PATHS[name] for name in ("momentum, clipping and a budget", "two vectors", "adam", "states on the device")
+        name: PATHS[name]
+        for name in (
+            *("momentum, clipping and a budget", "two vectors", "adam", "states on the device"),
+            *("after momentum", "after momentum, one by one"),
+        )
     },
 }
 

@@ -26,6 +26,7 @@ from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi
 ONE_BY_ONE = {"steps": 3, "batch_size": 10, "lr": 0.1, "engine": "sequential"}
+AFTER = {"name": "scaffold", "correction": "after-momentum"}
 PATHS: Mapping[str, Mapping[str, Any]] = {
     "batched": {},
     "one by one": {"local": ONE_BY_ONE},
@@ -36,6 +37,8 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
     },
     "float64": {"dtype": "float64", "local": {"steps": 3, "batch_size": "full", "lr": 0.1, "clip": "linear"}},
     "two vectors": {"algorithm": {"name": "scaffold"}, "budget": {"low": 1, "high": 4}},
+    "after momentum": {"algorithm": AFTER, "local": {"steps": 5, "batch_size": 7, "lr": 0.1, "momentum": 0.6}},
+    "after momentum, one by one": {"algorithm": AFTER, "local": {**ONE_BY_ONE, "momentum": 0.6, "clip_norm": 0.5}},
     "adam": {"local": {**ONE_BY_ONE, "optimizer": "adam", "lr": 0.01}},
     "states on the device": {"algorithm": {"name": "feddyn", "alpha": 0.1}, "client_state": "device"},
     "states on the host": {"algorithm": {"name": "feddyn", "alpha": 0.1}, "client_state": "host"},

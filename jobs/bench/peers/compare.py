@@ -1,11 +1,11 @@
-"""Rounds of hpcfed beside a bare loop, fedjax and pfl, in one run.
+"""Rounds of hpcfed beside a bare loop, fedjax, pfl and FedLab, in one run.
 
     python jobs/bench/peers/compare.py [WORKLOAD ...] [--environments FOLDER | --here] [OPTION OF `hpcfed bench` ...]
 
 The peers are installed apart, each once into a virtual environment in FOLDER; --here takes those of this environment,
 as on a machine without internet. Workloads: mlp, cnn, logistic (default: all three) and the others, which pfl runs, but
-not fedjax. `{workload}` in an option is replaced. On a machine of few cores start it by ``taskset -c 1``, and compare
-the CPU times.
+not fedjax and FedLab. `{workload}` in an option is replaced. On a machine of few cores start it by ``taskset -c 1``,
+and compare the CPU times.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ HERE = Path(__file__).resolve().parent
 PEERS = {
     "fedjax": ("fedjax==0.0.17", "jax==0.10.2", "jaxlib==0.10.2", "dm-haiku==0.0.17", "optax==0.2.8", "h5py"),
     "pfl": ("pfl==0.6.0", "torch==2.13.0", "h5py"),
+    "fedlab": ("fedlab==1.3.0", "torch==2.13.0", "h5py"),
 }
 
 
-WORKLOADS = {"fedjax": ("mlp", "cnn", "logistic")}
+WORKLOADS = dict.fromkeys(("fedjax", "fedlab"), ("mlp", "cnn", "logistic"))
 """Of a peer that does not run all of them."""
 
 
@@ -56,7 +57,7 @@ def loops(workload: str, environments: Path | None) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Rounds of hpcfed beside a bare loop, fedjax and pfl.")
+    parser = argparse.ArgumentParser(description="Rounds of hpcfed beside a bare loop, fedjax, pfl and FedLab.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD")
     parser.add_argument("--environments", type=Path, default=Path("runs/peers"))
     parser.add_argument("--here", action="store_true", help="take peers that are installed in this environment")
