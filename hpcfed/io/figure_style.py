@@ -134,7 +134,7 @@ def to_files(figure: Figure) -> dict[str, bytes]:
 def to_svg(figure: Figure, name: str) -> str:
     """Return the figure as an ``svg`` element for the page: text stays text, colours become the page's variables.
 
-    Its identifiers begin with `name`, so that they are unique on a page.
+    Its identifiers begin with `name`, so that they are unique on a page; those of methods become ``data-method``.
     """
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         written = rendered(figure, "svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -146,6 +146,9 @@ def to_svg(figure: Figure, name: str) -> str:
     for element in drawn.iter():
         element.tag = element.tag.rpartition("}")[2]
         element.attrib = {key.rpartition("}")[2]: _of_page(key, text, name) for key, text in element.attrib.items()}
+        if found := _METHOD.fullmatch(element.get("id", "").removeprefix(f"{name}-")):
+            del element.attrib["id"]
+            element.attrib |= {"data-method": found[1], "data-part": found[2]}
     drawn.attrib = {"viewBox": drawn.attrib["viewBox"], "aria-hidden": "true"}
     return ElementTree.tostring(drawn, encoding="unicode")
 
@@ -162,4 +165,6 @@ def _of_page(key: str, text: str, name: str) -> str:
     return re.sub(r"#[0-9a-f]{6}", lambda colour: _VARIABLES.get(colour[0], colour[0]), kept)
 
 
+_METHOD = re.compile(r"method-(\d+)-(\w+)")
+"""Group identifiers of what is drawn of a method, several of which a figure may have (`hpcfed.lab.report.curves`)."""
 _VARIABLES = {colour: f"var(--{variable})" for variable, colour in LIGHT.variables().items()}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
+import linecache
 import sys
 import threading
 from typing import Any
@@ -218,6 +220,19 @@ def test_closures_defaults_and_what_they_call_are_in_the_text():
     copy = captured(net)
     assert copy[0].weight is copy[1].weight
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in copy.state_dict().items())
+
+
+def test_a_cell_that_imports_what_it_uses_is_in_the_text():
+    """A notebook compiles statement by statement: calls of what the cell imports are other instructions then."""
+    cell, name = "from torch import nn\nnet = lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU())\n", "<ipython-input-99>"
+    linecache.cache[name] = len(cell), None, cell.splitlines(keepends=True), name
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for statement in ast.parse(cell).body:
+        exec(compile(ast.Module([statement], []), name, "exec", dont_inherit=True), namespace)
+    assert len(captured(namespace["net"])()) == 2
+    linecache.cache[name] = len(cell), None, [cell.replace("3, 2", "5, 2")], name
+    with pytest.raises(NotStorable, match="was changed since it was run"):
+        Capture().add(namespace["net"], "net")
 
 
 def test_a_definition_whose_source_is_gone_is_not_stored():

@@ -34,3 +34,4 @@ def test_the_notebook_runs(environment, tmp_path, monkeypatch):
     measured, recorded = map(float, re.search(r"(\S+) of the test set, (\S+) in the record", said).groups())
     assert measured == recorded > 0.8
     assert "jhunjhunwala2023fedexp" in said
+    assert "bit for bit" in said

@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from tests.launch import ROOT, Completed, launch, launcher, own_lines
 from tests.mpi.recipes import write_recipe, write_small
 
-pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
+pytestmark = pytest.mark.serial
 LIBRARIES = Path(sysconfig.get_path("purelib"))
 PACKAGES = ("hpcfed", "data_prep")
 PIP = ("-m", "pip", "--disable-pip-version-check", "-qq")
@@ -79,6 +79,7 @@ class Bare:
         return launch(ranks, arguments, program=program, python=str(self.python), env=env, cwd=cwd, timeout=60)
 
 
+@pytest.mark.one_mpi
 def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     tracked = set(call("git", "ls-files", *PACKAGES, cwd=ROOT).split())
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(tuple(f"{n}/" for n in PACKAGES))}
@@ -86,6 +87,7 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
 
 
 def test_it_runs_with_mpi_and_without(wheel: Path, tmp_path: Path) -> None:
+    """With this environment's MPI, the wheel of MPICH or Open MPI; `make test-python` has the highest Python."""
     write_small(tmp_path)
     write_recipe(tmp_path, device="cpu")
     bare = Bare(tmp_path / "with", wheel)
@@ -109,6 +111,7 @@ def test_it_runs_with_mpi_and_without(wheel: Path, tmp_path: Path) -> None:
     assert "the launcher started 2 ranks, but MPI cannot be loaded" in own_lines(done.stderr)[0]
 
 
+@pytest.mark.one_mpi
 def test_no_python_is_promised_that_is_not_tested() -> None:
     """The lowest is the lock's, which `make test` runs on; `make test-python` runs on the highest."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -130,6 +133,7 @@ def test_no_python_is_promised_that_is_not_tested() -> None:
         assert f"Python 3.{lowest} to 3.{highest}, git and make" in (ROOT / page).read_text(encoding="utf-8")
 
 
+@pytest.mark.one_mpi
 def test_python_started_above_a_clone_finds_the_package(clone: Path, tmp_path: Path) -> None:
     """Not the folder, of the same name, which would be an empty namespace package."""
     bare = Bare(tmp_path / "env", "--editable", clone)

@@ -50,6 +50,19 @@ SMALLEST = """Math.min(...[...document.querySelectorAll("figure svg text")].filt
 }))"""
 
 
+BROKEN = """[...document.querySelectorAll("th")].flatMap(e => {
+    const texts = document.createTreeWalker(e, NodeFilter.SHOW_TEXT), found = [];
+    while (texts.nextNode())
+        for (const word of texts.currentNode.data.matchAll(/[^\\s/-]+/g)) {
+            const range = document.createRange();
+            range.setStart(texts.currentNode, word.index);
+            range.setEnd(texts.currentNode, word.index + word[0].length);
+            if (new Set([...range.getClientRects()].map(r => r.top)).size > 1) found.push(word[0]);
+        }
+    return found;
+})"""
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
     """A report with everything on it: long names, three seeds, clients, a run that is going on."""
@@ -73,7 +86,7 @@ def chromium():
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, 1400])
 def test_the_page_in_a_browser(chromium, page, width, dark):
     events = chromium.open(page, width=width, dark=dark)
     requests = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
@@ -85,7 +98,39 @@ def test_the_page_in_a_browser(chromium, page, width, dark):
         assert chromium.value(CLIPPED) == []  # a phone shows rows as cards, and no table has to be pushed aside
     assert chromium.value("document.querySelectorAll('details').forEach(e => e.open = true)") is None
     assert chromium.value(FAINT) == []
+    assert chromium.value(BROKEN) == []
     assert chromium.value("getComputedStyle(document.body).backgroundColor") == (
         "rgb(22, 24, 29)" if dark else "rgb(255, 255, 255)"
     )
     assert chromium.value(SMALLEST) >= 10  # pixels: the text in figures stays readable
+
+
+PARTS = "[...document.querySelectorAll('figure:first-of-type [data-method=\"0\"]')]"
+SHOWN = f"{PARTS}.map(e => getComputedStyle(e).display)"
+SMOOTHED = "document.querySelectorAll('.smoothed[d^=M]').length"
+
+
+def test_curves_are_read_off_hidden_and_smoothed_and_paper_has_the_still_picture(chromium, page):
+    chromium.open(page, width=1400, dark=False)
+    chromium.value("document.querySelector('figure svg').scrollIntoView()")
+    frame = chromium.value(
+        "(({left, top, width, height}) => [left + width / 2, top + height / 2])"
+        "(document.querySelector('figure svg').getBoundingClientRect())"
+    )
+    chromium.ask("Input.dispatchMouseEvent", type="mouseMoved", x=frame[0], y=frame[1])
+    head, *rows = chromium.value("document.querySelector('.tip').innerText").splitlines()
+    number = int(head.removeprefix("round "))
+    assert number in range(8, 13)
+    runs = [make_rows(20, "fedavg", seed)[number - 1]["test_accuracy"] for seed in range(2)]
+    assert f"FedAvg {50 * sum(runs):.2f} %" in rows
+    assert set(chromium.value(SHOWN)) == {"inline"}
+    chromium.value("document.querySelector('.keys li').click()")
+    slide = "(e => { e.value = 4; e.dispatchEvent(new Event('input')); })(document.querySelector('.smoothing input'))"
+    assert (chromium.value(SMOOTHED), chromium.value(slide)) == (0, None)
+    assert set(chromium.value(SHOWN)) == {"none"}
+    assert chromium.value(SMOOTHED) > 10
+    chromium.ask("Emulation.setEmulatedMedia", media="print")
+    assert set(chromium.value(SHOWN)) == {"inline"}
+    assert chromium.value("getComputedStyle(document.querySelector('.smoothed')).display") == "none"
+    chromium.ask("Emulation.setEmulatedMedia", media="")
+    assert not [event for event in chromium.events if event["method"] == "Runtime.exceptionThrown"]

@@ -343,14 +343,28 @@ def _tree(file: str, name: str) -> ast.Module:
 
 
 def _check_runs(code: CodeType, tree: ast.Module, name: str) -> None:
-    """Refuse source that was edited since it was run."""
-    pending = [compile(tree, code.co_filename, "exec", dont_inherit=True)]
+    """Refuse source that was edited since it was run: as one module, or as a notebook runs it, statement by statement.
+
+    Attributes of what the same module imports are compiled to other instructions.
+    """
+    parts = (*(ast.Module([statement], []) for statement in tree.body), tree)
+    pending = [compile(part, code.co_filename, "exec", dont_inherit=True) for part in parts]
     while pending:
         one = pending.pop()
-        if (one.co_name, one.co_firstlineno, one.co_code) == (code.co_name, code.co_firstlineno, code.co_code):
+        if _content(one) == _content(code):
             return
         pending += [inner for inner in one.co_consts if isinstance(inner, CodeType)]
     raise NotStorable(f"{name}, whose source was changed since it was run")
+
+
+def _content(code: CodeType) -> tuple[object, ...]:
+    """Return what two compilations of one source have in common; constants as text, which tells 1 from 1.0."""
+    constants = [
+        sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one)
+        for one in code.co_consts
+        if not isinstance(one, CodeType)
+    ]
+    return code.co_name, code.co_firstlineno, code.co_code, code.co_names, constants
 
 
 def _first_line(node: Definition) -> int:

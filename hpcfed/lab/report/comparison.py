@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcfed.errors import InputError
 from hpcfed.io.figure_style import PAGE, PAPER, to_files, to_svg
 from hpcfed.lab.report import tables
+from hpcfed.lab.report.curves import curves_of
 from hpcfed.lab.report.files import csv_of_table, file_name, latex_of_table
 from hpcfed.lab.report.group import Group, group_runs
 from hpcfed.lab.report.measure import Criterion, choose_criterion, default_target
@@ -102,7 +103,9 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
     sections = (*SECTIONS, own_metrics(comparison.runs))
     for section in sections:
         drawn = [(plot, figure) for plot in section.plots if (figure := plot.draw(scene, PAGE))]
-        pictures = [Picture(plot.file, plot.caption, to_svg(figure, plot.file)) for plot, figure in drawn]
+        pictures = [
+            Picture(plot.file, plot.caption, to_svg(figure, plot.file), curves_of(figure)) for plot, figure in drawn
+        ]
         if figures:
             files |= _files([plot for plot, _ in drawn], scene)
         table = comparison.differences if section is DIFFERENCES else section.table(groups)

@@ -1,4 +1,7 @@
-"""The HTML page of a report: tables, figures in the reader's light or dark scheme, recipes; one file, no script."""
+"""The HTML page of a report: tables, figures in the reader's light or dark scheme, recipes; one file.
+
+Its script lets curves be read off, hidden and smoothed; without it the page is complete.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,12 @@ TITLED, LONGEST = 4, 80
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page: the name of its files, its caption, and its ``svg`` element."""
+    """A figure on the page: the name of its files, its caption, its ``svg`` element, and its curves as JSON."""
 
     file: str
     caption: str
     svg: str
+    curves: str
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def render_page(
     waiting: Sequence[Path] = (),
     has_files: bool,
 ) -> str:
-    """Return the page's HTML: the results, the chapters, the recipes and the runs; it needs no other file or script."""
+    """Return the page's HTML: the results, the chapters, the recipes and the runs; it needs no other file."""
     return rendered(
         "page.html.j2",
         "lab/report",

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from hpcfed.io.figure import literal
 from hpcfed.io.figure_style import DASHES, LIGHT, Medium, blank, markers
 from hpcfed.lab.report.clients import from_worst
+from hpcfed.lab.report.curves import of_method
 from hpcfed.lab.report.group import Group
 from hpcfed.lab.report.measure import Criterion, Curve, Quantity, curve, mean_seconds, unit_of
 from hpcfed.lab.report.paired import difference_curve, other_samples, pairs
@@ -70,7 +71,8 @@ class LinePlot:
                 _draw_curve(axes, line, _plain(group.label), index)
             if scene.window > 1:
                 raw = curve(group, self.column, self.against)
-                axes.plot(raw.x, raw.mean, color=_colour(index), alpha=0.35, linewidth=0.7, zorder=1)
+                pale = {"alpha": 0.35, "linewidth": 0.7, "zorder": 1, "gid": of_method(index, "raw")}
+                axes.plot(raw.x, raw.mean, color=_colour(index), **pale)
         for target in scene.targets if self.column == scene.criterion.column else ():
             axes.axhline(target, color=LIGHT.text, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
         axes.set_ylabel(self.label)
@@ -234,13 +236,15 @@ def _colour(index: int) -> str:
 
 def _draw_curve(axes: Axes, line: Curve, label: str, index: int) -> None:
     colour, dash = _colour(index), DASHES[index % len(DASHES)]
-    drawn = markers(len(line.x))
+    drawn = {**markers(len(line.x)), "gid": of_method(index)}
     axes.plot(line.x, line.mean, color=colour, linestyle=dash, linewidth=1.7, label=label, zorder=3, **drawn)
     if line.std.any():
         low, high = line.mean - line.std, line.mean + line.std
-        axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
+        axes.fill_between(
+            line.x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2, gid=of_method(index, "band")
+        )
     for x, y in line.tails:
-        axes.plot(x, y, color=colour, linestyle=dash, linewidth=0.7, zorder=3, **markers(len(x)))
+        axes.plot(x, y, color=colour, linestyle=dash, linewidth=0.7, zorder=3, gid=of_method(index), **markers(len(x)))
 
 
 def _plain(label: str) -> str:

@@ -1,0 +1,63 @@
+"""The numbers behind a figure's curves, for the script of the page: values under the pointer, smoothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST = 1000
+"""Points of a curve on the page; of longer ones some are left out."""
+POINTS_PER_INCH = 72
+OF_METHOD = "method-"
+"""Begins the group identifier of what is drawn of a method; behind it its place in the legend."""
+
+
+def curves_of(figure: Figure) -> str:
+    """Return the curves of a figure that has been rendered as SVG, as JSON for a script element; "" without any.
+
+    Keys: ``box`` of the axes in the SVG's units (left, top, right, bottom), ``x`` and ``y`` (limits, whether the axis
+    is logarithmic), ``xlabel``, ``percent`` (whether values are shares), ``curves``: ``m``, the method, and its points.
+    """
+    (axes,) = figure.axes[:1]
+    lines = [line for line in axes.lines if _is_line(line.get_gid())]
+    if not lines:
+        return ""
+    width, height = (POINTS_PER_INCH * inches for inches in figure.get_size_inches())
+    place = axes.get_position()
+    content = {
+        "box": _short([place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height]),
+        "x": [*_short(axes.get_xlim(), 9), axes.get_xscale() == "log"],
+        "y": [*_short(axes.get_ylim(), 9), axes.get_yscale() == "log"],
+        "xlabel": axes.get_xlabel(),
+        "percent": axes.yaxis.get_major_formatter()(0.5, 0).endswith("%"),
+        "curves": [_curve(line) for line in lines],
+    }
+    return json.dumps(content, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def of_method(index: int, part: str = "line") -> str:
+    """Return the group identifier of what is drawn of a method: its ``line``, ``band``, or ``raw`` values."""
+    return f"{OF_METHOD}{index}-{part}"
+
+
+def _is_line(gid: object) -> bool:
+    return isinstance(gid, str) and gid.startswith(OF_METHOD) and gid.endswith("-line")
+
+
+def _curve(line: Any) -> dict[str, Any]:
+    x, y = (np.asarray(values, dtype=np.float64) for values in (line.get_xdata(), line.get_ydata()))
+    kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), MOST)).round().astype(int))
+    index = int(line.get_gid().removeprefix(OF_METHOD).removesuffix("-line"))
+    return {"m": index, "x": _short(x[kept], 7), "y": _short(y[kept], 5)}
+
+
+def _short(values: Any, digits: int = 5) -> list[float | int | None]:
+    """Return numbers with so many digits, whole ones as integers, null for one that is not finite."""
+    rounded = [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in map(float, values)]
+    return [int(value) if value is not None and value == int(value) else value for value in rounded]
