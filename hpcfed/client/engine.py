@@ -123,48 +123,75 @@ def trained_by(
             _check_tile(section.tile, 1, alone)
     if network is None:
         _check_tile(section.tile, 1, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
-        of_model = partial(SequentialSolver, model, loss, section, seed)
-        build = partial(of_model, precision=precision, draws=draws, private_first=private_first)
+        build = partial(
+            SequentialSolver,
+            model,
+            loss,
+            section,
+            seed,
+            precision=precision,
+            draws=draws,
+            private_first=private_first,
+        )
         solver = try_compiled(build, like) if section.compile else build()
+        if own_step is None and loss.by_client is None and not private_first:
+            _record_steps(solver, section, model, like, work)
         training = Training("sequential", "blas", "auto", section.memory_format, why=why)
-        if on_device(model.vector.device) and own_step is None and loss.by_client is None and not private_first:
-            width = max(1, int(work.sizes.max(initial=1)))
-            if section.batch_size != "full":
-                width = min(int(section.batch_size), width)
-            recorder = _graphs(section, model)
-            most_steps = int(work.steps.max(initial=1))
-            device = DeviceClient(solver, model, section, recorder, width=width, most_steps=most_steps)
-            solver.train_by(device, recorder)
-            try_graphs(solver, recorder, model, like, width)
         if own_step is not None:
             return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed), training
         return solver, training
+    build_stacked = partial(
+        StackedSolver,
+        model,
+        network,
+        section,
+        seed,
+        tile=tile,
+        width=width,
+        most_steps=int(work.steps.max(initial=1)),
+        elsewhere=elsewhere,
+        averages=loss.reduction == "mean",
+        draws=of_network,
+        arithmetic=arithmetic,
+        precision=precision,
+    )
+    memory_format = network.memory_format if isinstance(network, OperatorNetwork) else section.memory_format
+    training = Training("batched", section.matmul, tile, memory_format, read)
+    return _stacked(build_stacked, section, model, like, tile, width), training
+
+
+def _record_steps(solver: SequentialSolver, section: Local, model: FlatModel, like: Samples, work: ClientWork) -> None:
+    """Let a device record the steps of clients that are trained one after another, where it can; nothing on a CPU."""
+    if not on_device(model.vector.device):
+        return
+    width = max(1, int(work.sizes.max(initial=1)))
+    if section.batch_size != "full":
+        width = min(int(section.batch_size), width)
+    recorder = _graphs(section, model)
+    most_steps = int(work.steps.max(initial=1))
+    solver.train_by(DeviceClient(solver, model, section, recorder, width=width, most_steps=most_steps), recorder)
+    try_graphs(solver, recorder, model, like, width)
+
+
+def _stacked(
+    build: Callable[..., StackedSolver], section: Local, model: FlatModel, like: Samples, tile: int, width: int
+) -> StackedSolver:
+    """Build the solver of tiles, which a device records where it can.
+
+    Raises:
+        EnvironmentFailure: the tiles do not fit into the device's memory.
+    """
     graphs = _graphs(section, model) if on_device(model.vector.device) else None
     try:
-        stacked = StackedSolver(
-            model,
-            network,
-            section,
-            seed,
-            tile=tile,
-            width=width,
-            most_steps=int(work.steps.max(initial=1)),
-            elsewhere=elsewhere,
-            averages=loss.reduction == "mean",
-            draws=of_network,
-            arithmetic=arithmetic,
-            graphs=graphs,
-            precision=precision,
-        )
+        solver = build(graphs=graphs)
         if graphs is not None:
-            try_graphs(stacked, graphs, model, like, width)
+            try_graphs(solver, graphs, model, like, width)
+        return solver
     except RuntimeError as error:
         if not is_full(error):
             raise
         what = f"memory for tiles of {tile} clients (local.tile) is short"
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
-    memory_format = network.memory_format if isinstance(network, OperatorNetwork) else section.memory_format
-    return stacked, Training("batched", section.matmul, tile, memory_format, read)
 
 
 def _loses(network: StackedNetwork, tile: int, device: torch.device) -> str:
