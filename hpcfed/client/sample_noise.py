@@ -115,8 +115,11 @@ def _clipped_sum(model: FlatModel, loss: Loss, like: Samples, total: Tensor) -> 
         with suppress(Unreadable):
             network = network_of(model, loss, like[0], 1, OneClient())
             if isinstance(network, Perceptron):
-                stacks = ([view.unsqueeze(0) for view in model.views(part).values()] for part in (model.vector, total))
-                return partial(_by_layers, network, *map(network.layers, stacks))
+                layers, sums = (
+                    network.layers([view.unsqueeze(0) for view in model.views(vector).values()])
+                    for vector in (model.vector, total)
+                )
+                return partial(_by_layers, network, layers, sums)
     gradients = Vectorized(model.module, loss, mixes=True)
     x, y = (part.expand(2, *part.shape[1:]).unsqueeze(1) for part in like)
     stacks = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
