@@ -88,7 +88,8 @@ def started(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ("touch run/checkpoints/round-00000002.json; exit 75", 75, True),
         ("touch run/checkpoints/round-00000002.json; exit 4", 4, False),
         ("touch run/checkpoints/round-00000002.json; exit 14", 14, True),  # Open MPI's, whose peer was killed
-        ("touch run/checkpoints/round-00000002.json", 0, False),
+        ('touch run/checkpoints/round-00000002.json; echo {\\"status\\": \\"finished\\"} > run/result.json', 0, False),
+        ("touch run/checkpoints/round-00000002.json", 137, True),  # no word of the run's that it has ended
         ("touch run/checkpoints/round-00000002.json; kill -KILL $$", 137, True),
         ("touch run/checkpoints/round-00000002.json; exit 9", 9, True),  # MPICH's mpirun says it so
         ("touch run/checkpoints/round-00000002.json; exit 253", 253, True),  # srun, for want of memory
