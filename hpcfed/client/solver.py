@@ -1,6 +1,6 @@
 """The local solver: one client's training in one round, the same lines for every method.
 
-    g = clip(∇f(y; batch) + shift + μ (y − anchor)) + wd·y,     y ← y − η · (the optimizer's direction from g + after)
+    g = clip(∇f(y; batch) + shift + μ (y − anchor)) + wd·y,     y ← y − η · (the optimizer's direction from g, + after)
 
 from y = w, and then, if the recipe has it guess, on without gradients. What a method adds is its tilt (shift, μ,
 anchor, after), constant during the round; so shift − μ·anchor is computed once, and μ·y joins the weight decay where no
