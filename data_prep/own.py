@@ -69,7 +69,8 @@ def write_federation(
 
     Args:
         path: the file to write, whole or not at all.
-        clients: the clients in their order: pairs (name, samples), or a mapping.
+        clients: the clients in their order: pairs (name, samples), or a mapping; or a list of datasets, which are then
+            called 0, 1, ….
         test: samples of a common test set; or a mapping from clients' names to samples, each client's own test set.
         task: ``classification`` (a label each, a word or a whole number), ``multi-label`` (y (n, K) of 0 and 1),
             ``regression`` (targets of any shape), ``survival`` (y (n, 2): 1 for an event or 0 for censored, and its
@@ -296,6 +297,9 @@ def _pairs(clients: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(clients, Mapping):
         yield from clients.items()
         return
+    if isinstance(clients, tuple | list) and clients and all(map(_is_dataset, clients)):
+        yield from ((str(number), content) for number, content in enumerate(clients))
+        return
     for pair in clients if isinstance(clients, Iterable) else [clients]:
         is_pair = isinstance(pair, tuple | list) and len(pair) == 2
         if not is_pair or _holds_samples(pair[0]):
@@ -303,6 +307,13 @@ def _pairs(clients: Any) -> Iterator[tuple[Any, Any]]:
             remedy = "name each client's samples: {'north': samples, …}"
             raise InputError("clients", expected="pairs (name, samples), or a mapping", got=got, remedy=remedy)
         yield pair[0], pair[1]
+
+
+def _is_dataset(content: Any) -> bool:
+    """Whether this is a torch ``Dataset`` or ``DataLoader``, and no array, sequence or table."""
+    plain = isinstance(content, str | tuple | list | Mapping) or hasattr(content, "shape")
+    indexed = hasattr(content, "__getitem__") and hasattr(content, "__len__") and not hasattr(content, "to_pandas")
+    return not plain and (indexed or hasattr(content, "dataset"))
 
 
 def _holds_samples(name: Any) -> bool:

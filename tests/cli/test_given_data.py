@@ -87,8 +87,13 @@ def keys(output: Any, **changes: Any) -> dict[str, Any]:
             {"clients": APART, "target": "ill"},
             {"clients": {name: Table(frame) for name, frame in APART.items()}, "target": "ill"},
         ],
+        [
+            {str(number): pair for number, pair in enumerate(CLIENTS.values())},
+            [dataset(rows) for rows in ROWS.values()],
+            [DataLoader(dataset(rows), 4) for rows in ROWS.values()],
+        ],
     ],
-    ids=["arrays", "frames"],
+    ids=["arrays", "frames", "a list of datasets"],
 )
 def test_the_same_samples_in_any_form_are_the_same_run(forms, tmp_path, capsys):
     first, *others = [hpcfed.run(data=data, **keys(tmp_path / "run", quiet=False)) for data in forms]

@@ -35,7 +35,7 @@ class Picture:
     file: str
     caption: str
     svg: str
-    curves: str
+    curves: str = ""
 
 
 @dataclass(frozen=True)
