@@ -62,7 +62,7 @@ class Round:
 
     Attributes:
         number: t, from 1.
-        cohort: the clients that trained.
+        cohort: the clients that trained; none in a private run, which withholds them.
         metrics: the round's row of ``metrics.jsonl``.
         parameters: the model after the round, by the module's names, on the host.
         updates: Δ_i = w − y_i of each client whose update counts, likewise, as the server adds it up: decoded, and
@@ -79,7 +79,8 @@ class Round:
 
     def __str__(self) -> str:
         scores = (f"{key} {self.metrics[key]:.4g}" for key in SCORES if self.metrics.get(key) is not None)
-        return ", ".join([f"round {self.number}: {counted(len(self.cohort), 'client')}", *scores])
+        cohort = [counted(len(self.cohort), "client")] if self.cohort else []  # withheld in a private run
+        return f"round {self.number}: {', '.join([*cohort, *scores])}"
 
 
 @dataclass

@@ -37,6 +37,9 @@ def check_updates(parts: Parts) -> None:
     if parts.masks is not None:
         what = "updates of clients: secure_aggregation shows the server none"
         raise InputError(what, remedy="look at the rounds without updates, or leave secure_aggregation out")
+    if parts.chain.privacy is not None and parts.chain.privacy.is_central:
+        what = "updates of clients: they have no noise of their own, which is added to their mean (means: noise)"
+        raise InputError(what, remedy="look at the rounds without updates, or add the noise at the clients (updates)")
     if not parts.method.local.reports_delta:
         got = f"clients that report {', '.join(parts.method.reported(alike=False))}"
         remedy = "look at the rounds without updates; hpcfed.replay(run, round, client).reported has a client's vectors"

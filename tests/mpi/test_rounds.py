@@ -93,6 +93,10 @@ def test_updates_on_request_are_those_that_were_summed(world, means):
     ("changes", "message"),
     [
         ({"secure_aggregation": {}, "updates": [{"clip": {"norm": 1.0}}]}, "secure_aggregation shows the server none"),
+        (
+            {"updates": [{"clip": {"norm": 1.0}}], "means": [{"noise": {"multiplier": 1.0}}], "weights": "uniform"},
+            "they have no noise of their own",
+        ),
         ({"algorithm": {"name": "fedsplit", "s": 1.0}}, "report Δ_i, got clients that report residual"),
     ],
 )
