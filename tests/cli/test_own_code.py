@@ -358,6 +358,19 @@ def make():
 """
 
 
+def test_a_module_of_two_runs_is_recorded_from_each_ones_folder(folder, monkeypatch):
+    """The second run's folder lies in the first's, whose module is still loaded."""
+    monkeypatch.chdir(folder)
+    inner = folder / "inner"
+    inner.mkdir()
+    for name in ("named", "alone"):
+        (inner / f"{name}.py").write_text(OWN.replace("from late import GAIN", "GAIN = 1.0"))
+    for number, (place, method) in enumerate([(folder, "inner.named:make"), (inner, "alone:make")]):
+        changes = {**CHANGES, "algorithm": {"factory": method}, "python_path": [str(place)]}
+        run = hpcfed.run(small(f"run-{number}", **changes), quiet=True)
+        assert hpcfed.replay(run.folder, 2, 1).agrees
+
+
 def test_a_notebooks_functions_are_recorded_by_their_source(folder, monkeypatch):
     """Cells are compiled and kept as IPython does it; the recipe names `make`, which uses `rule`, which uses `RATE`."""
     notebook = ModuleType("__main__")

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -177,7 +177,7 @@ def _source_of(name: str, file: str, relative: str) -> Source:
     if source is None or stamp is not _stamp(sys.modules[name]) or source.path != file:
         source = read_source(relative, file)
         _loaded[name] = (_stamp(sys.modules[name]), source)
-    return source
+    return replace(source, file=relative)  # a run before may have found the module from another folder
 
 
 def _stamp(module: ModuleType) -> object:
