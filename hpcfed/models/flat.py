@@ -58,6 +58,7 @@ class FlatModel:
         attributes, bindings: of a user's module, what its calls may change; None where they are not looked at.
         gives_probabilities: whether its outputs are those of a softmax.
         unused: trainable parameters that its outputs do not depend on.
+        unsteady: what its outputs in evaluation depend on beside a sample: "" or a reason.
         rounded: buffers whose values the run's dtype rounds.
         has_known_outputs: whether its outputs have a shape that the task's accuracy and the built-in metrics know.
     """
@@ -108,6 +109,7 @@ class FlatModel:
         self.gives_probabilities = False
         self.has_known_outputs = True
         self.unused: list[str] = []
+        self.unsteady = ""
         if self._in_eval:
             self.train()
 
