@@ -181,7 +181,7 @@ def _equal(dataset: Dataset, done: Split) -> Iterator[str]:
     trained, owner = trained[order], owner[order]
     equal, apart = trained[1:] == trained[:-1], owner[1:] != owner[:-1]
     usual = OFTEN * np.count_nonzero(equal & ~apart) / len(trained)
-    known, several = np.count_nonzero(np.isin(tested, trained)), np.count_nonzero(equal & apart)
+    known, several = (int(each.sum()) for each in (np.isin(tested, trained), equal & apart))
     if known > usual * len(tested):
         yield f"{known:,} of {counted(len(tested), 'test sample')} are training samples, too, with the same x and y"
     if several > usual * len(trained):

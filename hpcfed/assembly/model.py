@@ -44,9 +44,11 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if spec is None:
         seed_generators(device, recipe.seed.model, Purpose.MODEL)
     module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
+    own_seed = None if torch.initial_seed() == seed else torch.initial_seed()
     if recipe.bits == "portable":
         module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
     model = FlatModel(module, dtype, device, recipe.parameters)
+    model.own_seed = own_seed
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)
     if spec is None:

@@ -50,6 +50,7 @@ class Dropping(torch.nn.Linear):
 
 class Neighbours(torch.nn.Linear):
     def __init__(self):
+        torch.manual_seed(9)
         super().__init__(6, 4)
 
     def forward(self, x):
@@ -162,8 +163,10 @@ def test_a_softmax_before_the_cross_entropy_is_reported(folder, world, capfd):
 )
 def test_a_model_that_is_not_steady_in_evaluation_is_reported(folder, world, capfd, model, why):
     hpcfed.run(small("run", data="classes.h5", model={"factory": f"own_functions:{model}"}, rounds=1), world=world)
-    said = f"in evaluation, too, the model's output for a sample depends on {why}"
-    assert (said in capfd.readouterr().out) == world.is_root
+    said = capfd.readouterr().out
+    told = f"in evaluation, too, the model's output for a sample depends on {why}"
+    assert (told in said) == world.is_root
+    assert ("the model's code sets torch's seed to 9: its" in said) == (world.is_root and model == "Neighbours")
 
 
 def test_a_model_that_remembers_its_clients_is_refused(folder, world):
