@@ -1,4 +1,4 @@
-"""Classes and levels that a split leaves out of training, or gives to one client alone."""
+"""What a split may do to scores: classes and levels without training samples, or of one client alone; equal samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from data_prep.dataset import Dataset
 from data_prep.split import NATURAL, NOBODY, Split
 from data_prep.tables.standardize import moments
 from hpcfed.data.content import rows_per_block
-from hpcfed.errors import first_of
+from hpcfed.errors import counted, first_of
 
 MAX_LISTED = 6
 MOST_CELLS = 1 << 24
@@ -20,13 +20,18 @@ FEWEST_ROWS, SPREADS, FACTOR, ALIKE = 5, 2.0, 2.0, 3.0
 """Clients of so many rows whose means are apart by more than so many deviations of both, and by such a factor, as their
 deviations are within another one, may have a feature in another unit.
 """
+LOOKED_AT, CHANCE, OFTEN = 512, 0.01, 2.0
+"""Equal samples are told where chance gives a sample another one like it at most so rarely, by the values that each of
+so many columns has in as many samples, and where they are so many times as frequent as within a client.
+"""
 
 
 def coverage(dataset: Dataset, done: Split) -> Iterator[str]:
-    """Yield remarks on a split: what only test samples have, and natural clients with classes, words or units that no
-    other client shares.
+    """Yield remarks on a split: what only test samples have, equal samples, and natural clients with classes, words or
+    units that no other client shares.
     """
     yield from untrained(dataset, done)
+    yield from _equal(dataset, done)
     is_natural = done.partition["scheme"] == NATURAL and done.num_clients > 1
     if is_natural and dataset.features is not None and done.clients is not None:
         yield from _levels_apart(dataset, done)
@@ -165,6 +170,53 @@ def _lonely(there: np.ndarray, names: Sequence[str], clients: Sequence[str]) -> 
         return ""
     of_each = {clients[k]: first_of([names[c] for c in np.flatnonzero(there[k]).tolist()], 4) for k in lonely}
     return first_of([f"{client} ({each})" for client, each in of_each.items()], MAX_LISTED)
+
+
+def _equal(dataset: Dataset, done: Split) -> Iterator[str]:
+    """Yield a line on test samples that equal a training sample, and one on training samples of several clients."""
+    x, y, training = dataset.x, dataset.y, done.training
+    if dataset.task == "next-token" or not training.any() or _chance(x) * len(x) > CHANCE:
+        return
+    digests = _digests(x, y)
+    if done.held is not None:
+        tested = digests[done.held]
+    elif dataset.test_x is not None and dataset.test_y is not None:
+        tested = _digests(dataset.test_x, dataset.test_y)[_tested(done, len(dataset.test_x))]
+    else:
+        tested = digests[:0]
+    trained, owner = digests[training], done.owner[training]
+    order = np.lexsort((owner, trained))
+    trained, owner = trained[order], owner[order]
+    equal, apart = trained[1:] == trained[:-1], owner[1:] != owner[:-1]
+    usual = OFTEN * np.count_nonzero(equal & ~apart) / len(trained)
+    known, several = (int(each.sum()) for each in (np.isin(tested, trained), equal & apart))
+    if known > usual * len(tested):
+        yield f"{known:,} of {counted(len(tested), 'test sample')} are training samples, too, with the same x and y"
+    if several > usual * len(trained):
+        clients = np.unique([owner[:-1][equal & apart], owner[1:][equal & apart]]).tolist()
+        names = first_of([f"client {k}" if done.clients is None else done.clients[k] for k in clients], MAX_LISTED)
+        yield f"{counted(several, 'training sample')} again at another client, with the same x and y: {names}"
+
+
+def _chance(x: np.ndarray) -> float:
+    """Return how probably two samples are equal that are drawn column by column from the different ones there are."""
+    some = np.asarray(x[:: max(1, len(x) // LOOKED_AT)]).reshape(-1, x[:1].size)
+    some = np.unique(some[:, :: max(1, some.shape[1] // LOOKED_AT)], axis=0)
+    pairs = max(1, len(some) * (len(some) - 1))
+    counts = [np.unique(column, return_counts=True)[1] for column in some.T]
+    return float(np.exp(sum(np.log(min(1, (1 + (each * (each - 1)).sum()) / pairs)) for each in counts)))
+
+
+def _digests(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return a number for each sample, (n,) int64: the same for the same bytes of x and y, within one process."""
+    found = np.empty(len(x), np.int64)
+    block = rows_per_block(x.shape[1:], x.dtype)
+    for start in range(0, len(x), block):
+        rows, labels = (np.ascontiguousarray(each[start : start + block]) for each in (x, y))
+        found[start : start + block] = [
+            hash((row.tobytes(), label.tobytes())) for row, label in zip(rows, labels, strict=True)
+        ]
+    return found
 
 
 def _tested(done: Split, count: int) -> np.ndarray:

@@ -26,6 +26,7 @@ from hpcfed.data.content import KIND, content_hash, rows_per_block
 from hpcfed.data.federation import FORMAT, VERSION
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import to_disk
+from hpcfed.io.text import UNPRINTABLE
 
 # Every array starts on a cache line, so that any library can use its memory map directly.
 ALIGNMENT_BYTES = 64
@@ -71,10 +72,11 @@ def write(
         by_content: write `of_content` of the path instead; an equal file that is there stays as it is.
 
     Raises:
-        InputError: the file exists, or its folder can't be written.
+        InputError: the file exists, or its folder can't be written; or a name has a NUL or half a character.
         EnvironmentFailure: the disk is full or failed; nothing is left behind.
     """
     path = Path(path)
+    attributes = _attributes(dataset, name or dataset.name, partition)
     in_train = owner if held is None else np.where(held, -1, owner)
     rows, offsets = _by_client(in_train, num_clients, dataset.rows)
     target = _Target(path, temporary_of(path))
@@ -100,7 +102,7 @@ def write(
             order = everything if test_owner is None else _by_client(test_owner, num_clients)
             test = _write_test(file, dataset.test_x, dataset.test_y, *order)
             _copy_beside(test, dataset.test_filled, dataset.test_group, order[0])
-        file.attrs.update(_attributes(dataset, name or dataset.name, partition))
+        file.attrs.update(attributes)
         content = file.attrs["content"] = content_hash(file, partial(step, "hashing, in bytes"))
         if by_content:
             target.path = of_content(path, content)
@@ -161,6 +163,10 @@ def _copy_beside(part: h5py.Group, filled: np.ndarray | None, group: np.ndarray 
 
 
 def _attributes(dataset: Dataset, name: str, partition: Mapping[str, Any]) -> dict[str, Any]:
+    for text in _texts([name, dataset.source, list(dataset.features or ()), dataset.vocabulary]):
+        if UNPRINTABLE.search(text):  # of a damaged table: no reader would take the file
+            got, remedy = ascii(text)[:80], "mend it where the data come from"
+            raise InputError("a name with a character that no text has", got=got, remedy=remedy)
     attributes: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": name, "task": dataset.task}
     if dataset.num_classes is not None:
         attributes["num_classes"] = dataset.num_classes
@@ -175,6 +181,17 @@ def _attributes(dataset: Dataset, name: str, partition: Mapping[str, Any]) -> di
     if dataset.vocabulary is not None:
         attributes["vocabulary"] = json.dumps(dataset.vocabulary)
     return attributes
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
 
 
 def _copy(group: h5py.Group, name: str, source: np.ndarray, rows: np.ndarray) -> None:

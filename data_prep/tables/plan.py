@@ -124,6 +124,8 @@ class TablePlan:
             yield f"cells are separated by {SEPARATOR_NAMES[mark]}, as in {marks[mark].name}"
         if self.found.comma:
             yield f"a comma is the decimal point, as in {self.found.comma}"
+        if self.found.swallowed:
+            yield f"{self.found.swallowed} holds line breaks and separators, maybe of whole rows: an open quote?"
         if self.missing:
             fills = self.options.missing in (missing.MEAN, missing.MEDIAN)
             fills &= any(feature.column in self.missing and not feature.levels for feature in self.features)

@@ -64,7 +64,7 @@ class Block:
 
     def place(self, row: int) -> str:
         """Return the place of a row of this block, for messages; a CSV's header is row 1, as in a spreadsheet."""
-        return f"{self.path}: row {self.start + row + (1 if _is_parquet(self.path) else 2)}"
+        return f"{self.path}: row {self.start + row + (1 if is_parquet(self.path) else 2)}"
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -80,7 +80,7 @@ def all_encodings_told(paths: Iterable[Path]) -> Iterator[None]:
     try:
         yield
     except NotUtf8 as error:
-        others = [path for path in paths if not _is_parquet(path) and not _is_utf8(path)]
+        others = [path for path in paths if not is_parquet(path) and not _is_utf8(path)]
         if len(others) < 2:
             raise
         what, names = f"{len(others)} tables are not UTF-8", first_of([path.name for path in others], MOST_NAMED)
@@ -111,7 +111,7 @@ def header(path: Path) -> list[str]:
 @lru_cache(maxsize=CACHED)
 def _header(path: Path, _: tuple[int, int]) -> list[str]:
     with _one_line(path):
-        if _is_parquet(path):
+        if is_parquet(path):
             with _parquet(path) as table:
                 names = list(table.schema_arrow.names)
         else:
@@ -198,7 +198,7 @@ def blocks(path: Path, codes: tuple[str, ...] = ()) -> Iterator[Block]:
         InputError: the file is not a table or is damaged, or a row has more or fewer cells than the header.
     """
     names, start = header(path), 0
-    decimal_comma = not _is_parquet(path) and separator(path) == ";"
+    decimal_comma = not is_parquet(path) and separator(path) == ";"
     for batch in _batches(path, names):
         step(f"reading {path.name}: row {start + 1:,}, {len(names):,} columns")
         columns = dict(zip(names, _all_plain(batch.columns, codes), strict=True))
@@ -208,7 +208,7 @@ def blocks(path: Path, codes: tuple[str, ...] = ()) -> Iterator[Block]:
 
 def class_names(path: Path, column: str) -> list[str] | None:
     """Return a label column's class names, in order, if Parquet of the datasets hub has them."""
-    if not _is_parquet(path):
+    if not is_parquet(path):
         return None
     with _one_line(path), _parquet(path) as table:
         metadata = (table.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
@@ -229,7 +229,7 @@ def is_image(values: pyarrow.Array) -> bool:
 
 def _batches(path: Path, names: list[str]) -> Iterator[Any]:
     with _one_line(path):
-        if _is_parquet(path):
+        if is_parquet(path):
             with _parquet(path) as table:
                 heavy = any(not _is_simple(field.type) for field in table.schema_arrow)
                 yield from table.iter_batches(BLOCK_IMAGES if heavy else BLOCK_ROWS, use_threads=False)
@@ -266,7 +266,7 @@ def _one_line(path: Path) -> Iterator[None]:
     """Turn errors of pyarrow and the system into errors of one line."""
     import pyarrow
 
-    what = "no Parquet file, or damaged" if _is_parquet(path) else "no table of text"
+    what = "no Parquet file, or damaged" if is_parquet(path) else "no table of text"
     try:
         with reading(path):
             yield
@@ -362,5 +362,6 @@ def _is_simple(kind: pyarrow.DataType) -> bool:
     return not (pyarrow.types.is_nested(kind) or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
 
 
-def _is_parquet(path: Path) -> bool:
+def is_parquet(path: Path) -> bool:
+    """Tell whether a file is Parquet, by its name."""
     return path.suffix.lower() == ".parquet"

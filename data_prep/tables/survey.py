@@ -14,7 +14,7 @@ import numpy as np
 
 from data_prep.tables import cells
 from data_prep.tables.columns import ColumnOptions, ColumnRoles
-from data_prep.tables.read import Block, blocks, is_image
+from data_prep.tables.read import Block, blocks, is_image, is_parquet, separator
 from hpcfed.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class Survey:
         rows: number of rows of all tables, of which `test_rows` are in test sets.
         comma: the first file with a comma read as the decimal point, "" for none.
         first: the first file that has a row, None for none.
+        swallowed: the place of the first cell with line breaks and as many separators as whole rows have, "" for none.
     """
 
     facts: dict[str, ColumnFacts]
@@ -107,6 +108,7 @@ class Survey:
     comma: str
     test_rows: int = 0
     first: Path | None = None
+    swallowed: str = ""
 
 
 def survey(paths: Iterable[Path], roles: ColumnRoles, options: ColumnOptions, tests: Collection[Path] = ()) -> Survey:
@@ -124,9 +126,11 @@ def survey(paths: Iterable[Path], roles: ColumnRoles, options: ColumnOptions, te
     facts = {name: ColumnFacts() for name in (*roles.features, *roles.targets, *limits)}
     rows = test_rows = 0
     first: Path | None = None
+    swallowed = ""
     for path in paths:
         for block in blocks(path, options.missing_codes):
             rows += len(block)
+            swallowed = swallowed or _swallowed(block)
             first = first or (path if len(block) else None)
             test_rows += len(block) * (path in tests)
             for name, found in facts.items():
@@ -142,7 +146,7 @@ def survey(paths: Iterable[Path], roles: ColumnRoles, options: ColumnOptions, te
         if point := next((found.points[path] for found in numbers if path in found.points), ""):
             remedy = "write it without the point, or with a comma"
             raise InputError(f"{point}: thousands or a fraction? Other cells have decimal commas", remedy=remedy)
-    return Survey(facts, rows, with_comma[0].name if with_comma else "", test_rows, first)
+    return Survey(facts, rows, with_comma[0].name if with_comma else "", test_rows, first, swallowed)
 
 
 def features(found: Survey, roles: ColumnRoles, options: ColumnOptions, where: Path) -> list[Feature]:
@@ -279,6 +283,24 @@ def _note_commas(facts: ColumnFacts, block: Block, name: str) -> None:
         facts.commas.add(block.path)
     if block.path not in facts.points and (point := _first(block, name, cells.THOUSANDS)):
         facts.points[block.path] = point
+
+
+def _swallowed(block: Block) -> str:
+    """Return the place of a cell that may hold whole rows, as behind a quote that is not closed, "" for none."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    most = len(block.columns) - 1
+    if is_parquet(block.path) or not most:
+        return ""
+    for name, values in block.columns.items():
+        broken = pc.match_substring(values, "\n") if values.type == pyarrow.string() else None
+        row = -1 if broken is None else pc.index(broken, True).as_py()
+        if row >= 0:
+            text = values[row].as_py()
+            if text.count(separator(block.path)) >= most * text.count("\n"):
+                return f"{block.place(row)}: column {name!r}"
+    return ""
 
 
 def _first_null(values: pyarrow.Array) -> int:

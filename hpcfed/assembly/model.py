@@ -44,9 +44,11 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if spec is None:
         seed_generators(device, recipe.seed.model, Purpose.MODEL)
     module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
+    own_seed = None if torch.initial_seed() == seed else torch.initial_seed()
     if recipe.bits == "portable":
         module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
     model = FlatModel(module, dtype, device, recipe.parameters)
+    model.own_seed = own_seed
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)
     if spec is None:
@@ -212,6 +214,9 @@ def _check_outputs(
     with model.evaluation():
         output = _output(model, samples)
     model.load(initial)  # undoes what the call did to parameters and buffers
+    if model.attributes is not None and isinstance(output, torch.Tensor) and output.ndim:
+        model.unsteady = _unsteady(model, samples)
+        model.load(initial)
     wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
     if not isinstance(output, torch.Tensor):
         got = type(output).__name__ + (f" of {len(output)}" if isinstance(output, Sized) else "")
@@ -242,6 +247,27 @@ def _check_outputs(
     unused_in_training = _check_leaves(model, in_training)
     model.unused = [name for name in unused if name in unused_in_training]
     model.load(initial)
+
+
+def _unsteady(model: FlatModel, like: torch.Tensor) -> str:
+    """Return what a module's output for a sample depends on in evaluation beside the sample, "" for nothing."""
+    import torch
+
+    count = 3
+    numbers = torch.arange(count * like[0].numel()).view(count, *like.shape[1:])
+    samples = (numbers % 7 + 1).to(like) / 8 if like.is_floating_point() else like[:1].expand(count, *like.shape[1:])
+    try:
+        with model.evaluation(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            together, again, alone = (model.module(each.clone()) for each in (samples, samples, samples[:1]))
+            is_same, is_alone = (
+                torch.allclose(one, other, 1e-3, 1e-5, equal_nan=True)
+                for one, other in ((together, again), (together[:1], alone))
+            )
+    except RAISED:  # it wants other values, or has no tensors of one shape
+        return ""
+    if not is_same:
+        return "depends on random draws (functional.dropout takes training=self.training)"
+    return "" if is_alone else "depends on the samples beside it"
 
 
 def _check_leaves(model: FlatModel, output: torch.Tensor) -> list[str]:

@@ -84,6 +84,11 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"local.step: {local.step} trains one client after another (local.engine: sequential)"
     if parts.model.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:
         yield "the model's output is probabilities; cross-entropy takes the scores before a softmax: leave it out"
+    if parts.model.own_seed is not None and recipe.model.init is None:
+        what = f"the model's code sets torch's seed to {parts.model.own_seed}"
+        yield f"{what}: its initial parameters may be the same for every seed.model"
+    if unsteady := parts.model.unsteady:
+        yield f"in evaluation, too, the model's output for a sample {unsteady}, and so does every score"
     if unused := parts.model.unused:
         what = "look for no_grad and detach, or name them in parameters.frozen"
         yield f"the model's output does not depend on {first_of(unused, 4)}, which are not trained: {what}"

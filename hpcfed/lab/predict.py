@@ -106,11 +106,23 @@ def _columns(rows: Any) -> dict[str, pyarrow.Array]:
         for block in blocks(Path(rows)):
             for name, values in block.columns.items():
                 comma = block.decimal_comma and not pyarrow.types.is_floating(values.type)
-                parts.setdefault(name, []).append(pyarrow.array(cells.numbers(values, True)) if comma else values)
+                parts.setdefault(name, []).append(_with_points(values) if comma else values)
         return {name: _joined(found) for name, found in parts.items()}
     if not hasattr(rows, "columns"):
         raise InputError("rows", expected="a data frame or a table's file", got=type(rows).__name__)
     return {str(name): _array(rows[name]) for name in rows.columns}
+
+
+def _with_points(values: Any) -> Any:
+    """Return a column with decimal commas as numbers, or as text with points if it has words, too."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    try:
+        return pyarrow.array(cells.numbers(values, True))
+    except cells.NoNumber:
+        is_number = pc.match_substring_regex(values, f"^({cells.DECIMAL_COMMA.pattern})$")
+        return pc.if_else(is_number, pc.replace_substring(values, ",", "."), values)
 
 
 def _joined(parts: list[Any]) -> Any:

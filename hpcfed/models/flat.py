@@ -58,6 +58,8 @@ class FlatModel:
         attributes, bindings: of a user's module, what its calls may change; None where they are not looked at.
         gives_probabilities: whether its outputs are those of a softmax.
         unused: trainable parameters that its outputs do not depend on.
+        own_seed: the seed that the user's code sets torch's generator to while it builds the module; None for none.
+        unsteady: what its outputs in evaluation depend on beside a sample: "" or a reason.
         rounded: buffers whose values the run's dtype rounds.
         has_known_outputs: whether its outputs have a shape that the task's accuracy and the built-in metrics know.
     """
@@ -108,6 +110,8 @@ class FlatModel:
         self.gives_probabilities = False
         self.has_known_outputs = True
         self.unused: list[str] = []
+        self.own_seed: int | None = None
+        self.unsteady = ""
         if self._in_eval:
             self.train()
 

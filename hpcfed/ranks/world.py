@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from rich.filesize import decimal
 
 from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.io.output import Output
@@ -45,6 +49,15 @@ LINGER = 600.0
 """Seconds for which threads of the user's code, which may be uploading, keep a process that has ended otherwise."""
 PATIENCE = 5.0
 """Seconds a failing rank waits for the others to arrive before it ends the job."""
+SHM = Path("/dev/shm")
+SHM_BYTES = 32 * 2**20
+"""Shared memory of one rank for messages to ranks of the same host; MPICH needs a third of it."""
+PASSED_ON = 0.5
+"""Seconds in which a launcher passes a line on, before what may end the job at once."""
+SCANT = 0.4
+"""Share of it below which a run says so before MPI starts, as MPICH then ends by a bus error and no word."""
+LOCAL_RANKS = (("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+"""Variables of launchers: a rank's number on its host, and how many the host has."""
 
 
 class World:
@@ -429,6 +442,8 @@ def _find_world() -> World:
     launched = any(name in os.environ for name in LAUNCHED) or tasks_of_srun() > 1
     if not launched and "mpi4py.MPI" not in sys.modules:
         return World()
+    if "mpi4py.MPI" not in sys.modules:
+        _warn_of_scant_memory()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -444,3 +459,16 @@ def _find_world() -> World:
             remedy="use the launcher of that MPI, or under srun the matching --mpi (MPICH: pmi2, Open MPI 5: pmix)",
         )
     return MpiWorld(MPI.COMM_WORLD)
+
+
+def _warn_of_scant_memory() -> None:
+    """Say once per host that its /dev/shm is too small for MPI's own memory, and wait for launchers to pass that on."""
+    for number, of in LOCAL_RANKS:
+        ranks = os.environ.get(of, "")
+        if number in os.environ and ranks.isdigit() and int(ranks) > 1 and SHM.is_dir():
+            free = shutil.disk_usage(SHM).free
+            if free < SCANT * SHM_BYTES * int(ranks):
+                what = f"{SHM} has {decimal(free)} free for {ranks} ranks of MPI, which may end by a bus error"
+                remedy = "enlarge it (docker run --shm-size=1g), or remove what others left there"
+                _say(f"hpcfed: {what}: {remedy}" if os.environ[number] == "0" else "")
+                time.sleep(PASSED_ON)

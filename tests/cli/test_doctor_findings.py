@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from hpcfed.cluster.doctor.findings import find
 from hpcfed.cluster.doctor.folders import Folder
 from hpcfed.cluster.doctor.launch import LauncherJob, Mpi, abi_of, find_job, find_launcher, vendor_of
 from hpcfed.cluster.doctor.probe import Rates
+from hpcfed.ranks import world
 
 pytestmark = pytest.mark.one_mpi
 GIB = 2**30
@@ -284,3 +286,18 @@ def test_variables_tell_launcher_and_job() -> None:
     assert job is not None
     assert (job.id, job.nodes, job.node_list, job.tasks) == ("7", 2, "n[1-2]", 8)
     assert job.seconds_left == pytest.approx(600, abs=5)
+
+
+def test_little_shared_memory_is_told_before_mpi_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MPI_LOCALNRANKS", str(10**9))  # more than any host's memory holds
+    said = []
+    for number in ("0", "1"):
+        monkeypatch.setenv("MPI_LOCALRANKID", number)
+        world._warn_of_scant_memory()
+        said.append(capsys.readouterr().err)
+    assert re.fullmatch(
+        r"hpcfed: /dev/shm has .* free for 1000000000 ranks of MPI, which may end .*1g\), or .*\n", said[0]
+    )
+    assert not said[1]

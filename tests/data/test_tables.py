@@ -224,6 +224,43 @@ def test_one_of_a_kind_is_in_the_singular(prepare: Callable[..., str], tmp_path:
     assert "its test set (1 sample) is not used" in prepare("sites --missing mean --test-fraction 0.5")
 
 
+def test_equal_samples_are_reported(prepare: Callable[..., str], tmp_path: Path) -> None:
+    def patients(first: int, last: int) -> list[tuple[str, ...]]:
+        return [(f"{40 + k / 8}", f"{100 + (7 * k) % 31}", "fm"[k % 2], f"{1 + k % 2}") for k in range(first, last)]
+
+    write(tmp_path / "sites" / "a.csv", patients(0, 20))
+    write(tmp_path / "sites" / "b.csv", patients(17, 40))
+    write(tmp_path / "sites" / "test.csv", patients(38, 50))
+    said = prepare("sites")
+    assert "2 of 12 test samples are training samples, too, with the same x and y\n" in said
+    assert "3 training samples again at another client, with the same x and y: a, b\n" in said
+    shutil.copy(tmp_path / "sites" / "a.csv", tmp_path / "one.csv")
+    (tmp_path / "one.csv").write_text((text := (tmp_path / "one.csv").read_text()) + text.partition("\n")[2])
+    assert "are training samples, too" in prepare("one.csv --partition iid --clients 2 --test-fraction 0.5")
+    few = [("1", "0", "f", "1"), ("0", "1", "m", "2")] * 20  # equal by chance
+    for name in ("a", "b", "test"):
+        write(tmp_path / "sites" / f"{name}.csv", few)
+    assert "same x and y" not in prepare("sites")
+
+
+def test_a_quote_that_is_not_closed_is_reported(prepare: Callable[..., str], tmp_path: Path) -> None:
+    write(tmp_path / "sites" / "a.csv", [("1", "2", '"f', "1"), ("2", "3", "m", "2"), ("3", "2", 'm"', "2")])
+    write(tmp_path / "sites" / "b.csv", [("1", "2", "m", "1"), ("2", "5", '"first,\nsecond"', "2")])
+    said = prepare("sites --exclude sex")
+    assert "a.csv: row 2: column 'sex' holds line breaks and separators, maybe of whole rows" in said
+    write(tmp_path / "sites" / "a.csv", [("1", "2", "f", "1"), ("2", "3", "m", "2")])
+    assert "maybe of whole rows" not in prepare("sites --exclude sex")
+
+
+def test_a_name_that_no_file_can_hold_is_refused(prepare: Callable[..., str], tmp_path: Path) -> None:
+    write(tmp_path / "sites" / "a.csv", [("1", "2", "f", "yes\0"), ("3", "1", "m", "no")])
+    assert "got 'yes\\x00'; mend it where the data come from" in prepare("sites", 2)
+    assert not (tmp_path / "f.h5").exists()
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(InputError, match=r"got 'half \\ud800'"):
+        hpcfed.write_federation(tmp_path / "f.h5", {"a": (x, np.array(["half \ud800", "no"]))})
+
+
 def test_classes_and_levels_that_lack_training_are_reported(prepare: Callable[..., str], tmp_path: Path) -> None:
     write(tmp_path / "sites" / "a.csv", [("1", "2", "f", "1"), ("3", "1", "m", "2")])
     write(tmp_path / "sites" / "b.csv", [("1", "2", "f", "1")])

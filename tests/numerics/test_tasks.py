@@ -40,6 +40,23 @@ class Probabilities(torch.nn.Sequential):
         super().__init__(torch.nn.Linear(6, 4), torch.nn.Softmax(1))
 
 
+class Dropping(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(6, 4)
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(super().forward(x))  # in evaluation, too
+
+
+class Neighbours(torch.nn.Linear):
+    def __init__(self):
+        torch.manual_seed(9)
+        super().__init__(6, 4)
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
 def uncounted(output, target):
     return 1.0, -1
 
@@ -139,6 +156,17 @@ def test_own_metrics_are_in_every_row(folder, world):
 def test_a_softmax_before_the_cross_entropy_is_reported(folder, world, capfd):
     hpcfed.run(small("run", data="classes.h5", model={"factory": "own_functions:Probabilities"}, rounds=1), world=world)
     assert ("takes the scores before a softmax: leave it out" in capfd.readouterr().out) == world.is_root
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [("Dropping", "random draws (functional.dropout"), ("Neighbours", "the samples beside it")]
+)
+def test_a_model_that_is_not_steady_in_evaluation_is_reported(folder, world, capfd, model, why):
+    hpcfed.run(small("run", data="classes.h5", model={"factory": f"own_functions:{model}"}, rounds=1), world=world)
+    said = capfd.readouterr().out
+    told = f"in evaluation, too, the model's output for a sample depends on {why}"
+    assert (told in said) == world.is_root
+    assert ("the model's code sets torch's seed to 9: its" in said) == (world.is_root and model == "Neighbours")
 
 
 def test_a_model_that_remembers_its_clients_is_refused(folder, world):

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 from hpcfed.cluster.doctor.facts import Facts, Host, Rank
 from hpcfed.errors import first_of
+from hpcfed.ranks.world import SHM_BYTES
 
 Found = tuple[str, str]
 """(what is slow or wrong, its remedy)."""
 
 PROCESS_BYTES = 512 * 2**20
 """Memory of one rank with torch loaded and a small model."""
-SHM_BYTES = 32 * 2**20
-"""Shared memory of one rank for messages to ranks of the same host."""
 ROOM_BYTES = 2**30
 """Free disk space for a run's record and models."""
 LITTLE_TIME = 600.0
