@@ -76,7 +76,7 @@ def cut_down(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield the place, the kind of data and the content of each recipe of a page, the notebook and jobs/recipes."""
+    """Yield the place, the kind of data and the content of each recipe of a page and jobs/recipes."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     texts = {page: re.findall(r"^```yaml\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S) for page in pages}
     found = {f"{page.name} {n}": parse_yaml(one) for page in pages for n, one in enumerate(texts[page])}
@@ -86,10 +86,6 @@ def shown() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     for name, recipe in found.items():
         if {"data", "model", "local"} <= recipe.keys() and (file := Path(recipe["data"]).name) not in ELSEWHERE:
             yield name, FILES[file], recipe
-    cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text("utf-8"))["cells"]
-    (code,) = ("".join(cell["source"]) for cell in cells if "recipe = {" in "".join(cell["source"]))
-    recipe = parse_yaml(re.search(r"^recipe = (\{.*?^\})", code, re.M | re.S).group(1).replace(",\n}", "\n}"))
-    yield from ((f"notebook {name}", "digits", recipe | {"algorithm": name}) for name in ("fedavg", "fedexp"))
 
 
 def of_experiments() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
