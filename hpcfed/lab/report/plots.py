@@ -10,7 +10,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import ticker
@@ -71,7 +71,7 @@ class LinePlot:
                 _draw_curve(axes, line, _plain(group.label), index)
             if scene.window > 1:
                 raw = curve(group, self.column, self.against)
-                pale = {"alpha": 0.35, "linewidth": 0.7, "zorder": 1, "gid": of_method(index, "raw")}
+                pale: dict[str, Any] = {"alpha": 0.35, "linewidth": 0.7, "zorder": 1, "gid": of_method(index, "raw")}
                 axes.plot(raw.x, raw.mean, color=_colour(index), **pale)
         for target in scene.targets if self.column == scene.criterion.column else ():
             axes.axhline(target, color=LIGHT.text, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
