@@ -133,6 +133,11 @@ def _call(name: str, args: list[str] | None) -> int:
     from hpcfed.ranks.world import leave
 
     code, message = 0, ""
+    has_document = name in WITH_JSON and "--json" in (sys.argv[1:] if args is None else args)
+    if has_document:
+        from hpcfed.cli import documents
+
+        documents.begin(name)
     try:
         code = cli.main(args=args, prog_name="hpcfed", standalone_mode=False) or 0
         sys.stdout.flush()
@@ -158,11 +163,7 @@ def _call(name: str, args: list[str] | None) -> int:
         code, message = 1, traceback.format_exc()
     except BaseException as ending:  # of a completed word, a signal to a command that starts others, or the user's code
         code, message = _of_exit(ending)
-    document = ""
-    if message and code and name in WITH_JSON and "--json" in (sys.argv[1:] if args is None else args):
-        from hpcfed.cli.documents import error_of
-
-        document = error_of(name, code, message)
+    document = documents.error_of(name, code, message) if has_document and message and code else ""
     return leave(code, message, document, alone=name not in WITH_RANKS)
 
 

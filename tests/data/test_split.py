@@ -16,7 +16,6 @@ from data_prep.write import write
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from tests.data.raw import write_idx_folder
-from tests.data.test_commands import hpcfed
 
 OWNER = np.repeat([0, 1, 2], [8, 2, 30])
 NATURAL = Dataset(
@@ -164,12 +163,16 @@ def test_what_does_not_come_split_has_no_natural_clients() -> None:
         split(replace(NATURAL, owner=None), "natural", None, 0, {})
 
 
-def test_another_partition_without_the_raw_data_is_the_same_file(tmp_path: Path) -> None:
+def test_another_partition_without_the_raw_data_is_the_same_file(tmp_path: Path, command) -> None:
     write_idx_folder(tmp_path / "raw")
     wanted = ("--partition", "dirichlet-client", "--clients", 5, "--seed", 7)
-    hpcfed("prepare", "mnist", "--raw", tmp_path / "raw", *wanted, "-o", tmp_path / "direct.h5")
-    hpcfed("prepare", "mnist", "--raw", tmp_path / "raw", "--clients", 4, "-o", tmp_path / "first.h5")
-    hpcfed("prepare", "federation", "--raw", tmp_path / "first.h5", *wanted, "-o", tmp_path / "again.h5")
+    for words in (
+        ("mnist", "--raw", tmp_path / "raw", *wanted, "-o", tmp_path / "direct.h5"),
+        ("mnist", "--raw", tmp_path / "raw", "--clients", 4, "-o", tmp_path / "first.h5"),
+        ("federation", "--raw", tmp_path / "first.h5", *wanted, "-o", tmp_path / "again.h5"),
+    ):
+        done = command(("prepare", *words), tmp_path)
+        assert done.returncode == 0, done.stderr
     assert (tmp_path / "again.h5").read_bytes() == (tmp_path / "direct.h5").read_bytes()
     with h5py.File(tmp_path / "first.h5") as first, h5py.File(tmp_path / "again.h5") as again:
         assert not np.array_equal(first["train/row"][:], again["train/row"][:])

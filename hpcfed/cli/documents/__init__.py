@@ -34,6 +34,11 @@ _printed: set[str] = set()
 """Commands of this process that have printed theirs."""
 
 
+def begin(command: str) -> None:
+    """Note that a command begins; a process may run it several times."""
+    _printed.discard(command)
+
+
 def commands() -> list[str]:
     """Return the commands that have a document, and `ERROR`."""
     return registry.names(__name__)
@@ -52,7 +57,6 @@ def printer(command: str, *, asked: bool) -> Printer | None:
     if not asked:
         return None
     out = sys.stdout
-    _printed.discard(command)
 
     def emit(document: Any) -> None:
         _printed.add(command)
