@@ -181,7 +181,9 @@ def test_what_is_cancelled_stays_cancelled(cluster: Cluster, place: Path) -> Non
 def test_of_an_array_only_the_task_that_has_more_to_do_is_requeued(cluster: Cluster, tmp_path: Path) -> None:
     """The last task has the array's own number; as a job's number it means all of them."""
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    deed = "if ((SLURM_ARRAY_TASK_ID == 1)); then exit 0; fi; sleep 2; touch run/checkpoints/round-1.json; exit 75"
+    (tmp_path / "done.json").write_text('{"status": "finished"}')
+    deed = "if ((SLURM_ARRAY_TASK_ID == 1)); then cp done.json run/result.json; exit 0; fi; "
+    deed += "sleep 2; touch run/checkpoints/round-1.json; exit 75"
     head = "#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\njob=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID\n"
     head += f"run=(bash -c '{deed}')\n"
     (tmp_path / "job.sbatch").write_text(head + STEP.read_text())
