@@ -211,7 +211,6 @@ SAMPLES = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(LABELS))
             {"groups": {"a": np.array([b"a", b"b", b"\xe9", b"\xe8"])}},
             r"groups of client 'a': not UTF-8: got b'\\xe9'; give text",
         ),
-        ([SAMPLES, SAMPLES], {}, r"clients: expected pairs \(name, samples\), or a mapping, got TensorDataset; name"),
         (SAMPLES, {}, r"clients: expected pairs \(name, samples\), or a mapping, got TensorDataset; name"),
         ([(ROWS, LABELS)], {}, r"clients: expected pairs \(name, samples\), or a mapping, got tuple of 2; name"),
         ({"a": 3}, {}, "client 'a': expected arrays .*, got int"),
