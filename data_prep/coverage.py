@@ -20,9 +20,11 @@ FEWEST_ROWS, SPREADS, FACTOR, ALIKE = 5, 2.0, 2.0, 3.0
 """Clients of so many rows whose means are apart by more than so many deviations of both, and by such a factor, as their
 deviations are within another one, may have a feature in another unit.
 """
-LOOKED_AT, CHANCE, OFTEN = 512, 0.01, 2.0
-"""Equal samples are told where chance gives a sample another one like it at most so rarely, by the values that each of
-so many columns has in as many samples, and where they are so many times as frequent as within a client.
+LOOKED_AT = 512
+"""Samples, and columns of them, by whose values it is estimated how often samples are equal by chance."""
+CHANCE, OFTEN = 0.01, 2.0
+"""Equal samples say nothing where chance alone gives a sample more than so many others like it, or where they are at
+most so many times as frequent as within a client.
 """
 
 
@@ -199,7 +201,7 @@ def _equal(dataset: Dataset, done: Split) -> Iterator[str]:
 
 
 def _chance(x: np.ndarray) -> float:
-    """Return how probably two samples are equal that are drawn column by column from the different ones there are."""
+    """Return the probability that two samples are equal, if their columns were independent, by the samples' values."""
     some = np.asarray(x[:: max(1, len(x) // LOOKED_AT)]).reshape(-1, x[:1].size)
     some = np.unique(some[:, :: max(1, some.shape[1] // LOOKED_AT)], axis=0)
     pairs = max(1, len(some) * (len(some) - 1))

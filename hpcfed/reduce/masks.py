@@ -3,10 +3,10 @@
     client i sends   q_i + b_i + Σ_{j>i} m_ij − Σ_{j<i} m_ji   mod 2^64;      m_ij of (pair, round), b_i of (i, round)
 
 q_i are its weighted vectors, and its squared norm, loss and steps, as integers in units that follow from the clip, the
-weights and the cohort alone. In the sum over the cohort the masks of pairs cancel. Those that are left send their
-shares of one secret of each client: of one that has sent, that of b_i; of one that dropped out, that of its pairs. What
-is left over of the masks is subtracted. Never both are opened: words of a client that was taken for dropped, and that
-come late, keep b_i.
+weights and the cohort alone. In the sum over the cohort the masks of pairs cancel. The clients that are left then send
+their shares of one secret of each client: of b_i if its words have come, of its pairs' key if it dropped out, never of
+both. The masks that are left over are subtracted. Words that come late, of a client that was taken for dropped out,
+stay hidden by its b_i.
 
 Masks of two clients that one rank has trained, and that both send, cancel in the rank's own sum and are not drawn. Not
 simulated is the agreement on keys, which are draws of the seed here; its bytes are counted.
