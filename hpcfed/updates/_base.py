@@ -7,7 +7,7 @@ the list, and opened behind it, so that nothing gets into them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -81,11 +81,6 @@ class PartContext:
         return stream(self.seed, purpose, self.round if each_round else 0, client, self.place)
 
 
-def places_of(contexts: Sequence[PartContext], name: str) -> list[Tensor] | None:
-    """Return the entries of a vector that each client sends, (k,) int64; None where none were chosen."""
-    return [context.places[name] for context in contexts] if name in contexts[0].places else None
-
-
 @dataclass(frozen=True)
 class Sent:
     """Answer of a part.
@@ -101,21 +96,6 @@ class Sent:
     state: State = field(default_factory=dict)
     places: Vectors = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SentTile:
-    """Answer of a part for the R clients of a tile.
-
-    Attributes:
-        vectors, places: as `Sent` has them, stacked, (R, n) and (R, k).
-        states, scalars: of each client.
-    """
-
-    vectors: Vectors
-    states: Sequence[State]
-    places: Vectors = field(default_factory=dict)
-    scalars: Sequence[Mapping[str, float]] | None = None
 
 
 class UpdatePart(Part):
@@ -168,22 +148,6 @@ class UpdatePart(Part):
         """
         raise NotImplementedError
 
-    def send_tile(
-        self, vectors: Vectors, states: Sequence[State], shared: State, contexts: Sequence[PartContext]
-    ) -> SentTile:
-        """Return `send`'s answers for R clients, whose vectors are stacked, (R, n); by default one after another."""
-        import torch
-
-        each = [
-            self.send({name: stack[row] for name, stack in vectors.items()}, states[row], shared, context)
-            for row, context in enumerate(contexts)
-        ]
-        sent, places = (
-            {name: torch.stack([one[name] for one in found]) for name in found[0]}
-            for found in ([one.vectors for one in each], [one.places for one in each])
-        )
-        return SentTile(sent, [one.state for one in each], places, [one.scalars for one in each])
-
     def share(self, shared: State, means: Vectors) -> State:
         """Return what the server keeps after a round, from the means, float64; the same on every rank.
 
@@ -194,22 +158,6 @@ class UpdatePart(Part):
     def coded(self, coding: Coding) -> Coding:
         """Return how a vector is packed behind this part, from how it is before; by default likewise."""
         return coding
-
-
-class TilePart(UpdatePart):
-    """A part that says what it sends for the clients of a tile at once; each one's bits are those of a tile of one."""
-
-    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
-        alone = {name: vector.unsqueeze(0) for name, vector in vectors.items()}
-        sent = self.send_tile(alone, [state], shared, [context])
-        found, places = ({name: stack[0] for name, stack in own.items()} for own in (sent.vectors, sent.places))
-        return Sent(found, sent.states[0], places, sent.scalars[0] if sent.scalars else {})
-
-    def send_tile(
-        self, vectors: Vectors, states: Sequence[State], shared: State, contexts: Sequence[PartContext]
-    ) -> SentTile:
-        """Return the answers for R clients, whose vectors are stacked, (R, n)."""
-        raise NotImplementedError
 
 
 class MeansPart(Part):

@@ -18,6 +18,7 @@ from hpcfed.updates._base import MOVED_NORM, SUM, MeansPart, PartContext, Update
 from hpcfed.updates._coding import Coding, plain
 from hpcfed.updates._layout import Layout
 from hpcfed.updates._robust import RobustMean
+from hpcfed.updates._tile import send_tile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,7 +213,7 @@ class _Sending:
         scalars = [dict[str, float](update.scalars) for update in updates]
         for place, part in enumerate(self._chain.updates):
             in_these = [self._part_context(place, context, places, row) for row, context in enumerate(contexts)]
-            sent = part.send_tile(now, [_of(own, place) for own in clients], _of(shared, place), in_these)
+            sent = send_tile(part, now, [_of(own, place) for own in clients], _of(shared, place), in_these)
             now, places = sent.vectors, {**places, **sent.places}
             for row, state in enumerate(sent.states):
                 states[row] |= _joined([(place, state)])

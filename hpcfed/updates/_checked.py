@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -14,7 +14,7 @@ from hpcfed.config.user_code.method import Checked, Signature
 from hpcfed.models.flat import FlatModel
 from hpcfed.rng import Purpose
 from hpcfed.types import Means, Part, State
-from hpcfed.updates._base import MeansPart, PartContext, Sent, SentTile, UpdatePart, Vectors
+from hpcfed.updates._base import MeansPart, PartContext, Sent, UpdatePart, Vectors
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._robust import ClientVectors
 
@@ -83,11 +83,6 @@ class _CheckedUpdates(Checked):
             if not isinstance(places, Tensor) or places.dtype != int64 or places.dim() != 1:
                 self._refuse("send", f"its places of {name!r}", "a tensor (k,) in int64", type(places).__name__)
         return cast("Sent", sent)
-
-    def send_tile(
-        self, vectors: Vectors, states: Sequence[State], shared: State, contexts: Sequence[PartContext]
-    ) -> SentTile:
-        return UpdatePart.send_tile(cast("UpdatePart", self), vectors, states, shared, contexts)
 
     def _check_names(self, found: Any, vectors: Vectors) -> None:
         self._check_kind("send", found, Mapping)

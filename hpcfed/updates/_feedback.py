@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from hpcfed.types import State
-from hpcfed.updates._base import LESSENS, PartContext, SentTile, TilePart, Vectors, zeros
+from hpcfed.updates._base import LESSENS, PartContext, Vectors, zeros
+from hpcfed.updates._tile import SentTile, TilePart
 
 
 class WithFeedback(TilePart):

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from hpcfed.types import State
-from hpcfed.updates._base import LESSENS, NORMS, PartContext, SentTile, TilePart, Vectors
+from hpcfed.updates._base import LESSENS, NORMS, PartContext, Vectors
 from hpcfed.updates._coding import Coding
+from hpcfed.updates._tile import SentTile, TilePart
 
 
 class Cast(TilePart):

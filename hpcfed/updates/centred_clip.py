@@ -18,8 +18,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from hpcfed.types import State
-from hpcfed.updates._base import LESSENS, NORMS, PartContext, SentTile, TilePart, Vectors, zeros
+from hpcfed.updates._base import LESSENS, NORMS, PartContext, Vectors, zeros
 from hpcfed.updates._clipping import clip_factors, factors_like
+from hpcfed.updates._tile import SentTile, TilePart
 
 
 class CentredClip(TilePart):

@@ -27,8 +27,9 @@ from pydantic import Field
 from hpcfed.arithmetic.elementary import exp
 from hpcfed.errors import InputError
 from hpcfed.types import DELTA, Means, State
-from hpcfed.updates._base import LESSENS, MOVED_NORM, NORMS, MeansPart, PartContext, SentTile, TilePart, Vectors
+from hpcfed.updates._base import LESSENS, MOVED_NORM, NORMS, MeansPart, PartContext, Vectors
 from hpcfed.updates._clipping import clip_factor, clip_factors, factors_like
+from hpcfed.updates._tile import SentTile, TilePart
 
 BELOW = "below"
 """Name of b_i − ½."""

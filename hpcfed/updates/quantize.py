@@ -22,8 +22,9 @@ from pydantic import Field
 
 from hpcfed.arithmetic.elementary import quotient
 from hpcfed.types import State
-from hpcfed.updates._base import CARRIED, TWICE, PartContext, SentTile, TilePart, Vectors, places_of
+from hpcfed.updates._base import CARRIED, TWICE, PartContext, Vectors
 from hpcfed.updates._coding import Coding, on_sent
+from hpcfed.updates._tile import SentTile, TilePart, places_of
 
 if TYPE_CHECKING:
     import numpy as np

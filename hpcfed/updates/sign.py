@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from hpcfed.arithmetic.elementary import quotient
 from hpcfed.arithmetic.sums import sum_over_first
-from hpcfed.updates._base import PartContext, Vectors, places_of
+from hpcfed.updates._base import PartContext, Vectors
 from hpcfed.updates._coding import Coding, on_sent
 from hpcfed.updates._feedback import WithFeedback
+from hpcfed.updates._tile import places_of
 
 if TYPE_CHECKING:
     from torch import Tensor

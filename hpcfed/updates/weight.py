@@ -18,8 +18,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from hpcfed.types import State
-from hpcfed.updates._base import CARRIED, NORMS, PartContext, SentTile, TilePart, Vectors
+from hpcfed.updates._base import CARRIED, NORMS, PartContext, Vectors
 from hpcfed.updates._clipping import factors_like
+from hpcfed.updates._tile import SentTile, TilePart
 
 
 class Weight(TilePart):

@@ -29,6 +29,7 @@ from hpcfed.updates._chain import sending
 from hpcfed.updates._coding import Coding, plain
 from hpcfed.updates._layout import Layout, layout_of
 from hpcfed.updates._mechanism import Mechanism, Privacy
+from hpcfed.updates._tile import send_tile
 from hpcfed.updates.attack import Attack
 from hpcfed.updates.cast import Cast
 from hpcfed.updates.centred_clip import CentredClip
@@ -304,7 +305,7 @@ def test_a_client_of_a_tile_sends_the_bits_that_it_sends_alone(name, data):
     contexts = [
         context(coding.chosen(count, 0) if chosen else coding, client=5 * row, **own) for row, own in enumerate(places)
     ]
-    together = part.send_tile(stacks, states, shared, contexts)
+    together = send_tile(part, stacks, states, shared, contexts)
     for row in range(rows):
         alone = part.send({key: stack[row] for key, stack in stacks.items()}, states[row], shared, contexts[row])
         for ours, theirs in ((together.vectors, alone.vectors), (together.places, alone.places)):

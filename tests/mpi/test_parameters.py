@@ -342,7 +342,8 @@ def test_fast_sums_and_the_built_in_perceptron(world, folder):
         hpcfed.run(recipe(folder / kind, {"private": ["2.*"]}, **{**base, "reduction": kind}), world=world, quiet=True)
         for kind in ("fast", "exact")
     ]
-    assert [run.recipe.local.engine for run in runs] == ["batched"] * 2
+    said = [json.loads((run.folder / "environment.json").read_text())["training"] for run in runs]
+    assert said == ["2 clients a tile, read as a perceptron"] * 2
     fast, exact = (run.module.state_dict() for run in runs)
     for name, tensor in exact.items():
         np.testing.assert_allclose(fast[name], tensor, rtol=1e-5, atol=1e-6)
