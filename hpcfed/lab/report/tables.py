@@ -128,10 +128,9 @@ def _reach_row(group: Group, criterion: Criterion, cost: Reach, sent: Collection
         measured = any(np.isfinite(run.column(criterion.column)).any() for run in group.runs)
         said = "not reached yet" if ongoing else "not reached" if measured else "not measured"
         return group.label, target, said, *[ABSENT] * (len(sent) + 2)
-    rounds = _cell(cost.rounds, rounds_text, cost.runs)
-    counts = [_cell(getattr(cost, column), count_text, cost.reached) for column in sent]
-    gradients = _cell(cost.gradients, count_text, cost.reached)
-    return group.label, target, rounds, *counts, gradients, _cell(cost.seconds, seconds_text, cost.reached)
+    rounds, seconds = _cell(cost.spent["rounds"], rounds_text, cost.runs), cost.spent["seconds"]
+    counts = [_cell(cost.spent[column], count_text, cost.reached) for column in (*sent, "gradients")]
+    return group.label, target, rounds, *counts, _cell(seconds, seconds_text, cost.reached)
 
 
 def differences_table(
