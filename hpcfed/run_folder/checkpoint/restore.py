@@ -93,7 +93,7 @@ def newest(
             log.warning(remark)
             say(remark)
             continue
-        return RestoredState(manifest.round, replicated, clients, manifest.progress)
+        return RestoredState(manifest.round, replicated, clients, manifest.progress.model_dump())
     return None
 
 
@@ -117,7 +117,7 @@ def of_round(folder: Path, round: int, layout: RecordLayout, placement: Placemen
             clients = _read_clients(folder, manifest, replicated, layout, placement, world.rank)
         except Damaged as damage:
             raise InputError("the checkpoint is damaged", where=str(path), got=str(damage)) from None
-        return RestoredState(manifest.round, replicated, clients, manifest.progress)
+        return RestoredState(manifest.round, replicated, clients, manifest.progress.model_dump())
 
     return world.together(read)
 
