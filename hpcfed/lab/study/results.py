@@ -57,12 +57,8 @@ class StudyResults:
                 found[run.split].append(float(value))
         return [float(np.mean(values)) if values else math.nan for values in found]
 
-    def counts(self, arm: str, metric: str, model: str = GLOBAL, site: int | None = None) -> np.ndarray | None:
-        """Return a confusion matrix added up over runs and sites, or over one site, (C, C); None without any."""
-        found = [
-            np.array(values[metric])
-            for run in self.runs.get(arm, ())
-            for (which, place), values in run.sites.items()
-            if which == model and site in (None, place) and values.get(metric) is not None
-        ]
+    def counts(self, arm: str, metric: str, model: str, site: int) -> np.ndarray | None:
+        """Return a confusion matrix on a site, added up over runs, (C, C); None without any."""
+        each = (run.sites.get((model, site), {}).get(metric) for run in self.runs.get(arm, ()))
+        found = [np.array(matrix) for matrix in each if matrix is not None]
         return np.sum(found, axis=0) if found else None
