@@ -17,6 +17,7 @@ from hpcfed.data.content import rows_per_block
 from hpcfed.data.federation import Federation, Standardization
 from hpcfed.data.sites import class_names
 from hpcfed.errors import InputError
+from hpcfed.lab.study.splits import Divisible
 
 MOST_SITES = 50
 """Most sites of a study: each is trained alone, and has a column in the tables."""
@@ -56,6 +57,11 @@ class SiteSamples:
         """(n,) int64, the site of each sample."""
         assert self.dataset.owner is not None
         return self.dataset.owner
+
+    @property
+    def divisible(self) -> Divisible:
+        """What splits of the samples follow."""
+        return Divisible(self.owner, self.label, self.sites, self.labels, self.group)
 
 
 def read_samples(path: Path) -> SiteSamples:
