@@ -12,7 +12,7 @@ Reference: Caldas et al., "LEAF: a benchmark for federated settings", arXiv 1812
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,6 +61,39 @@ class LeafHalf:
         return np.concatenate([np.empty(0, np.int64), *self.owner])
 
 
+@dataclass(frozen=True)
+class LeafFiles:
+    """Both halves as read, their provenance, and the verdict on the files with whatever else the user is told."""
+
+    train: LeafHalf
+    test: LeafHalf
+    source: dict[str, Any]
+    remarks: tuple[str, ...]
+
+    def dataset(self, name: str, x: np.ndarray, test_x: np.ndarray, num_classes: int, vocabulary: str = "") -> Dataset:
+        """Combine the halves: test samples keep their clients if all of these are training clients too."""
+        train, test, remarks = self.train, self.test, self.remarks
+        shared = test.clients.keys() <= train.clients.keys()
+        numbers = np.array([train.clients.get(client, -1) for client in test.clients], np.int64)
+        if len(test_x) and not shared:
+            remarks += ("test: by other clients than those of training, so one set for all",)
+        return Dataset(
+            name=name,
+            task="next-token" if vocabulary else "classification",
+            x=x,
+            y=train.labels(),
+            num_classes=num_classes,
+            test_x=test_x if len(test_x) else None,
+            test_y=test.labels() if len(test_x) else None,
+            source=self.source,
+            owner=train.owners(),
+            test_owner=numbers[test.owners()] if len(test_x) and shared else None,
+            clients=tuple(train.clients),
+            vocabulary=vocabulary or None,
+            remarks=remarks,
+        )
+
+
 Decode = Callable[[list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
 
 
@@ -77,9 +110,8 @@ def load_femnist(raw: str | Path) -> Dataset:
             raise ValueError("pixels beyond 0 … 1")
         return images, _labels(y, FEMNIST_CLASSES)
 
-    train, test, source, remarks = _read(Path(raw), FEMNIST, decode, lambda: UnitImages((1, SIDE, SIDE)))
-    x, test_x = alike(train.x.finish(), test.x.finish())
-    return _dataset("femnist", train, test, x, test_x, FEMNIST_CLASSES, source=source, remarks=remarks)
+    found = _read(Path(raw), FEMNIST, decode, lambda: UnitImages((1, SIDE, SIDE)))
+    return found.dataset("femnist", *alike(found.train.x.finish(), found.test.x.finish()), FEMNIST_CLASSES)
 
 
 def load_shakespeare(raw: str | Path) -> Dataset:
@@ -92,12 +124,10 @@ def load_shakespeare(raw: str | Path) -> Dataset:
                 raise ValueError(f"texts of another length than {length}")
         return alphabet.encode("".join(x)).reshape(-1, WINDOW), alphabet.encode("".join(y)).astype(np.int64)
 
-    train, test, source, remarks = _read(Path(raw), SHAKESPEARE, decode, lambda: Spool((WINDOW,), np.uint8))
-    remarks += alphabet.verdict(str(raw))
-    x, test_x = train.x.finish(), test.x.finish()
-    return _dataset(
-        "shakespeare", train, test, x, test_x, len(LEAF_LETTERS), LEAF_LETTERS, source=source, remarks=remarks
-    )
+    found = _read(Path(raw), SHAKESPEARE, decode, lambda: Spool((WINDOW,), np.uint8))
+    found = replace(found, remarks=(*found.remarks, *alphabet.verdict(str(raw))))
+    x, test_x = found.train.x.finish(), found.test.x.finish()
+    return found.dataset("shakespeare", x, test_x, len(LEAF_LETTERS), LEAF_LETTERS)
 
 
 def load_vectors(raw: str | Path) -> Dataset:
@@ -107,10 +137,9 @@ def load_vectors(raw: str | Path) -> Dataset:
     def decode(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         return _numbers(x, dimension), _labels(y, MOST_CLASSES)
 
-    train, test, source, remarks = _read(Path(raw), VECTORS, decode, lambda: Spool((dimension,), np.float64))
-    x, test_x = train.x.finish(), test.x.finish()
-    classes = int(max(half.labels().max(initial=0) for half in (train, test))) + 1
-    return _dataset("leaf-vectors", train, test, x, test_x, classes, source=source, remarks=remarks)
+    found = _read(Path(raw), VECTORS, decode, lambda: Spool((dimension,), np.float64))
+    classes = int(max(half.labels().max(initial=0) for half in (found.train, found.test))) + 1
+    return found.dataset("leaf-vectors", found.train.x.finish(), found.test.x.finish(), classes)
 
 
 def files(raw: Path) -> tuple[list[Path], list[Path]]:
@@ -134,10 +163,7 @@ def files(raw: Path) -> tuple[list[Path], list[Path]]:
     return train, test
 
 
-def _read(
-    raw: Path, origin: Origin, decode: Decode, sink: Callable[[], Sink]
-) -> tuple[LeafHalf, LeafHalf, dict[str, Any], tuple[str, ...]]:
-    """Return both halves, their provenance, and the verdict on the files."""
+def _read(raw: Path, origin: Origin, decode: Decode, sink: Callable[[], Sink]) -> LeafFiles:
     of_train, of_test = files(raw)
     halves = LeafHalf(sink()), LeafHalf(sink())
     for half, paths in zip(halves, (of_train, of_test), strict=True):
@@ -146,7 +172,7 @@ def _read(
     if not any(map(len, halves[0].owner)):
         raise damaged(of_train[0], "holds no samples")
     entries, verdict = examine(origin, of_train + of_test, title=origin.title)
-    return *halves, {"files": entries}, (verdict,)
+    return LeafFiles(*halves, {"files": entries}, (verdict,))
 
 
 def _read_file(path: Path, half: LeafHalf, decode: Decode) -> None:
@@ -231,40 +257,6 @@ def _labels(values: list[Any], classes: int) -> np.ndarray:
     if array.ndim != 1 or not ((array >= 0) & (array < classes) & (array == np.floor(array))).all():
         raise ValueError(f"labels other than 0 … {classes - 1}")
     return array.astype(np.int64)
-
-
-def _dataset(
-    name: str,
-    train: LeafHalf,
-    test: LeafHalf,
-    x: np.ndarray,
-    test_x: np.ndarray,
-    num_classes: int,
-    vocabulary: str | None = None,
-    *,
-    source: dict[str, Any],
-    remarks: tuple[str, ...],
-) -> Dataset:
-    """Combine the halves: test samples keep their clients if all of these are training clients too."""
-    shared = test.clients.keys() <= train.clients.keys()
-    numbers = np.array([train.clients.get(client, -1) for client in test.clients], np.int64)
-    if len(test_x) and not shared:
-        remarks += ("test: by other clients than those of training, so one set for all",)
-    return Dataset(
-        name=name,
-        task="next-token" if vocabulary else "classification",
-        x=x,
-        y=train.labels(),
-        num_classes=num_classes,
-        test_x=test_x if len(test_x) else None,
-        test_y=test.labels() if len(test_x) else None,
-        source=source,
-        owner=train.owners(),
-        test_owner=numbers[test.owners()] if len(test_x) and shared else None,
-        clients=tuple(train.clients),
-        vocabulary=vocabulary,
-        remarks=remarks,
-    )
 
 
 SOURCES = {

@@ -47,7 +47,6 @@ def load(
     Raises:
         InputError: files that are not tables, or do not fit each other or the options.
     """
-    missing.check_way(options.missing)
     if options.task == "next-token" and options.missing in (missing.MEAN, missing.MEDIAN):
         raise InputError(f"--missing {options.missing} has no effect with tokens", remedy="use drop")
     train = [path for files in clients.values() for path in files]
