@@ -366,7 +366,7 @@ class _Group:
 
     def _run(self, unit: Unit, number: int) -> tuple[str, str]:
         """Run one unit on all ranks of the group; return its ending and error message."""
-        from hpcfed.loop import train
+        from hpcfed.loop import training
 
         folder, recipe, world = RunFolder(unit.recipe.output), unit.recipe, self.world
         beating = self.claims.held(unit.name, number, world.end_at_once) if world.is_root else nullcontext()
@@ -374,7 +374,8 @@ class _Group:
         try:
             with beating, world.united(), between as reporter:
                 if not world.on_root(lambda: folder.is_finished(recipe)):
-                    train(recipe, folder, reporter, world, self.device_slots[recipe.device])
+                    for _ in training(recipe, folder, reporter, world, self.device_slots[recipe.device]):
+                        pass
         except HpcfedError as error:
             ending = next((ENDINGS[kind] for kind in type(error).__mro__ if kind in ENDINGS), None)
             if ending is None:  # a defect on another rank
