@@ -61,15 +61,12 @@ def generate(
     sizes = SMALLEST + draws.astype(np.int64)
     own = models(alpha, clients, dimension, classes, stream(seed, f"{NAME}: models"))
     x, owner = features(beta, sizes, dimension, stream(seed, f"{NAME}: features"))
-    y, train = labels(x, sizes, *own), for_training(NAME, seed, sizes)
     return Dataset(
         name=NAME,
         task="classification",
-        x=x[train],
-        y=y[train],
+        x=x,
+        y=labels(x, sizes, *own),
         num_classes=classes,
-        test_x=x[~train],
-        test_y=y[~train],
         source={
             "generator": "FedProx, section 5.1: synthetic data",
             "alpha": alpha,
@@ -81,10 +78,8 @@ def generate(
             "train_fraction": TRAIN_FRACTION,
             "seed": seed,
         },
-        owner=owner[train],
-        test_owner=owner[~train],
-        rows=np.flatnonzero(train),
-    )
+        owner=owner,
+    ).with_tests(~for_training(NAME, seed, sizes))
 
 
 SOURCES = {NAME: DataSource(generate, Origin("FedProx's synthetic(α, β), made from the seed"))}

@@ -21,6 +21,8 @@ data/synthetic/ and data/utils/split_data.py of its code. Boukhari et al., arXiv
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from data_prep.dataset import Dataset
@@ -49,16 +51,12 @@ def generate(seed: int = SEED, *, clients: int = 1000, dimension: int = 60, clas
         raise InputError(f"seed of {NAME}", expected=f"at most {LARGEST_SEED}", got=str(seed))
     sizes = _sizes(seed, clients)
     x, y = _samples(seed, sizes, dimension, classes)
-    train = for_training(NAME, seed, sizes)
-    owner = np.repeat(np.arange(clients), sizes)
-    return Dataset(
+    dataset = Dataset(
         name=NAME,
         task="classification",
-        x=x[train],
-        y=y[train],
+        x=x,
+        y=y,
         num_classes=classes,
-        test_x=x[~train],
-        test_y=y[~train],
         source={
             "generator": "LEAF, data/synthetic, one cluster",
             "clients": clients,
@@ -67,9 +65,9 @@ def generate(seed: int = SEED, *, clients: int = 1000, dimension: int = 60, clas
             "train_fraction": TRAIN_FRACTION,
             "seed": seed,
         },
-        owner=owner[train],
-        rows=np.flatnonzero(train),
+        owner=np.repeat(np.arange(clients), sizes),
     )
+    return replace(dataset.with_tests(~for_training(NAME, seed, sizes)), test_owner=None)
 
 
 def _sizes(seed: int, num_clients: int) -> np.ndarray:
