@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -257,9 +256,7 @@ def _of_client(measured: Sequence[Clients], measure: str, client: int, unit: Qua
     """Return a measure of one client over the runs of a group."""
     values = [entry.measures[measure][client] for entry in measured if measure in entry.measures]
     what = Criterion(measure, measure, True, unit)
-    return _cell(
-        spread(value for value in values if math.isfinite(value)), lambda one: criterion_text(one, what), len(values)
-    )
+    return _cell(spread(values), lambda one: criterion_text(one, what), len(values))
 
 
 def _fairness(measured: Sequence[Clients], model: str) -> tuple[str, ...]:
