@@ -15,7 +15,7 @@ from hpcfed.cli.documents.inspect import inspect_document
 from hpcfed.data.content import content_hash
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import (
-    FIGURE_TYPES,
+    check_picture,
     classes_for_share,
     describe_partition,
     save_figure,
@@ -54,9 +54,7 @@ MAX_LISTED = 12
 @JSON
 def command(file: Path, picture: Path | None, verify: bool, as_json: bool) -> None:
     """Show the contents of a federation file: clients, samples, classes, sizes, provenance."""
-    if picture is not None and picture.suffix not in FIGURE_TYPES:
-        got = picture.suffix or "no ending"
-        raise InputError("unknown type of picture", where=str(picture), expected=", ".join(FIGURE_TYPES), got=got)
+    check_picture(picture)
     emit = printer("inspect", asked=as_json)
     with Federation.open(file) as federation:
         labels = labels_of(federation)
