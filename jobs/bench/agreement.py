@@ -1,13 +1,15 @@
 """Whether the papers' numbers agree with records: means over seeds with their intervals, and paired differences.
 
-    python -m jobs.bench.agreement runs/reproduce [EXPERIMENT …] [--to 0.85]   the tables behind docs/reproduction.md
+    python -m jobs.bench.agreement runs/reproduce [EXPERIMENT …] [--to 0.85] [--column COLUMN]
 
+The tables behind docs/reproduction.md; an experiment is named as for ``hpcfed reproduce``, or is a file.
 
 For every experiment with finished runs below the folder: each method's mean over seeds, half its 95 % interval
 (Student's t), the paper's number and whether it lies in the interval; and, paired by seed, the difference from the
-method's reference with its interval. ``--to`` adds the rounds to another target. Of rounds to a target also the round
-in which the mean curve over seeds reaches it, and those of a moving average over 10 evaluations. A method with a seed
-that does not arrive has no mean. All seeds that lie there count, whatever the experiment's own are.
+method's reference with its interval. ``--to`` adds the rounds to another target, ``--column`` measures another column
+of the record. Of rounds to a target also the round in which the mean curve over seeds reaches it, and those of a moving
+average over 10 evaluations. A method with a seed that does not arrive has no mean. All seeds that lie there count,
+whatever the experiment's own are.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy as np
 from hpcfed.config.metrics import direction_of_column
 from hpcfed.lab.report.measure import moving
 from hpcfed.lab.report.paired import student
-from hpcfed.lab.reproduce.catalogue import experiments
+from hpcfed.lab.reproduce.catalogue import experiments, find
 from hpcfed.lab.reproduce.experiment import Case, Experiment, Goal
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 
@@ -167,8 +169,16 @@ def _with_half(mean: float, half: float) -> str:
     return "–" if math.isnan(mean) else f"{mean:.4g}" if math.isnan(half) else f"{mean:.4g} ± {half:.2g}"
 
 
-def main(root: Path, names: Sequence[str], to: float | None = None) -> None:
-    """Print a table for each experiment that has records, with rounds `to` another target."""
+def of_column(experiment: Experiment, column: str) -> Experiment:
+    """Return an experiment that measures another column, whose targets are not the experiment's."""
+    kind = "final" if experiment.measure.kind == "rounds" else experiment.measure.kind
+    measure = experiment.measure.model_copy(update={"column": column, "kind": kind})
+    cases = {name: case.model_copy(update={"targets": [], "paper": {}}) for name, case in experiment.cases.items()}
+    return experiment.model_copy(update={"measure": measure, "cases": cases})
+
+
+def main(root: Path, names: Sequence[str], to: float | None = None, column: str = "") -> None:
+    """Print a table for each experiment that has records, with rounds `to` another target, or of another column."""
     header = (
         "Case",
         "Method",
@@ -181,12 +191,12 @@ def main(root: Path, names: Sequence[str], to: float | None = None) -> None:
         "Paper",
         "In it",
     )
-    for name, experiment in experiments().items():
-        if (names and name not in names) or not (root / name / "sweep" / "runs").is_dir():
+    for experiment in [one for name in names for one in find(name)] if names else experiments().values():
+        if not (root / experiment.name / "sweep" / "runs").is_dir():
             continue
-        rows = list(table(experiment, root, to))
+        rows = list(table(of_column(experiment, column) if column else experiment, root, to))
         if rows:
-            print(f"\n{name}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
+            print(f"\n{experiment.name}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
             print("\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 
@@ -195,5 +205,6 @@ if __name__ == "__main__":
     parser.add_argument("root", type=Path)
     parser.add_argument("names", nargs="*", metavar="EXPERIMENT")
     parser.add_argument("--to", type=float)
+    parser.add_argument("--column", default="")
     asked = parser.parse_args()
-    main(asked.root, asked.names, asked.to)
+    main(asked.root, asked.names, asked.to, asked.column)

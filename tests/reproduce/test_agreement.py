@@ -43,4 +43,5 @@ def test_rounds_to_a_target_and_what_gel_saves(tmp_path, capsys):
 
 def test_nothing_is_printed_of_experiments_without_records(tmp_path, capsys):
     main(tmp_path, [])
+    main(tmp_path, ["gel-synthetic"], column="test_loss")
     assert capsys.readouterr().out == ""
