@@ -15,12 +15,10 @@ import psutil
 import pytest
 
 import hpcfed
-from tests.launch import ROOT
 from tests.mpi.recipes import write_recipe, write_small
 from tests.slurm.conftest import Cluster
 
 HPCFED = (sys.executable, "-m", "hpcfed")
-STEP = ROOT / "hpcfed" / "cluster" / "submit" / "schedulers" / "step.sh.j2"
 
 SLOW = '''
 import os
@@ -104,8 +102,8 @@ def test_only_a_run_that_stopped_or_was_killed_with_something_new_is_requeued(
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     (checkpoints / "round-00000001.json").touch()
-    head = f"#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\njob=$SLURM_JOB_ID\nrun=(bash -c '{deed}')\n"
-    (tmp_path / "job.sbatch").write_text(head + STEP.read_text())
+    step = f"exec {sys.executable} -m hpcfed job-step --output run -- bash -c '{deed}'\n"
+    (tmp_path / "job.sbatch").write_text(f"#!/bin/bash\n{step}")
     number = cluster.submit("--requeue", "job.sbatch", cwd=tmp_path)
     if goes_on:
         cluster.wait(number, Restarts="1")

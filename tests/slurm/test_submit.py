@@ -56,9 +56,10 @@ def test_a_job_of_more_nodes_than_there_are_is_refused_and_one_that_waits_is_tol
 
 
 @pytest.fixture
-def seen(place: Path) -> Path:
+def seen(cluster: Cluster, place: Path) -> Path:
     """The file in which a job leaves its ranks' environment, in place of a run."""
-    (place / "site.yaml").write_text("python: bash -c 'env > seen'\nlaunch: srun\nsetup: export FROM_SETUP=yes\n")
+    setup = f"export FROM_SETUP=yes PYTHONPATH={cluster.env['PYTHONPATH']}"
+    (place / "site.yaml").write_text(f"python: bash -c 'env > seen'\nlaunch: srun\nsetup: {setup}\n")
     return place / "seen"
 
 

@@ -63,9 +63,9 @@ def render(job: Job, site: Site) -> str:
         *(["--setopt=pmi=pmix"] if not site.launch and find_mpi({}).vendor == "Open MPI" else []),
     ]
     runs_for = int(limit) - notice_of(job.time, job.notice)
-    return script.render(
-        "flux.sh.j2", job, site, launch, directives=directives, runs_for=runs_for, script=job.script(SUFFIX)
-    )
+    again = f"--scheduler=flux --script={shlex.quote(str(job.script(SUFFIX)))}"
+    notice = f"--signal-after=$(({runs_for} - SECONDS))"  # which bash counts from the job's start
+    return script.render("flux.sh.j2", job, site, launch, again, notice, directives=directives)
 
 
 def _option(key: str, value: str | int | None) -> str:

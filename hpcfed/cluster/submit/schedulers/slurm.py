@@ -46,7 +46,8 @@ def render(job: Job, site: Site) -> str:
     """Return the batch script of a job, as `Scheduler.render` does."""
     directives = _directives(job, site)
     shared = job.ranks_per_node > gpus_of_node(directives, job.nodes) > 0
-    return script.render("slurm.sh.j2", job, site, [] if site.launch else _srun(), directives=directives, mps=shared)
+    options = ["${early-}", *(["--mps"] if shared else [])]
+    return script.render("slurm.sh.j2", job, site, [] if site.launch else _srun(), *options, directives=directives)
 
 
 def doubt_of(site: Site) -> str:
@@ -141,7 +142,7 @@ def jobs_named(label: str) -> list[QueuedJob]:
 def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
     """Submit a script as `chain` jobs; each starts once the one before has ended without finishing its run.
 
-    A job whose run ends for good cancels all waiting ones (see ``slurm.sh.j2``): SLURM counts a cancelled job as not
+    A job whose run ends for good cancels all waiting ones (see ``job-step``): SLURM counts a cancelled job as not
     finished, so cancelling the next job alone would start the one after it.
 
     Args:
