@@ -80,12 +80,11 @@ def scheduler_of(name: str) -> JobScheduler:
     return cast("JobScheduler", registry.entry(SCHEDULERS, name))
 
 
-def answer(*command: str, env: Mapping[str, str] | None = None) -> str:
-    """Return what a command of a scheduler prints, "" if there is none or it does not answer; errors go to the log."""
+def answer(*command: str, env: Mapping[str, str] | None = None) -> str | None:
+    """Return what a command of a scheduler prints; None if it fails or does not answer. Errors go to the log."""
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=PATIENCE, text=True, env=env
-        )
+        done = subprocess.run(command, stdin=null, stdout=pipe, timeout=PATIENCE, text=True, env=env)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

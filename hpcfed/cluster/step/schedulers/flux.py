@@ -24,7 +24,7 @@ def prepare(step: Step) -> Mapping[str, str]:
 def signal_ranks(step: Step, process: subprocess.Popen[bytes]) -> None:
     """Have Flux signal the ranks, which it numbers as a job of this instance."""
     if step.command[0] == "flux":
-        answer("flux", "job", "kill", "--signal=SIGUSR1", answer("flux", "job", "last"))
+        answer("flux", "job", "kill", "--signal=SIGUSR1", answer("flux", "job", "last") or "")
     else:
         process.send_signal(signal.SIGUSR1)
 
@@ -43,7 +43,7 @@ def send_back(step: Step) -> None:
 def cancel_waiting(name: str) -> None:
     """Cancel the waiting jobs of a name."""
     listed = answer("flux", "--parent", "jobs", "--suppress-header", "--filter=pending", "--format={id.f58} {name}")
-    for line in listed.splitlines():
+    for line in (listed or "").splitlines():
         number, _, label = line.strip().partition(" ")
         if label.strip() == name:
             answer("flux", "--parent", "cancel", number)

@@ -49,4 +49,4 @@ def cancel_waiting(name: str) -> None:
 
 
 def _waiting(name: str) -> list[str]:
-    return answer("qselect", "-u", getpass.getuser(), "-N", name, "-s", WAITING).split()
+    return (answer("qselect", "-u", getpass.getuser(), "-N", name, "-s", WAITING) or "").split()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 
 from hpcfed.cluster.step.scheduler import Step, answer
 
 CANCELS_BY_TERM = False
 """SLURM sends it to the ranks as well."""
+PAUSE = 20
+"""Seconds in the queue after a requeue, at least: within ten the nodes may not be rid of the job."""
+TRIES = 5
+"""Half seconds to say so, before SLURM kills what is left."""
 
 
 def name_of(step: Step) -> str:
@@ -38,7 +43,7 @@ def prepare(step: Step) -> Mapping[str, str]:
         found["SRUN_CPUS_PER_TASK"] = cores
     in_seconds = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
     ends = answer("squeue", "--noheader", f"--jobs={name_of(step)}", "--format=%e", env=in_seconds)
-    return found | ({"SLURM_JOB_END_TIME": ends} if ends.isdecimal() else {})
+    return found | ({"SLURM_JOB_END_TIME": ends} if ends and ends.isdecimal() else {})
 
 
 def signal_ranks(step: Step, process: subprocess.Popen[bytes]) -> None:
@@ -52,8 +57,15 @@ def is_wanted(step: Step) -> bool:
 
 
 def send_back(step: Step) -> None:
-    """Requeue the job."""
+    """Requeue the job, to start after 20 s, since SLURM's own delay is two minutes.
+
+    SLURM ends all processes of a job that is requeued, by SIGTERM first: scontrol may be one of them.
+    """
     answer("scontrol", "requeue", name_of(step))
+    for _ in range(TRIES):
+        if answer("scontrol", "update", f"JobId={name_of(step)}", f"StartTime=now+{PAUSE}") is not None:
+            return
+        time.sleep(0.5)
 
 
 def cancel_waiting(name: str) -> None:

@@ -178,8 +178,9 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
 
 
 def _refuse_impossible(script: Path) -> None:
-    """Refuse a job of more nodes than its partition has, or allows; SLURM takes it, and lets it wait for ever.
+    """Refuse a job of more nodes than its partition has, or allows, or of more cores than its nodes have.
 
+    SLURM takes it, and lets it wait for ever.
     ``sbatch --test-only`` refuses a job that could not start at once; of one that waits for nodes that are down or
     drained, the partition still has enough.
 
@@ -189,16 +190,22 @@ def _refuse_impossible(script: Path) -> None:
     refusal = _refusal(script)
     options = _options(script.read_text(encoding="utf-8"))
     values = dict(option.removeprefix("--").partition("=")[::2] for option in options)
-    wanted = re.match(r"\d+", values.get("nodes", ""))
-    if not refusal or wanted is None:
+    if not refusal:
         return
     asked = [name for name in (values.get("partition") or os.environ.get("SBATCH_PARTITION", "")).split(",") if name]
     found = [_facts(line) for line in _slurm(["scontrol", "show", "--oneliner", "partition"]).stdout.splitlines()]
     having = [one for one in found if (one["PartitionName"] in asked if asked else one.get("Default") == "YES")]
     most = {one["PartitionName"]: min(_count(one, "TotalNodes"), _count(one, "MaxNodes")) for one in having}
-    if most and int(wanted[0]) > max(most.values()):
+    wanted = re.match(r"\d+", values.get("nodes", ""))
+    if wanted is not None and most and int(wanted[0]) > max(most.values()):
         expected = ", ".join(f"at most {number:g} in partition {name}" for name, number in most.items())
         raise InputError("--nodes", where=str(script), expected=expected, got=f"{wanted[0]} ({refusal})")
+    rows = (line.split() for line in _slurm(["sinfo", "--noheader", "--Node", "--format=%R %c"]).stdout.splitlines())
+    cores = [int(number) for name, number in rows if name in most and number.isdecimal()]
+    ranks, each = values.get("ntasks-per-node", ""), values.get("cpus-per-task", "1")
+    if cores and ranks.isdecimal() and each.isdecimal() and int(ranks) * int(each) > max(cores):
+        expected = f"at most {max(cores)} CPUs a node in partition {', '.join(most)}"
+        raise InputError("--ranks-per-node", where=str(script), expected=expected, got=f"{ranks} of {each} ({refusal})")
 
 
 def _facts(line: str) -> dict[str, str]:
