@@ -180,6 +180,12 @@ def test_a_doubt_is_said_once(folder: Path, site_file: Path, monkeypatch: pytest
     finished = CliRunner().invoke(command, asked)
     assert finished.stdout.startswith("recipe: finished already, see ")
     assert finished.stderr == ""
+    site_file.write_text("launch: srun --mpi=pmix")
+    monkeypatch.setattr("hpcfed.cluster.submit.schedulers.slurm._mpi", lambda: Mpi("MPICH 4.2", "MPICH", None, None))
+    warned = CliRunner().invoke(command, [*asked, "--dry-run"]).stderr
+    assert warned.endswith(
+        "MPICH is the MPI here, which wants srun --mpi=pmi2; the site file's launch has --mpi=pmix\n"
+    )
 
 
 def test_options_of_sbatch_count_wherever_they_stand(folder: Path) -> None:

@@ -51,8 +51,19 @@ def render(job: Job, site: Site) -> str:
 
 
 def doubt_of(site: Site) -> str:
-    """Return a warning if neither the site file nor the MPI found here tells which PMI the ranks need, else ""."""
-    if site.launch or _mpi().vendor in PMI:
+    """Return a warning if neither the site file nor the MPI found here tells which PMI the ranks need, or they differ.
+
+    They may: the job's modules may load another MPI.
+    """
+    if site.launch:
+        named = re.search(r"(?<!\S)--mpi=(pmi2|pmix)\b", site.launch)
+        wanted = PMI.get(_mpi().vendor or "") if named else None
+        if named is None or wanted in (None, named[1]):
+            return ""
+        return (
+            f"{_mpi().vendor} is the MPI here, which wants srun --mpi={wanted}; the site file's launch has {named[0]}"
+        )
+    if _mpi().vendor in PMI:
         return ""
     library = _mpi().vendor or _mpi().library
     which = f"{library} is the MPI" if library else "no MPI can be loaded"
