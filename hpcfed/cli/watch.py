@@ -56,12 +56,14 @@ def _wait(watch: Watch, every: float) -> None:
 
     if awaited := [str(folder) for folder in watch.folders if is_awaited(folder)]:
         click.echo(f"waiting for a run in {', '.join(awaited)}; Ctrl-C leaves")
-    known: set[Path] = set()
+    told: set[Path] = set()
     while all(is_awaited(folder) for folder in watch.folders):
-        logs = {path for folder in watch.folders for path in folder.parent.glob(f"{glob.escape(folder.name)}-*.log")}
-        for path in sorted(logs - known):  # a job whose start fails leaves nothing else
-            click.echo(f"its job writes to {path}")
-        known |= logs
+        for folder in watch.folders:
+            logs = folder.parent.glob(f"{glob.escape(folder.name)}-*.log")
+            latest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+            if latest and latest not in told:  # a job whose start fails leaves nothing else
+                click.echo(f"its job writes to {latest}")
+                told.add(latest)
         time.sleep(every)
 
 
