@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -60,6 +61,8 @@ def command(
 
     if scheduler not in (known := registry.names(SCHEDULERS)):
         raise InputError("--scheduler", expected=" or ".join(known), got=scheduler)
+    if mps and "SLURM_JOB_NUM_NODES" not in os.environ:
+        raise InputError("--mps", expected="a SLURM job, on whose nodes srun starts it", got="none")
     step = Step(
         command=ranks,
         output=output,
