@@ -61,6 +61,8 @@ def command(
 
     if scheduler not in (known := registry.names(SCHEDULERS)):
         raise InputError("--scheduler", expected=" or ".join(known), got=scheduler)
+    if script is None and scheduler != "slurm" and not no_requeue:
+        raise InputError("--script", expected=f"the job's script, to submit again, or --no-requeue, for {scheduler}")
     if mps and "SLURM_JOB_NUM_NODES" not in os.environ:
         raise InputError("--mps", expected="a SLURM job, on whose nodes srun starts it", got="none")
     step = Step(

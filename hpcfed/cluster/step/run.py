@@ -158,7 +158,8 @@ def _send_back(step: Step, scheduler: JobScheduler, code: int, can_go_on: bool) 
     if goes_on and scheduler.is_wanted(step) and _count(file, deaths):
         if death:
             _say(f"a rank was killed (exit code {code}); requeued, {deaths} of at most {MOST_DEATHS} in a row")
-        scheduler.send_back(step)
+        if not scheduler.send_back(step):
+            _say("the job could not be sent back into the queue; submit it again to go on")
         return
     _count(file, 0)
     if death:

@@ -66,8 +66,8 @@ class JobScheduler(Protocol):
         """Return whether the job may go on: it has not been cancelled, and none that would go on waits already."""
         ...
 
-    def send_back(self, step: Step) -> None:
-        """Send the job back into the queue."""
+    def send_back(self, step: Step) -> bool:
+        """Send the job back into the queue, and return whether the scheduler has taken it."""
         ...
 
     def cancel_waiting(self, name: str) -> None:

@@ -34,10 +34,9 @@ def is_wanted(step: Step) -> bool:
     return True
 
 
-def send_back(step: Step) -> None:
+def send_back(step: Step) -> bool:
     """Submit the script again."""
-    if step.script is not None:
-        answer("flux", "--parent", "batch", str(step.script))
+    return answer("flux", "--parent", "batch", str(step.script)) is not None
 
 
 def cancel_waiting(name: str) -> None:

@@ -1,9 +1,10 @@
-"""PBS, from within a job. No PBS has run it."""
+"""PBS, from within a job."""
 
 from __future__ import annotations
 
 import getpass
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -36,17 +37,25 @@ def is_wanted(step: Step) -> bool:
     return not step.array or not name or not _waiting(name)
 
 
-def send_back(step: Step) -> None:
+def send_back(step: Step) -> bool:
     """Submit the script again."""
-    if step.script is not None:
-        answer("qsub", str(step.script))
+    return _pbs("qsub", str(step.script)) is not None
 
 
 def cancel_waiting(name: str) -> None:
     """Delete the waiting jobs of a name."""
     if waiting := _waiting(name):
-        answer("qdel", *waiting)
+        _pbs("qdel", *waiting)
 
 
 def _waiting(name: str) -> list[str]:
-    return (answer("qselect", "-u", getpass.getuser(), "-N", name, "-s", WAITING) or "").split()
+    return (_pbs("qselect", "-u", getpass.getuser(), "-N", name, "-s", WAITING) or "").split()
+
+
+def _pbs(name: str, *words: str) -> str | None:
+    """Return what a command of PBS prints; a job's PATH may lack it, where that of the submission had it.
+
+    The command gets both: a job that qsub submits has qsub's PATH as that of its submission.
+    """
+    path = os.pathsep.join(os.environ.get(name, "") for name in ("PATH", "PBS_O_PATH"))
+    return answer(shutil.which(name, path=path) or name, *words, env={**os.environ, "PATH": path})

@@ -56,16 +56,19 @@ def is_wanted(step: Step) -> bool:
     return " JobState=RUNNING " in f"{answer('scontrol', 'show', '--oneliner', 'job', name_of(step))} "
 
 
-def send_back(step: Step) -> None:
+def send_back(step: Step) -> bool:
     """Requeue the job, to start after 20 s, since SLURM's own delay is two minutes.
 
     SLURM ends all processes of a job that is requeued, by SIGTERM first: scontrol may be one of them.
     """
-    answer("scontrol", "requeue", name_of(step))
+    requeued = answer("scontrol", "requeue", name_of(step))
+    if requeued is None and is_wanted(step):
+        return False
     for _ in range(TRIES):
         if answer("scontrol", "update", f"JobId={name_of(step)}", f"StartTime=now+{PAUSE}") is not None:
-            return
+            break
         time.sleep(0.5)
+    return True
 
 
 def cancel_waiting(name: str) -> None:

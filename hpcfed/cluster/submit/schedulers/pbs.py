@@ -1,7 +1,4 @@
-"""PBS (OpenPBS, PBS Professional): the script of a job, and the commands that list and submit jobs.
-
-It has never run on a PBS: the scripts are tested, their commands are those of its manual.
-"""
+"""PBS (OpenPBS, PBS Professional): the script of a job, and the commands that list and submit jobs."""
 
 from __future__ import annotations
 
