@@ -51,11 +51,12 @@ LONG = {
 
 
 class Started(NamedTuple):
-    """A run that was submitted: where, as which job, and what the command said."""
+    """A run that was submitted: where, as which job, and what the command said, and said when called again."""
 
     place: Path
     number: str
     said: str
+    again: str
 
 
 def submit(cluster: Cluster, place: Path, *more: str) -> str:
@@ -75,7 +76,7 @@ def started(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     (place / "slow.py").write_text(SLOW)
     said = submit(cluster, place)
     number = said.partition("submitted as job ")[2].partition(",")[0]
-    yield Started(place, number, said)
+    yield Started(place, number, said, submit(cluster, place))
     cluster.call("scancel", number, cwd=place)
 
 
@@ -154,25 +155,20 @@ def test_a_chain_ends_with_an_error_that_would_come_again(
         assert (place / f"run-{number}.log").exists() == goes_on
 
 
+@pytest.mark.deadline(400)
 def test_a_run_goes_on_after_its_time_limit_with_the_same_bits(
     cluster: Cluster, started: Started, tmp_path: Path
 ) -> None:
-    place, number, said = started
+    place, number, said, again = started
     assert re.fullmatch(rf"\S+: submitted as job {number}, from {place / 'run.sbatch'}\n", said)
-    again = submit(cluster, place)
     assert f"in the queue already, job {number} (" in again
     assert "nothing submitted" in again
 
-    cluster.wait(number, Restarts="1", JobState="PENDING")
+    ended = cluster.wait(number, JobState="COMPLETED", timeout=300)
     log = place / f"run-{number}.log"
     assert re.search(r"recipe stopped after round \d+: (SIGUSR1|a signal to another rank);", log.read_text())
-    # Else it is signalled again where all is slow. To start at once would be too soon: within a second of the requeue a
-    # node still refuses the job ("credential revoked"), and SLURM calls it failed.
-    soon = ("StartTime=now+5", "TimeLimit=10")
-    updated = cluster.call("scontrol", "update", f"JobId={number}", *soon, cwd=place)
-    assert updated.returncode == 0, updated.stderr
-    ended = cluster.wait(number, JobState="COMPLETED")
-    assert (ended["Restarts"], ended["ExitCode"]) == ("1", "0:0")
+    assert ended["ExitCode"] == "0:0"
+    assert int(ended["Restarts"]) >= 1  # more where all is slow
     assert "goes on after round" in log.read_text()
 
     shutil.copy(place / "small.h5", tmp_path)
