@@ -19,6 +19,8 @@ from hpcfed.lab.study.tested import FEW_UNITS, few_events_note, few_units, teste
 from hpcfed.lab.study.view import MEAN, TOGETHER, View, means_over
 
 CONFIDENCE = "95 %"
+TENTH = 10
+"""More sites than these have a worst tenth beside the worst site."""
 EXPLAINED = "Student's t, variance corrected for training samples that splits share (Nadeau and Bengio, 2003)"
 
 
@@ -76,10 +78,13 @@ def spread_table(view: View, metric: StudyMetric) -> Table:
             row.title,
             estimate_text(mean, metric, view.num_values),
             *_extremes(view, means, metric),
+            *([_worst_tenth(means, metric)] if measured.sum() > TENTH else []),
             value_text(float(np.nanstd(means)) if np.isfinite(means).any() else math.nan, metric),
             value_text(whole.mean if whole is not None and not view.study.leaves_out else math.nan, metric),
         ))  # fmt: skip
-    header = ("Method", view.mean_title(metric), "Worst site", "Best site", "Range", "Deviation over sites", TOGETHER)
+    tenth = ("Worst tenth",) if measured.sum() > TENTH else ()
+    extremes = ("Worst site", "Best site", "Range", *tenth, "Deviation over sites")
+    header = ("Method", view.mean_title(metric), *extremes, TOGETHER)
     note = (
         "Worst and best site, range and deviation (divided by the number of sites) are of the means over splits, of "
         f"the sites that means are over.{_together(view, metric)}"
@@ -175,6 +180,15 @@ def _extremes(view: View, means: np.ndarray, metric: StudyMetric) -> tuple[str, 
     worst, best = (low, high) if metric.larger_is_better else (high, low)
     shown = [f"{view.sites[k]} {value_text(float(means[k]), metric)}" for k in (worst, best)]
     return shown[0], shown[1], spread
+
+
+def _worst_tenth(means: np.ndarray, metric: StudyMetric) -> str:
+    """Return the mean over the tenth of the sites, rounded up, with the worst values, of means (N,)."""
+    found = np.sort(means[np.isfinite(means)])
+    if metric.larger_is_better is None or not len(found):
+        return ABSENT
+    tenth = -(-len(found) // 10)
+    return value_text(float((found[:tenth] if metric.larger_is_better else found[-tenth:]).mean()), metric)
 
 
 def _shown(view: View, estimates: list[MeanEstimate | None]) -> list[MeanEstimate | None]:
