@@ -52,12 +52,13 @@ function ranked(query) {
       matched[k] += 1;
     });
   }
+  const complete = matched.filter((n) => n === asked.length).length > 4;  // fewer: sections with some of the words, too
   const phrase = query.toLowerCase().trim().replace(/\s+/g, " ");
   return SECTIONS.map((row, k) => {
     const { text, head } = documents[k];
     const near = asked.length > 1 ? (head.includes(phrase) ? 2 : text.includes(phrase) ? 1.5 : 1) : head === phrase ? 1.5 : 1;
     return { row, score: scores[k] * near * (matched[k] / asked.length) ** 3 * (row[5] ? 0.4 : 1) };
-  }).filter(({ score }) => score > 0).sort((a, b) => b.score - a.score)
+  }).filter(({ score }, k) => score > 0 && (!complete || matched[k] === asked.length)).sort((a, b) => b.score - a.score)
     .filter(((seen) => ({ row: [page, anchor] }) => !seen.has(page + anchor) && seen.add(page + anchor))(new Set()));
 }
 
