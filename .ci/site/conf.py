@@ -43,6 +43,7 @@ html_title = f"hpcfed {__version__}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 templates_path = ["templates"]
+html_use_index = html_domain_indices = False  # the search finds names, too
 html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = False
 
 
