@@ -216,7 +216,7 @@ def test_leaving_a_site_out(folder):
     assert found["FedAvg", "accuracy", "Mean of sites"]["interval"] == "Student's t, on the logit"
     note = (place / "tables/accuracy-by-site.tex").read_text()
     assert "Nadeau" not in note
-    assert "Intervals of 95 %: Wilson; Student's t, on the logit." in note
+    assert "Intervals of 95 %: Student's t, on the logit; Wilson." in note
     cross = table(place / "tables/cross-site-accuracy.csv")
     assert [row[site] for row, site in zip(cross, SITES, strict=True)] == ["–"] * 3
 
