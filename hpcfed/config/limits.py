@@ -54,7 +54,7 @@ class Stop(Section):
     for_: Count = Field(1, alias="for")
     """Evaluations in a row that have to reach it."""
     patience: Count | None = None
-    """Evaluations without a better test accuracy (regression: loss), or `metric`."""
+    """Early stopping: evaluations without a better test accuracy (regression: loss), or `metric`."""
     max_hours: float | None = Field(None, gt=0, le=1e6)
     """Hours of this job; the run stops with a checkpoint (exit code 75)."""
     metric: str | None = None

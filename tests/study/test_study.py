@@ -34,7 +34,7 @@ from hpcfed.lab.study.results import RunResult, StudyResults
 from hpcfed.lab.study.rows import rows_of
 from hpcfed.lab.study.session import run_study, write_study
 from hpcfed.lab.study.statistics import DELONG, WILSON, auroc_interval, wilson
-from hpcfed.lab.study.tables import differences_table, results_table
+from hpcfed.lab.study.tables import _worst_tenth, differences_table, results_table
 from hpcfed.lab.study.view import View
 from hpcfed.lab.sweep.claims import Claim
 from hpcfed.lab.sweep.failures import raise_if_failed
@@ -186,6 +186,14 @@ def test_the_page_in_a_browser(made, width):
         assert tab.value(CLIPPED) == []
 
 
+@pytest.mark.parametrize(("better", "worst"), [(True, "0.150"), (False, "0.950")])
+def test_classes_have_calibration_and_many_sites_a_worst_tenth(folder, better, worst):
+    recipe(folder, evaluate={})
+    assert [metric.name for metric in planned(folder).metrics] == ["auroc", "calibration-error", "accuracy"]
+    means = np.array([0.1, 0.2, *[0.5] * 8, 0.9, 1.0, np.nan])
+    assert _worst_tenth(means, StudyMetric("auroc", better)) == worst
+
+
 def test_leaving_a_site_out(folder):
     """Each site is tested on by models of the others; there is no personalised one, and a line says so."""
     recipe(folder, rounds=1)
@@ -208,7 +216,7 @@ def test_leaving_a_site_out(folder):
     assert found["FedAvg", "accuracy", "Mean of sites"]["interval"] == "Student's t, on the logit"
     note = (place / "tables/accuracy-by-site.tex").read_text()
     assert "Nadeau" not in note
-    assert "Intervals of 95 %: Wilson; Student's t, on the logit." in note
+    assert "Intervals of 95 %: Student's t, on the logit; Wilson." in note
     cross = table(place / "tables/cross-site-accuracy.csv")
     assert [row[site] for row, site in zip(cross, SITES, strict=True)] == ["–"] * 3
 
