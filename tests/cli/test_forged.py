@@ -572,6 +572,7 @@ def test_nothing_is_written_through_a_link_in_a_strangers_folder(tmp_path, comma
     assert (done.returncode, list(place.iterdir())) == (2, []), done.stderr
 
 
+@pytest.mark.soak
 def test_a_killed_verify_leaves_nothing(tmp_path):
     """It computes in the folder's place, and writes nowhere."""
     write_small(tmp_path)

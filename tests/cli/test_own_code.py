@@ -133,6 +133,7 @@ def test_a_file_that_is_gone_is_accepted_once(folder, command):
     assert gains(folder / "run") == [1.5] * 3 + [2.0] * 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "damage",
     ["[" * 100_000, '{"files": 1}', '{"files": {}, "since": "1", "before": []}',

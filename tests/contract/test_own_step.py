@@ -215,6 +215,7 @@ def test_a_worked_step_is_what_torch_computes_by_hand(name, world, place):
         torch.testing.assert_close(load_file(together.folder / "model.safetensors")[key], expected, rtol=0, atol=1e-11)
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "fedsplit", "fedexp", "fedadam"])
 def test_a_plain_step_with_the_tilt_is_the_built_in_step(name, world, place):

@@ -145,6 +145,7 @@ def test_secret_seeds_of_any_part_give_other_streams():
     assert len({int(stream(seed, purpose).integers(2**62)) for seed in seeds for purpose in (Purpose.COHORT, 3)}) == 6
 
 
+@pytest.mark.every(3)
 @pytest.mark.serial
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedexp", "fednova", "fedyogi"])
@@ -362,6 +363,7 @@ def test_the_holder_of_the_seed_alone_can_verify_and_replay(place):
         run(place, "run", algorithm={"name": "scaffold"}, rounds=3, checkpoint={"every": 1}, **secret(place))
 
 
+@pytest.mark.every(2)
 @pytest.mark.serial
 @pytest.mark.parametrize(
     "change",

@@ -308,6 +308,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize(("name", "changes", "unequal"), VARIANTS)
 def test_parts_that_change_nothing_leave_the_plain_run(name, changes, unequal, place):
@@ -367,6 +368,7 @@ REMEMBERING: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("method", REMEMBERING)
 def test_what_is_not_sent_comes_once_where_a_clients_state_carries_it_on(method, place):
     """A memory of the part's beside the state's would send it twice, and the model would leave the plain run's."""

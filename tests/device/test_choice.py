@@ -42,6 +42,7 @@ def kinds(result: hpcfed.Result) -> set[str]:
     return {rank["kind"] for rank in facts["per_rank"]}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("more", "kind"), [(0, "stub"), (1, "cpu")])
 def test_the_rule_holds_at_its_boundary(more, kind, stub, world, folder, monkeypatch) -> None:
     """12·8 + 8 + 8·4 + 4 parameters, minibatches of 10, 5 clients."""

@@ -74,6 +74,7 @@ def test_a_model_that_does_not_fit_is_one_line(stub, world, folder) -> None:
         run("full", world)
 
 
+@pytest.mark.every(3)
 @pytest.mark.serial  # a rank that fails alone ends the job, and these tests with it
 @pytest.mark.parametrize("eighths", often([1, 4, 7], range(1, 8)))
 def test_memory_that_is_nearly_full_ends_the_run_wherever_it_is(eighths, stub, world, folder, monkeypatch) -> None:

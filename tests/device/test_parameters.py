@@ -42,6 +42,7 @@ def of(output: str, role: str, **changes: Any) -> dict[str, Any]:
     return recipe(output, ROLES[role], **{**kept, **changes})
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("role", ROLES)
 def test_the_bits_are_the_cpus_also_after_a_checkpoint(role, stub, world, folder) -> None:
     cpu = hpcfed.run(of("cpu", role, rounds=4), world=world, quiet=True)

@@ -9,10 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from hpcfed.ranks.signals import catch_signals
 from hpcfed.ranks.world import World
 from tests.launch import HPCFED, LEAKED, ROOT
 from tests.mpi.recipes import write_recipe, write_small
+
+pytestmark = pytest.mark.one_mpi
 
 
 def test_a_closed_terminal_does_not_end_a_run_under_nohup() -> None:

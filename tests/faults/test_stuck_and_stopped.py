@@ -40,6 +40,7 @@ AFTER_AN_ECHO = 1.5
 """Seconds after which a signal is a second one."""
 
 
+@pytest.mark.one_mpi
 def test_a_client_that_hangs_ends_the_job(place):
     changes = {"args": {"deed": "hang", "whose": 1, "visit": 3}, "watchdog": "2s", "checkpoint": {"keep": 2}}
     assert place.start(2, rounds=2, **changes).returncode == 0

@@ -157,6 +157,7 @@ def scores(world: World, path: Path, clients: Sequence[Arrays], seed: int, **cha
     return found, evaluator(w, test=False, train=True)
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     "changes",
@@ -258,6 +259,7 @@ def model():
 """
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize("damage", ["", "5", "5,0,glo", "9,0,global,train,0.5,0.5,3\n", f"{'9' * 5000},0\n"])
 def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
@@ -275,6 +277,7 @@ def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
     assert (run / "clients.csv").read_bytes() == (folder / "whole" / "clients.csv").read_bytes()
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),

@@ -355,6 +355,7 @@ def test_fast_sums_and_the_built_in_perceptron(world, folder):
         np.testing.assert_allclose(fast[name], tensor, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("parameters", [FEDBN, FEDPER, {"buffers": "fixed"}], ids=["fedbn", "fedper", "fixed"])
 def test_a_replayed_client_trains_with_its_own_part(parameters, world, folder):
     base = recipe("run", parameters, checkpoint={"every": 2, "keep": 9}, rounds=4, update_hashes=True)

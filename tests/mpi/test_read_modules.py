@@ -46,6 +46,7 @@ def test_ranks_have_the_bits_of_one(name, method, world, folder):
         assert account == f"6 clients a tile, read as {'a perceptron' if name == 'perceptron' else 'operators'}"
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.5, "clip_norm": 1.0}, {"optimizer": "adam", "lr": 0.01}])
 def test_a_run_goes_on_and_a_replay_has_its_bits(local, world, folder):

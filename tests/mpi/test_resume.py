@@ -224,6 +224,7 @@ DAMAGES: Mapping[str, tuple[str, Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(damage, world, folder, capfd):
     suffix, spoil, complaint = DAMAGES[damage]
@@ -243,6 +244,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(damage, world,
     assert checkpoints(run) == [6, 7]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("suffix", ["json", "server", "clients"])
 def test_an_unreadable_checkpoint_is_not_a_damaged_one(suffix, world, folder):
     """Its disk may be back for the next start: neither the one before nor round 1 takes its place."""
@@ -475,6 +477,7 @@ def put_a_copy(path: Path) -> None:
     path.with_name("copy").replace(path)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("change", [Path.unlink, truncate, put_a_copy])
 @pytest.mark.parametrize("name", ["clients.csv", "update-hashes.bin"])
 def test_the_other_files_of_a_record_may_not_be_changed_either(name, change, world, folder, monkeypatch):

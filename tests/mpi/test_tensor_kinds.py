@@ -49,6 +49,7 @@ def recipe(output: str, name: str, *, args: Any = None, **changes: Any) -> dict[
     return small(output, model=model, python_path=[HERE], **changes)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", often(OFTEN, VALUES), ids=short)
 def test_a_buffer_keeps_its_values_in_every_role(dtype, world, folder):
     kept = Buffered(short(dtype)).table.to(OF_RUN.get(dtype, dtype))
@@ -62,6 +63,7 @@ def test_a_buffer_keeps_its_values_in_every_role(dtype, world, folder):
             assert torch.equal(file["table"], kept)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "dtype", often(OFTEN, [one for one in VALUES if one not in OF_RUN or one == torch.complex64]), ids=short
 )

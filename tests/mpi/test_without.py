@@ -59,6 +59,7 @@ def without(world, *clients: str, run: str = "run", **options: Any) -> tuple[hpc
     return found, said
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("method", "cohort", "start"),
     [
@@ -83,6 +84,7 @@ def test_it_is_a_run_that_began_without_the_client(method, cohort, start, world,
         assert (found.folder / name).read_bytes() == (again.folder / name).read_bytes()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("cohort", [pytest.param({}, marks=pytest.mark.soak), {"size": 2}], ids=["all", "drawn"])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_a_run_on_a_federation_that_lacks_the_client(name, cohort, world, folder):

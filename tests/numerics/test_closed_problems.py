@@ -70,6 +70,7 @@ LINEAR_REGRESSION = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.deadline(150)
 @pytest.mark.parametrize(
     ("name", "rounds"),

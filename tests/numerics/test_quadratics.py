@@ -126,6 +126,7 @@ MORE = (
 """What others cover almost: in the soak alone."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("weights", [pytest.param("uniform", marks=pytest.mark.soak), "samples"])
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.soak if name in MORE else []) for name in EXACT])
 def test_reaches_the_optimum(name, weights, problem, world):

@@ -249,6 +249,7 @@ def test_reader_is_warned(tmp_path):
         assert warning in said
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("masked", [False, True])
 def test_updates_that_were_left_out_are_reported(masked, tmp_path):
     """By client, over the runs of a group, and why."""
@@ -267,6 +268,7 @@ def test_updates_that_were_left_out_are_reported(masked, tmp_path):
     assert line in (tmp_path / "report/report.html").read_text()
 
 
+@pytest.mark.soak
 def test_a_figure_of_many_runs_is_drawn_without_a_warning(tmp_path, recwarn):
     rows = make_rows(2, "fedavg", 0)
     for number in range(40):

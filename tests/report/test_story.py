@@ -113,6 +113,7 @@ main()
 """A report that is killed when it has written so many files; when it has drawn all and written none, for -1."""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("files", often([1], [-1, *range(1, 20)]))
 def test_a_killed_report_is_simply_called_again(project, tmp_path, files):
     arguments = ["report", str(project / "runs" / "federated-0"), "--output", str(tmp_path / "report")]

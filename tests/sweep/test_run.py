@@ -200,6 +200,7 @@ def test_more_values_rounds_and_seeds_may_be_added(swept, folder, command):
     assert all(len(claims) <= 2 for claims in read_claims(swept).values())
 
 
+@pytest.mark.soak
 def test_seeds_may_be_added_to_a_sweep_of_one(folder, command):
     """Its run is not trained again, and a report shows all of them."""
     sweep = ["sweep", "recipe.yaml", "--grid", "local.lr=0.1,0.3", "-q"]
