@@ -226,6 +226,7 @@ def test_a_folder_without_a_record_of_its_code_goes_on_with_a_word(folder, comma
     assert recorded(folder / "run")["since"] == 4
 
 
+@pytest.mark.soak
 def test_a_patience_forgets_the_scores_of_other_code(folder, command):
     """The best score by the old code would end a run whose scores by the new one rise."""
     (folder / "score.py").write_text("def mine(z, y):\n    return 1000.0, 1\n")
@@ -272,6 +273,7 @@ def test_an_observers_own_module_may_change(folder, command):
     assert "finished already" in command(["run", "recipe.yaml"], folder).stdout
 
 
+@pytest.mark.soak
 def test_a_sweep_does_not_mix_code(folder, command):
     sweep = ["sweep", "recipe.yaml", "-q", "--seeds", "2"]
     assert command([*sweep, "rounds=2"], folder).returncode == 0
@@ -297,6 +299,7 @@ def test_a_sweep_does_not_mix_code(folder, command):
     assert "late.py" in (folder / "run-sweep" / "results.csv").read_text()
 
 
+@pytest.mark.soak
 def test_configurations_of_different_code_are_reported(folder, command):
     sweep = ["sweep", "recipe.yaml", "rounds=2", "--accept-code"]
     assert command([*sweep, "--grid", "local.lr=0.1,0.2"], folder).returncode == 0

@@ -372,6 +372,7 @@ def test_a_full_disk_is_not_the_steps_fault(world, place):
         run(place, "run", world, {"step": "own:full"})
 
 
+@pytest.mark.soak
 @pytest.mark.thinned
 @pytest.mark.serial
 def test_a_sweep_over_its_arguments(command, place):

@@ -417,6 +417,7 @@ def step(parameters, batch, context):
 MLP, NET = {"name": "mlp", "hidden": [8]}, {"factory": "drawn:Net"}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("model", "local"),
     [(MLP, {}), (NET, {}), (MLP, {"step": "drawn:step"}), (NET, {"step": "drawn:step"}), (MLP, {"engine": "batched"})],

@@ -802,6 +802,7 @@ def test_codes_of_missing_cells_are_named(tmp_path: Path, prepare: Callable[...,
     assert "-999 among numbers from 0: age 2, bp 1; if these cells are missing, say so by --missing-codes=-999" in said
 
 
+@pytest.mark.soak
 def test_tables_of_many_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Widths are sizes: four times the columns take some four times as long; squared they would take 16."""
     rng = np.random.default_rng(0)

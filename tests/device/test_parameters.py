@@ -114,6 +114,7 @@ def test_statistics_of_all_training_samples(stub, world, folder) -> None:
     assert everything(device) == everything(cpu)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("model", ["dropout", "lstm"])
 def test_what_draws_or_recurs_is_replayed_step_by_step(model, stub, world, folder) -> None:
     world.on_root(lambda: write_all(folder))

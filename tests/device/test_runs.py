@@ -170,7 +170,7 @@ def test_the_bits_of_models_are_the_cpus(case, both, monkeypatch) -> None:
     both(**{"rounds": 1, "local": local, "evaluate": {"batch_size": 4}, **MODELS[case]})
 
 
-@pytest.mark.every(2)
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.soak if c == "resnet18-gn" else []) for c in OTHER_KERNELS]
 )

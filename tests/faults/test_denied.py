@@ -168,6 +168,7 @@ def test_what_may_not_be_written(name, place, command):
     assert list((place / "shut").iterdir()) == []
 
 
+@pytest.mark.soak
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("ranks", [2, pytest.param(0, marks=pytest.mark.soak)])
 def test_an_unreadable_checkpoint_ends_all_ranks(ranks, place):

@@ -53,6 +53,7 @@ def test_a_client_that_raises_ends_the_job_while_others_train(place, client):
     check_the_end(place, place.start(args=args), client)
 
 
+@pytest.mark.soak
 @pytest.mark.one_mpi
 def test_training_that_diverges_says_where(place):
     done = place.start(2, local={"steps": 5, "batch_size": "full", "lr": 1e6, "weight_decay": 1.0})
@@ -104,6 +105,7 @@ def test_a_data_file_truncated_in_mid_run_ends_the_job(place, access):
     assert not (place.run / "model.safetensors").exists()
 
 
+@pytest.mark.soak
 @pytest.mark.one_mpi
 def test_staged_data_are_read_from_the_copy_which_leaves_nothing_behind(place):
     """The file that the recipe names is cut while the run goes on; the scratch folder is empty afterwards."""

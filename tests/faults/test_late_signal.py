@@ -60,6 +60,7 @@ def _catches(process: int, number: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
+@pytest.mark.soak
 def test_a_signal_after_the_end_changes_no_exit_code(tmp_path: Path) -> None:
     write_small(tmp_path)
     recipe = write_recipe(tmp_path, rounds=1)

@@ -195,7 +195,7 @@ def test_a_read_only_folder_is_refused(what, place, disk):
         assert place.start(0, rounds=1, checkpoint={"every": 1, "keep": 10**12}).returncode == 2
     folder = disk(what)
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-    done = place.start(2)
+    done = place.start(0)
     assert done.returncode == 2, done.stderr
     line = own_line(done.stderr)
     assert "Read-only file system" in line

@@ -39,6 +39,7 @@ def session(tmp_path):
     return run
 
 
+@pytest.mark.soak
 def test_passing_session_has_one_closing_line(session):
     done = session("def test_it(comm): assert comm.allreduce(1) == 3")
     assert done.returncode == 0, done
@@ -175,6 +176,7 @@ def test_skips_must_agree(session):
     assert "1 failed, 1 skipped" in done.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_skip_is_a_failure_on_ci_unless_it_needs_more_ranks(session, ranks):
     body = """

@@ -98,6 +98,7 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("round-")) for path in (run / "checkpoints").glob("*.json"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.of_ranks
 @pytest.mark.parametrize("together_first", [True, False], ids=["together-alone", "alone-together"])
 @pytest.mark.parametrize("variant", [pytest.param(v, marks=[] if v in OFTEN else pytest.mark.soak) for v in VARIANTS])
@@ -611,6 +612,7 @@ def hangups_count() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("every", "number"), [(2, signal.SIGUSR1), (0, signal.SIGHUP)])
 def test_a_run_that_is_signalled_stops_with_a_checkpoint_and_goes_on(every, number, world, folder, hangups_count):
     """The signal comes to the last rank only; with `every: 0` there is a checkpoint all the same."""

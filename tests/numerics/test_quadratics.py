@@ -144,6 +144,7 @@ def test_fedavg_stops_where_its_drift_balances(weights, problem, world):
     assert np.abs(balance - problem.optimum(q)).max() > 1e-3
 
 
+@pytest.mark.soak
 def test_objective_inconsistency_vanishes_with_the_step_size_for_fednova_alone(problem, world):
     """Unequal τ_i: FedAvg minimises Σ q_i τ_i f_i as η → 0, FedNova Σ q_i f_i."""
     taus, rounds = (1, 2, 3, 5, 8), 100

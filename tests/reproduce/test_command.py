@@ -31,6 +31,7 @@ assert "torch" not in sys.modules and "mpi4py" not in sys.modules
 """
 
 
+@pytest.mark.soak
 def test_the_list_needs_neither_torch_nor_mpi():
     done = launch(0, [TORCHLESS], program=["-c"])
     assert done.returncode == 0, done.stderr

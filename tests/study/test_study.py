@@ -214,6 +214,7 @@ def test_leaving_a_site_out(folder):
     assert [row[site] for row, site in zip(cross, SITES, strict=True)] == ["–"] * 3
 
 
+@pytest.mark.soak
 def test_epochs_are_the_steps_of_each_split(folder):
     """Without a large site the others' epochs are shorter, and so are the pooled models' runs."""
     of_two_samples(folder / "sites.h5")
@@ -609,6 +610,7 @@ class Linear(torch.nn.Linear):
 '''
 
 
+@pytest.mark.soak
 def test_a_signal_in_the_last_round_that_tunes_stops_the_study(folder, command):
     """That run ends by itself; no other begins."""
     (folder / "late.py").write_text(LATE)

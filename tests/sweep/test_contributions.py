@@ -150,6 +150,7 @@ def check_files(found: CoalitionValues, folder: Path) -> None:
     assert (folder / "figures" / "contributions.png").stat().st_size > 1000
 
 
+@pytest.mark.soak
 def test_sampled_orders_share_runs_and_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hpcfed.run(prepare(tmp_path, 3), ["cohort=2", "checkpoint.every=1", "checkpoint.keep=9"], quiet=True)
