@@ -241,6 +241,7 @@ CROSSINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", CROSSINGS)
 def test_the_same_bits_wherever_clients_are_trained(case, world, place):
     local, changes = CROSSINGS[case]

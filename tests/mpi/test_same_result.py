@@ -142,6 +142,7 @@ def test_where_a_client_is_trained_changes_nothing(world, folder):
     assert left_by(runs[0]) == left_by(runs[1])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedsplit"])
 def test_states_that_move_to_where_their_clients_are_trained_change_nothing(name, world, folder, monkeypatch):
     """Also where the run stops in between, and goes on with every state at home again."""
