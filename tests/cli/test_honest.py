@@ -116,6 +116,7 @@ def test_that_went_on_on_other_ranks_after_a_kill(folder, command):
     check(folder / "run", command)
 
 
+@pytest.mark.soak
 def test_that_was_given_more_rounds_twice(folder, command):
     for rounds in (2, 5, 9):
         trained(rounds=rounds)
@@ -134,6 +135,7 @@ def test_that_went_on_with_other_measures(folder, command):
     assert last == "verified in part: all 6 rounds, bit for bit, on 1 rank"
 
 
+@pytest.mark.soak
 def test_that_went_on_with_another_model_to_measure(folder, command):
     trained(evaluate={"model": "last"})
     trained(rounds=6, evaluate={"model": "last-two"})
@@ -145,6 +147,7 @@ def test_that_went_on_with_another_model_to_measure(folder, command):
         )
 
 
+@pytest.mark.soak
 def test_with_an_earlier_run_beside_it(folder, command):
     trained()
     hpcfed.run(small("run", rounds=4, local={"steps": 2, "batch_size": 5, "lr": 0.2}), quiet=True, fresh=True)

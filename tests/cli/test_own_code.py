@@ -247,6 +247,7 @@ def test_a_patience_forgets_the_scores_of_other_code(folder, command):
     assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == 12
 
 
+@pytest.mark.soak
 def test_a_metric_that_is_new_to_a_finished_run_needs_more_rounds(folder, command):
     write_recipe(folder)
     command(["run", "recipe.yaml", "-q"], folder)
@@ -311,6 +312,7 @@ def test_configurations_of_different_code_are_reported(folder, command):
     assert "seeds of one configuration" not in mixed
 
 
+@pytest.mark.soak
 def test_an_experiment_does_not_mix_code(folder, command):
     experiment = {
         "paper": "fedexp",

@@ -178,6 +178,7 @@ def test_quantisation_is_unbiased(bits):
     assert len(drawn.unique()) == 2
 
 
+@pytest.mark.soak
 def test_random_entries_without_feedback_are_unbiased():
     vector, part, draws = torch.tensor([1.0, -2.0, 0.5, 4.0]), RandomK(fraction=0.5, feedback=False), 4_000
     total = torch.zeros(4, dtype=torch.float64)

@@ -81,6 +81,7 @@ def test_the_readmes_example_takes_the_cpu(stub, tmp_path, monkeypatch) -> None:
         assert chosen(recipe, federation, World())[0] == "cpu"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("began_on", ["cpu", "stub"])
 def test_a_run_goes_on_with_the_device_that_it_began_with(began_on, stub, world, folder, monkeypatch) -> None:
     """The record wins over the rule, and over GPUs that have come since."""

@@ -201,6 +201,7 @@ def test_a_clients_scores_know_nothing_of_other_clients(changes, seeds, world, s
             assert score["train_loss"] == alone[0, 0, 0, 0] / alone[0, 0, 0, 1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize("changes", [{}, {"loss": {"reduction": "sum"}, "model": {"name": "logistic"}}])
 def test_scores_of_small_clients_in_tiles_are_those_of_each_alone(changes, world, folder, monkeypatch):
@@ -222,6 +223,7 @@ def test_scores_of_small_clients_in_tiles_are_those_of_each_alone(changes, world
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     "changes",
@@ -312,6 +314,7 @@ def test_a_table_that_was_removed_is_refused(world, folder):
         hpcfed.run(recipe("run", **changes), world=world, quiet=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize("header", [b"", b"round,client,mo"])
 def test_a_header_cut_before_any_client_was_evaluated_is_written_again(header, world, folder):

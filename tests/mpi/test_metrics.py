@@ -175,6 +175,7 @@ def check(found: Any, metric: str, name: str, count: int) -> Any:
     return value
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize("name", TASKS)
 def test_metrics_are_the_librarys(name, world, folder):

@@ -160,6 +160,7 @@ def trained_by_hand(
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("parameters", [FEDBN, {"buffers": "averaged"}, FEDPER], ids=["fedbn", "averaged", "fedper"])
 def test_it_is_what_a_plain_loop_computes(parameters, world, folder):
     """FedBN and others by hand, in float64: private parts stay, the rest is averaged by n_i, counters by maximum."""
@@ -202,6 +203,7 @@ def test_it_is_what_a_plain_loop_computes(parameters, world, folder):
             np.testing.assert_allclose(found[name], own[k][name], rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("left_out", [[], [4]], ids=["all", "without"])
 def test_statistics_of_an_averaged_iterate_are_those_of_the_training_samples(left_out, world, folder):
     """By hand from the evaluated module, one minibatch a client; the round's stay in ``model.safetensors``."""
@@ -336,6 +338,7 @@ def test_frozen_parameters_stay_and_a_run_can_start_from_another(world, folder):
     assert all(torch.equal(initial[name], before[name]) for name in initial)
 
 
+@pytest.mark.soak
 def test_fast_sums_and_the_built_in_perceptron(world, folder):
     """Which has no buffers, and leaves the batched engine for a private head."""
     base = {"model": {"name": "mlp", "hidden": [8]}, "reduction": "fast"}

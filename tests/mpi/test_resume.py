@@ -129,6 +129,7 @@ def test_client_states_may_lie_elsewhere_from_a_checkpoint_on(before, after, wor
     assert world.on_root(lambda: (folder / "run" / "checkpoints").exists()) is False
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("variant", ["scaffold", "fedexp-m"])
 def test_a_finished_run_takes_more_rounds(variant, world, folder):
     whole = whole_of(variant, world)
@@ -156,6 +157,7 @@ def test_a_run_that_ended_with_its_last_checkpoint_is_finished_without_a_round(w
     assert left_by(hpcfed.run(of("scaffold"), world=world, quiet=True)) == whole
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("keep", "left"), [(1, [7]), (9, [2, 4, 6, 7])])
 def test_the_last_ones_are_kept(keep, left, world, folder):
     recipe = of("feddyn", checkpoint={"every": EVERY, "keep": keep})
@@ -388,6 +390,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(world, folder):
     assert checkpoints(run) == [2, 4]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("variant", ["scaffold", "fedexp-m"])
 def test_a_checkpoint_that_lacks_what_is_evaluated_is_refused(variant, world, folder):
     run = stopped(of(variant), world)
@@ -441,6 +444,7 @@ def test_a_damaged_line_of_the_record_is_refused(world, folder):
         hpcfed.run(of("fedexp-m"), world=world, quiet=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("change", [Path.unlink, truncate])
 def test_a_record_that_another_program_changes_ends_the_run(change, world, folder, monkeypatch):
     """Nor is the run called finished that had left it."""

@@ -115,6 +115,7 @@ def test_missing_numbers_and_sparse_buffers_are_constant(world, folder):
         assert run.metrics[-1]["test_loss"] < run.metrics[0]["test_loss"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_a_parameter_without_dimensions_is_one_of_a_single_number(engine, world, folder):
     local = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": engine, "momentum": 0.5}
@@ -129,6 +130,7 @@ def test_a_parameter_without_dimensions_is_one_of_a_single_number(engine, world,
         assert hpcfed.replay(runs[0].folder, 2, 1).agrees
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("parameters", [{"private": ["log_scale"]}, {"frozen": ["log_scale"]}])
 def test_one_without_dimensions_has_any_role(parameters, world, folder):
     base = recipe("run", "Scaled", parameters=parameters, cohort={"size": 3})

@@ -135,6 +135,7 @@ def test_reaches_the_optimum(name, weights, problem, world):
     np.testing.assert_allclose(found, problem.optimum(problem.weights(weights)), rtol=0, atol=REACHED)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_fedavg_stops_where_its_drift_balances(weights, problem, world):
     q = problem.weights(weights)

@@ -75,6 +75,7 @@ def test_names_tell_the_runs_apart_and_pairs_say_what_they_share(project):
     )
 
 
+@pytest.mark.soak
 def test_one_method_needs_no_more_than_the_names(project):
     said = told(project, *(f"runs/{name}-0" for name in ("federated", "pooled")), "--page-only", "--output", "two")
     assert "Difference from federated Method" in said

@@ -120,6 +120,7 @@ def test_auroc_of_many_samples_is_scikit_learns_in_little_memory():
     assert np.isnan(auroc(output, target)(times)).all()
 
 
+@pytest.mark.soak
 def test_intervals_that_say_nothing_are_marked(folder):
     """A site of one class whose few samples are all right or all wrong; the table by site says that it is one."""
     with h5py.File(folder / "sites.h5", "a") as file:

@@ -421,6 +421,7 @@ def test_fewer_rounds_than_sites_leave_some_unvisited(folder):
     assert line == "Travelling, 10 steps: visits 2 of 3 sites, since it has fewer rounds than there are sites"
 
 
+@pytest.mark.soak
 def test_private_parameters(folder):
     """Those of methods; the baselines share theirs."""
     recipe(folder, rounds=1, parameters={"private": ["*bias"]}, evaluate={})
@@ -448,6 +449,7 @@ def test_numbers_epochs_and_cohorts_of_some_sites(folder):
     assert float(values["ensemble", "0", "north"]["rmse"]) == pytest.approx(error, rel=1e-6)
 
 
+@pytest.mark.soak
 def test_survival_counts_events(folder):
     """Those of each split, not its samples, are what concordance and bold differences stand on."""
     of_survival(folder / "sites.h5")
@@ -660,6 +662,7 @@ def test_of_studies_that_begin_at_once_in_a_folder_one_goes_on(folder, monkeypat
     assert sorted(path.name for path in (folder / "run-study").iterdir()) == ["study.yaml"]
 
 
+@pytest.mark.soak
 def test_metrics_that_finished_runs_have_not_measured_are_refused(folder):
     recipe(folder, rounds=1, evaluate={"metrics": ["f1-macro", "brier"]})
     done(planned(folder, "fedavg", splits=1, baselines="none"), writes=False)
