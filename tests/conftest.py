@@ -10,6 +10,7 @@ code 97 and a message from every rank. With ``CI=true`` a skipped test is a fail
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -228,6 +229,7 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         start = time.monotonic()
         with pytest.raises(SystemExit) as left:
             main([str(argument) for argument in arguments])
+        gc.unfreeze()  # what it froze at its end, which each later run would count
         return Completed(left.value.code, *capfd.readouterr(), time.monotonic() - start)
 
     return call
