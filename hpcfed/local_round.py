@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -29,7 +29,7 @@ from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
 from hpcfed.reduce.checks import checked, client_label
 from hpcfed.reduce.finite import LOWER
 from hpcfed.rng import Purpose
-from hpcfed.types import DELTA, ClientInfo, RoundContext, State
+from hpcfed.types import DELTA, ClientInfo, LocalResult, RoundContext, State, TileMethod, Update
 
 log = logging.getLogger("hpcfed")
 About = tuple[int, float, ClientInfo, bool, float | None, int]
@@ -186,16 +186,15 @@ class Training:
         names = self._parts.method.reported(plan.alike)
         joined: list[tuple[TileUpdate, int, State | None]] = []
         personal = self._personal(plan, members, tasks)
-        # lazy: a client may be trained when its result is asked for
-        solved = self._parts.engine.solve(plan.w, tasks, plan.round)
         # All Δs of a tile are valid until the next tile.
         joins = len(tasks) > 1 and not self._parts.skips_bad and len({task.tilt.mu for task in tasks}) == 1
-        for row, ((about, state), local) in enumerate(zip(members, solved, strict=True)):
+        sends = joins and bool(self._parts.chain.updates)
+        solved = self._solved(plan, places, tasks, personal)
+        reported = (
+            self._reported_together(plan, members, list(solved)) if sends else self._reported(plan, members, solved)
+        )
+        for row, ((about, state), (local, update)) in enumerate(zip(members, reported, strict=True)):
             client, place = clients[row], places[row]
-            effective_steps = plan.effective_steps[place]
-            known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
-            known = replace(known, personal=personal[row]) if personal else known
-            update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT, count))
             vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
             own = {**local.own, "personal parameters": personal[row]} if personal else local.own
             if own:
@@ -207,11 +206,11 @@ class Training:
             next_state = None
             if method.stateful:  # before the sum: what fails can then be trained again
                 context = RoundContext(*about, Purpose.NEXT_STATE, count)
-                next_state = method.next_state(update, known, plan.w, plan.shared, state, context)
+                next_state = method.next_state(update, local, plan.w, plan.shared, state, context)
                 next_state = None if next_state is None else _apart_from(state, next_state)
-            if joins and vectors.keys() == {DELTA} and vectors[DELTA] is local.delta:
+            if joins and vectors.keys() == {DELTA} and (sends or vectors[DELTA] is local.delta):
                 weights = place, counts[row], factors[row], local.loss_sum, local.steps
-                joined.append((TileUpdate(*weights, scalars, local.delta), client, next_state))
+                joined.append((TileUpdate(*weights, scalars, vectors[DELTA]), client, next_state))
                 continue
             added = buffer.add(
                 place,
@@ -230,6 +229,33 @@ class Training:
                 states[client] = next_state
         buffer.add_tile([update for update, _, _ in joined])
         states |= {client: state for _, client, state in joined if state is not None}
+
+    def _solved(
+        self, plan: RoundPlan, places: Sequence[int], tasks: Sequence[Task], personal: Sequence[Tensor]
+    ) -> Iterator[LocalResult]:
+        """Yield each client's training, which may be done when it is asked for."""
+        for row, local in enumerate(self._parts.engine.solve(plan.w, tasks, plan.round)):
+            effective_steps = plan.effective_steps[places[row]]
+            known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
+            yield replace(known, personal=personal[row]) if personal else known
+
+    def _reported(
+        self, plan: RoundPlan, members: Sequence[tuple[About, State]], solved: Iterable[LocalResult]
+    ) -> Iterator[tuple[LocalResult, Update]]:
+        """Yield each client's training with its update."""
+        method, count = self._parts.method.local, self._parts.model.num_parameters
+        for (about, state), local in zip(members, solved, strict=True):
+            context = RoundContext(*about, Purpose.REPORT, count)
+            yield local, method.report(local, plan.w, plan.shared, state, context)
+
+    def _reported_together(
+        self, plan: RoundPlan, members: Sequence[tuple[About, State]], solved: Sequence[LocalResult]
+    ) -> Iterator[tuple[LocalResult, Update]]:
+        """Return the same of a tile's clients, whose updates go through the parts of ``updates`` together."""
+        method, count = cast("TileMethod", self._parts.method.local), self._parts.model.num_parameters
+        contexts = [RoundContext(*about, Purpose.REPORT, count) for about, _ in members]
+        states = [state for _, state in members]
+        return zip(solved, method.report_tile(solved, plan.w, plan.shared, states, contexts), strict=True)
 
     def _personal(self, plan: RoundPlan, members: Sequence[tuple[About, State]], tasks: Sequence[Task]) -> list[Tensor]:
         """Return the last iterates of second solves, (d,) each, of methods with a personal model; else none."""

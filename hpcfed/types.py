@@ -13,7 +13,7 @@ to four times as long to make: with 20 small clients, 3 % of a round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -369,6 +369,21 @@ class LocalMethod(Protocol):
 
     def share(self, shared: State, means: Means) -> State:
         """Return the shared state after the round: pure, float64, the same on every rank."""
+        ...
+
+
+class TileMethod(Protocol):
+    """A local method whose clients send by parts of ``updates``, those of a tile together."""
+
+    def report_tile(
+        self,
+        solved: Sequence[LocalResult],
+        w: Tensor,
+        shared: State,
+        clients: Sequence[State],
+        contexts: Sequence[RoundContext],
+    ) -> list[Update]:
+        """Return `LocalMethod.report`'s answers for some clients, each with the bits that it has alone."""
         ...
 
 

@@ -13,7 +13,7 @@ two entries to the server's state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +31,7 @@ from hpcfed.types import (
     ServerMethod,
     ServerUpdate,
     State,
+    TileMethod,
     Update,
 )
 
@@ -62,6 +63,21 @@ class _WithClientAverage:
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
         update = self._inner.report(local, w, shared, client, context)
+        return self._moved(update, local, w, client)
+
+    def report_tile(
+        self,
+        solved: Sequence[LocalResult],
+        w: Tensor,
+        shared: State,
+        clients: Sequence[State],
+        contexts: Sequence[RoundContext],
+    ) -> list[Update]:
+        updates = cast("TileMethod", self._inner).report_tile(solved, w, shared, clients, contexts)
+        each = zip(updates, solved, clients, strict=True)
+        return [self._moved(update, local, w, own) for update, local, own in each]
+
+    def _moved(self, update: Update, local: LocalResult, w: Tensor, client: State) -> Update:
         return replace(update, vectors={**update.vectors, MOVED: (w - local.delta) - client[LAST]})
 
     def next_state(

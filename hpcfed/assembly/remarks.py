@@ -106,9 +106,6 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"{'your' if recipe.model.factory else 'the'} model: {parts.training.account}{since}"
     if parts.engine.graphs is not None and (why := parts.engine.graphs.hindrance):
         yield f"the GPU is asked for each step's operations one by one, since they cannot be recorded: {why}"
-    if recipe.parameters.keeps_private or recipe.parameters.buffers == "averaged":
-        what = f"parameters ({recipe.parameters.given})"
-        yield f"clients are trained one after another, since the batched engine takes no {what}"
     if late := [entry.round for entry in local.lr_schedule if entry.round > recipe.rounds]:
         rounds = f"round {late[0]}, after the last of {recipe.rounds} rounds"
         yield f"local.lr_schedule has a step size from {rounds}; it is not used"

@@ -119,7 +119,6 @@ def _local_work(recipe: Recipe, method: Method, *, couples: bool) -> Local:
         remedy = "use parameters.frozen and buffers: fixed with it, or leave local.step out"
         raise InputError(f"{what}: a step of your own trains the shared parameters alone", remedy=remedy)
     hindrances = {
-        f"parameters: {parameters.given}": parameters.keeps_private or parameters.buffers == "averaged",
         f"precision: {recipe.precision}": recipe.precision == "bf16-mixed",
         "compile: true": recipe.local.compile,
         "loss.name: cox": couples,

@@ -29,7 +29,7 @@ from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
 from hpcfed.data.cache import Samples
 from hpcfed.errors import RAISED, EnvironmentFailure, InputError
-from hpcfed.models.flat import FlatModel
+from hpcfed.models.flat import PARAMETERS, FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
 from hpcfed.models.reading.program import Unreadable
@@ -104,13 +104,15 @@ def trained_by(
         _check_tile(section.tile, 1, "local.noise")
         training = Training("sequential", "blas", "auto", section.memory_format)
         return PrivateSolver(model, loss, section, seed, like), training
-    network, read, why = None, "", ""
+    network, read, why = None, "", _keeps_apart(model, private_first)
+    if section.engine == "batched" and why:
+        raise InputError(f"local.engine: batched with {why}", remedy="use local.engine: sequential")
     crops_there = section.augment is not None and on_device(model.vector.device)
     if section.engine == "batched" and crops_there:
         raise InputError("local.engine: batched with augmentation on a GPU", remedy="use local.engine: sequential")
     if section.engine == "auto" and crops_there:
         why = "images are augmented on the GPU"
-    elif section.engine != "sequential":
+    elif section.engine != "sequential" and not why:
         network, read, why = _network(section, model, loss, like)
     tile, width, of_network = 1, 1, False
     if network is not None:
@@ -194,6 +196,17 @@ def _stacked(
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
 
 
+def _keeps_apart(model: FlatModel, private_first: int) -> str:
+    """Return what of a client cannot be stacked beside its neighbours'; empty if all can."""
+    if private_first:
+        return "parameters.private_first"
+    if model.own.keys() - {PARAMETERS}:
+        return "private buffers"
+    if model.averaged:
+        return "averaged buffers"
+    return "private parameters on a GPU" if model.private is not None and on_device(model.vector.device) else ""
+
+
 def _loses(network: StackedNetwork, tile: int, device: torch.device) -> str:
     """Return why clients alone in their tiles are trained no faster than by the module itself; empty if they are."""
     if tile > 1 or not isinstance(network, OperatorNetwork):
@@ -231,6 +244,9 @@ def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tup
         why = str(unreadable)
     else:
         return network, network.account, ""
+    if model.private is not None:
+        what = f"local.engine: batched with private parameters is for models that can be read: {why}"
+        raise InputError(what, remedy="use local.engine: sequential")
     _refuse_unseen(model, like)
     if isinstance(matmul, OneDNN):
         what = f"local.matmul: onednn is for models that can be read: {why}"

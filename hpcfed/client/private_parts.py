@@ -6,12 +6,13 @@ initial model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hpcfed.client.state_store import ClientStates
 from hpcfed.models.flat import PRIVATE_PREFIX, FlatModel
-from hpcfed.types import LocalMethod, LocalResult, Method, RoundContext, State, Tilt, Update
+from hpcfed.types import LocalMethod, LocalResult, Method, RoundContext, State, TileMethod, Tilt, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +59,17 @@ class _KeepPrivate:
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
         return self._inner.report(local, w, shared, method_part(client), context)
+
+    def report_tile(
+        self,
+        solved: Sequence[LocalResult],
+        w: Tensor,
+        shared: State,
+        clients: Sequence[State],
+        contexts: Sequence[RoundContext],
+    ) -> list[Update]:
+        own = [method_part(client) for client in clients]
+        return cast("TileMethod", self._inner).report_tile(solved, w, shared, own, contexts)
 
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext

@@ -95,7 +95,7 @@ class FlatModel:
         if private:
             self.vector, self.private = self.trained.split([size, private_size])
             self.grad, self.private_grad = self.trained_grad.split([size, private_size])
-        named_views, named_grads = (self._all_views(tensor) for tensor in (self.trained, self.trained_grad))
+        named_views, named_grads = (self.trained_views(tensor) for tensor in (self.trained, self.trained_grad))
         for name, parameter in trainable.items():
             named_views[name].copy_(parameter.detach())
             parameter.data = named_views[name]
@@ -160,7 +160,7 @@ class FlatModel:
     def watch(self) -> None:
         """Look at what calls of the module change beside their outputs, since it is the user's."""
         self.attributes = ModuleAttributes(self.module)
-        self.bindings = Bindings(self.module, self._all_views(self.trained), self._all_views(self.trained_grad))
+        self.bindings = Bindings(self.module, self.trained_views(self.trained), self.trained_views(self.trained_grad))
         kept = self.trained.clone()
         self.bindings.keep_merged()
         self.trained.copy_(kept)
@@ -272,9 +272,15 @@ class FlatModel:
         """Return each parameter's view of a vector (d,), by name; of several vectors, (R, d), as views (R, …)."""
         return _views(vector, self._places)
 
-    def _all_views(self, trained: Tensor) -> dict[str, Tensor]:
-        shared = trained[: self.vector.numel()] if self.private is not None else trained
-        return self.views(shared) | _views(trained[shared.numel() :], self._private_places)
+    def private_views(self, private: Tensor) -> dict[str, Tensor]:
+        """Return each private parameter's view of a vector (p,), by name."""
+        return _views(private, self._private_places)
+
+    def trained_views(self, trained: Tensor) -> dict[str, Tensor]:
+        """Return the views of a vector (d + p,), or of several: the shared parameters', then the private ones'."""
+        size = len(self.vector)
+        shared, private = trained.split([size, trained.shape[-1] - size], -1)
+        return self.views(shared) | self.private_views(private)
 
     def named(self, vector: Tensor, averaged: State | None = None) -> dict[str, Tensor]:
         """Return a host copy of all that is not private, by name: shared parameters from a vector (d,), frozen ones,
@@ -294,7 +300,7 @@ class FlatModel:
         personal model, from a vector (d,), where it has one.
         """
         self.load(self.vector, own)
-        parameters = {} if self.private is None else _views(self.private, self._private_places)
+        parameters = {} if self.private is None else self.private_views(self.private)
         buffers = {name: self.module.get_buffer(name) for name in self._roles.buffers_of("private")}
         of_own_model = {} if personal is None else self.views(personal.to(self.vector))
         return _on_host(parameters | buffers | of_own_model)

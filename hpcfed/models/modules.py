@@ -35,12 +35,8 @@ class ImageSequential(nn.Sequential):
     The memory layout is channels last, which on a CPU makes convolutions and pooling faster by a fifth and more.
     """
 
-    def __init__(self, shape: Shape, *layers: nn.Module):
-        super().__init__(*layers)
-        self._shape = shape
-
     def forward(self, input: Tensor) -> Tensor:
-        images = input.reshape(input.shape[0], *self._shape)  # `len` would be a constant of a traced module
+        images = input if input.dim() == 4 else input.unsqueeze(1)
         return super().forward(images.movedim(1, -1).contiguous().movedim(-1, 1))
 
 
@@ -127,7 +123,7 @@ def pooled_cnn(shape: Shape, channels: Sequence[int], hidden: Sequence[int], out
         layers += [nn.Conv2d(depth, wider, 5), nn.MaxPool2d(2), nn.ReLU()]
         depth, height, width = wider, (height - 4) // 2, (width - 4) // 2
         _refuse_nothing(shape, height, width)
-    return ImageSequential(shape, *layers, nn.Flatten(), *perceptron_layers([depth * height * width, *hidden, outputs]))
+    return ImageSequential(*layers, nn.Flatten(), *perceptron_layers([depth * height * width, *hidden, outputs]))
 
 
 def dropout_cnn(shape: Shape, outputs: int) -> nn.Module:
@@ -139,7 +135,6 @@ def dropout_cnn(shape: Shape, outputs: int) -> nn.Module:
     height, width = ((side - 4) // 2 for side in shape[1:])
     _refuse_nothing(shape, height, width)
     return ImageSequential(
-        shape,
         *(nn.Conv2d(shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Dropout(0.25)),
         *(nn.Flatten(), nn.Linear(64 * height * width, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, outputs)),
     )
@@ -167,7 +162,7 @@ def resnet18(shape: Shape, groups: int, outputs: int, *, wide_stem: bool, pool: 
     if pool is not None and not all(pool <= side < 2 * pool for side in last):
         expected = f"a last map of {pool} to {2 * pool - 1} rows and columns"
         raise InputError(f"model.pool: {pool}", expected=expected, got=f"{last} of images {shape}")
-    return ImageSequential(shape, *layers, CornerMean(pool), nn.Linear(512, outputs))
+    return ImageSequential(*layers, CornerMean(pool), nn.Linear(512, outputs))
 
 
 def _refuse_nothing(shape: Shape, height: int, width: int) -> None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from rich.filesize import decimal
@@ -362,9 +363,24 @@ def connect(*, mixed: bool = False) -> World:
     global _world
     if _world is None:
         _world = _find_world()
+        _leave_with_errors(_world)
     if not mixed:
         refuse_mixed_code(_world)
     return _world
+
+
+def _leave_with_errors(world: World) -> None:
+    """End all ranks with an error that a user's script does not catch: another may wait in a collective for ever."""
+    if world.size == 1 or "mpi4py.run" in sys.modules:  # ``python -m mpi4py`` ends them itself
+        return
+    report = sys.excepthook
+
+    def report_and_leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        report(kind, error, trace)
+        what = f"rank {world.rank} on {world.hosts[world.rank]}: the script ended with {kind.__name__}: {error}"
+        world.leave(getattr(error, "exit_code", 1), f"hpcfed: {what}")
+
+    sys.excepthook = report_and_leave
 
 
 def refuse_mixed_code(world: World) -> None:

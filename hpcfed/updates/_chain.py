@@ -18,6 +18,7 @@ from hpcfed.updates._base import MOVED_NORM, SUM, MeansPart, PartContext, Update
 from hpcfed.updates._coding import Coding, plain
 from hpcfed.updates._layout import Layout
 from hpcfed.updates._robust import RobustMean
+from hpcfed.updates._tile import send_tile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -178,38 +179,63 @@ class _Sending:
         return self._inner.tilt(w, _without(shared), _without(client), self._seen(context))
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
-        update = self._inner.report(local, w, _without(shared), _without(client), self._seen(context))
-        if any(vector.shape != w.shape for vector in update.named.values()):
-            return update  # which is refused
-        vectors, state, scalars = self._sent(update.named, shared, client, context)
-        own = {name: vector for name, vector in vectors.items() if name != DELTA}
-        return SentUpdate(vectors.get(DELTA), own, {**update.scalars, **scalars}, state)
+        return self.report_tile([local], w, shared, [client], [context])[0]
+
+    def report_tile(
+        self,
+        solved: Sequence[LocalResult],
+        w: Tensor,
+        shared: State,
+        clients: Sequence[State],
+        contexts: Sequence[RoundContext],
+    ) -> list[Update]:
+        """Return the updates of R clients, which go through the parts together; see `report`."""
+        about = zip(solved, clients, contexts, strict=True)
+        seen = [(local, w, _without(shared), _without(own), self._seen(context)) for local, own, context in about]
+        updates = [self._inner.report(*arguments) for arguments in seen]
+        named = [update.named for update in updates]
+        alike = all(vectors.keys() == named[0].keys() for vectors in named)
+        if not alike or any(vector.shape != w.shape for vectors in named for vector in vectors.values()):
+            return updates  # one of which is refused
+        return self._sent(updates, shared, clients, contexts)
 
     def _sent(
-        self, vectors: Vectors, shared: State, client: State, context: RoundContext
-    ) -> tuple[Vectors, dict[str, Tensor], dict[str, float]]:
-        """Return a client's vectors (d,) behind the last part, and the parts' next states and scalars."""
-        first = {name: self._layout.closed(vector) for name, vector in vectors.items()}
+        self, updates: Sequence[Update], shared: State, clients: Sequence[State], contexts: Sequence[RoundContext]
+    ) -> list[Update]:
+        """Return R clients' updates behind the last part, with the parts' next states and scalars."""
+        named = [update.named for update in updates]
+        first = {name: self._layout.closed(_stacked([own[name] for own in named])) for name in named[0]}
         number_bits = 8 * next(iter(first.values())).element_size()
         self._codings = self._codings or self._chain.codings(self._layout.sizes, number_bits)
         now: Vectors = first
         places: Vectors = {}
-        states: dict[str, Tensor] = {}
-        scalars: dict[str, float] = {}
+        states: list[dict[str, Tensor]] = [{} for _ in updates]
+        scalars = [dict[str, float](update.scalars) for update in updates]
         for place, part in enumerate(self._chain.updates):
-            about = context.round, context.lr, context.seed, place, context.client, self._codings[place], places
-            in_this_call = PartContext(*about, carried=self.carried, privacy=self._chain.privacy)
-            sent = part.send(now, _of(client, place), _of(shared, place), in_this_call)
+            in_these = [self._part_context(place, context, places, row) for row, context in enumerate(contexts)]
+            sent = send_tile(part, now, [_of(own, place) for own in clients], _of(shared, place), in_these)
             now, places = sent.vectors, {**places, **sent.places}
-            states |= _joined([(place, sent.state)])
-            scalars |= {f"{PREFIX}{place}.{name}": number for name, number in sent.scalars.items()}
+            for row, state in enumerate(sent.states):
+                states[row] |= _joined([(place, state)])
+            for row, numbers in enumerate(sent.scalars or ()):
+                scalars[row] |= {f"{PREFIX}{place}.{name}": number for name, number in numbers.items()}
         opened = {
-            name: vector
+            name: [own[name] for own in named]
             if now[name] is first[name]
-            else self._layout.opened(_finite_as(first[name], now[name]), vector)
-            for name, vector in vectors.items()
+            else self._layout.opened(_finite_as(first[name], now[name]), named[0][name]).unbind()
+            for name in first
         }
-        return opened, states, scalars
+        found: list[Update] = []
+        for row in range(len(updates)):
+            others = {name: each[row] for name, each in opened.items() if name != DELTA}
+            found.append(SentUpdate(opened[DELTA][row] if DELTA in opened else None, others, scalars[row], states[row]))
+        return found
+
+    def _part_context(self, place: int, context: RoundContext, places: Vectors, row: int) -> PartContext:
+        """Return what a part reads of a client's round, of the tile's places those of its row."""
+        of_client = {name: each[row] for name, each in places.items()}
+        about = context.round, context.lr, context.seed, place, context.client, self._codings[place], of_client
+        return PartContext(*about, carried=self.carried, privacy=self._chain.privacy)
 
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
@@ -237,8 +263,15 @@ class _Sending:
 
 
 def _finite_as(before: Tensor, after: Tensor) -> Tensor:
-    """Return what a part made of a vector; nothing finite of one that is not."""
-    return after.where(before.abs().max().isfinite(), nan)
+    """Return what parts made of vectors (R, n); nothing finite of one that is not."""
+    return after.where(before.abs().amax(1, keepdim=True).isfinite(), nan)
+
+
+def _stacked(vectors: Sequence[Tensor]) -> Tensor:
+    """Return vectors as one stack, (R, …)."""
+    import torch
+
+    return vectors[0].unsqueeze(0) if len(vectors) == 1 else torch.stack([*vectors])
 
 
 def _joined(states: Sequence[tuple[int, State]] | Iterator[tuple[int, State]]) -> dict[str, Tensor]:

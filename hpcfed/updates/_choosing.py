@@ -31,6 +31,6 @@ class Choosing(WithFeedback):
         return max(1, round(self.fraction * entries))
 
 
-def only(vector: Tensor, places: Tensor) -> Tensor:
-    """Return a vector (n,) with the entries at some places, (k,) int64, and 0 at all others."""
-    return vector.new_zeros(vector.shape).index_put((places,), vector[places])
+def only(stack: Tensor, places: Tensor) -> Tensor:
+    """Return vectors (R, n) with the entries at some places, (R, k) int64, and 0 at all others."""
+    return stack.new_zeros(stack.shape).scatter_(1, places, stack.gather(1, places))

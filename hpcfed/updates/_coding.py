@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -73,8 +73,11 @@ def plain(sizes: tuple[int, ...], number_bits: int) -> Coding:
     return Coding(sizes, number_bits, sum(sizes), number_bits)
 
 
-def on_sent(vector: Tensor, places: Tensor | None, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a vector (n,) whose sent entries, those at `places` (k,) or all, are changed together."""
+def on_sent(stack: Tensor, places: Sequence[Tensor] | None, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return vectors (R, n) whose sent entries, those at each one's `places` (k,) or all, are changed together."""
     if places is None:
-        return change(vector)
-    return vector.new_zeros(vector.shape).index_put((places,), change(vector[places]))
+        return change(stack)
+    import torch
+
+    of_rows = torch.stack([*places])
+    return stack.new_zeros(stack.shape).scatter_(1, of_rows, change(stack.gather(1, of_rows)))

@@ -11,13 +11,15 @@ ICML 2019, Algorithm 2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from hpcfed.types import State
-from hpcfed.updates._base import LESSENS, PartContext, Sent, UpdatePart, Vectors, zeros
+from hpcfed.updates._base import LESSENS, PartContext, Vectors, zeros
+from hpcfed.updates._tile import SentTile, TilePart
 
 
-class WithFeedback(UpdatePart):
+class WithFeedback(TilePart):
     """A part that says what C is; with ``feedback`` the state is e_i of each vector that is not carried."""
 
     keeps: ClassVar[frozenset[str]] = LESSENS
@@ -31,12 +33,20 @@ class WithFeedback(UpdatePart):
     def begin(self, vectors: Vectors) -> State:
         return zeros(vectors) if self.feedback else {}
 
-    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
-        owed = {name: vector + state[name] if name in state else vector for name, vector in vectors.items()}
-        sent, places = self.compressed(owed, context)
-        errors = {name: owed[name] - sent[name] for name in owed if name in state}
-        return Sent(sent, {**state, **errors}, places)  # e_i of vectors that this round does not report stay
+    def send_tile(
+        self, vectors: Vectors, states: Sequence[State], shared: State, contexts: Sequence[PartContext]
+    ) -> SentTile:
+        import torch
 
-    def compressed(self, vectors: Vectors, context: PartContext) -> tuple[Vectors, Vectors]:
-        """Return C of each vector, (n,), and the places of the entries that it has chosen, (k,) int64, if any."""
+        carried_on = [name for name in vectors if name in states[0]]
+        errors = {name: torch.stack([state[name] for state in states]) for name in carried_on}
+        owed = {name: stack + errors[name] if name in errors else stack for name, stack in vectors.items()}
+        sent, places = self.compressed(owed, contexts)
+        after = {name: (owed[name] - sent[name]).unbind() for name in carried_on}
+        # e_i of vectors that this round does not report stay
+        next_states = [{**state, **{name: after[name][row] for name in after}} for row, state in enumerate(states)]
+        return SentTile(sent, next_states, places)
+
+    def compressed(self, vectors: Vectors, contexts: Sequence[PartContext]) -> tuple[Vectors, Vectors]:
+        """Return C of R clients' vectors, (R, n), and the places of the entries that it has chosen, (R, k) int64."""
         raise NotImplementedError

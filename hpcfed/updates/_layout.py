@@ -28,14 +28,15 @@ class Layout(NamedTuple):
         return sum(self.sizes)
 
     def closed(self, vector: Tensor) -> Tensor:
-        """Return the parameters of a vector, (d,) → (n,)."""
-        return vector if self.places is None else vector[self.places.to(vector.device)]
+        """Return the parameters of a vector, (d,) → (n,), or of several, (R, d) → (R, n)."""
+        return vector if self.places is None else vector.index_select(-1, self.places.to(vector.device))
 
     def opened(self, parameters: Tensor, like: Tensor) -> Tensor:
-        """Return a vector like another, (n,) → (d,), with 0 in the gaps."""
+        """Return a vector like another, (d,), with 0 in the gaps, (n,) → (d,); or several, (R, n) → (R, d)."""
         if self.places is None:
             return parameters
-        return parameters.new_zeros(like.shape).index_put((self.places.to(like.device),), parameters)
+        zeros = parameters.new_zeros(*parameters.shape[:-1], len(like))
+        return zeros.index_copy_(-1, self.places.to(like.device), parameters)
 
 
 def layout_of(model: FlatModel) -> Layout:

@@ -11,25 +11,29 @@ Reference: IEEE 754-2019, binary16; Kalamkar et al., "A study of BFLOAT16 for de
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from hpcfed.types import State
-from hpcfed.updates._base import LESSENS, NORMS, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import LESSENS, NORMS, PartContext, Vectors
 from hpcfed.updates._coding import Coding
+from hpcfed.updates._tile import SentTile, TilePart
 
 
-class Cast(UpdatePart):
+class Cast(TilePart):
     """Rounding to another type of numbers."""
 
     keeps: ClassVar[frozenset[str]] = LESSENS | {NORMS}
 
     to: Literal["float16", "bfloat16", "float32"]
 
-    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+    def send_tile(
+        self, vectors: Vectors, states: Sequence[State], shared: State, contexts: Sequence[PartContext]
+    ) -> SentTile:
         import torch
 
         kind = getattr(torch, self.to)
-        return Sent({name: vector.to(kind).to(vector.dtype) for name, vector in vectors.items()})
+        return SentTile({name: stack.to(kind).to(stack.dtype) for name, stack in vectors.items()}, [{}] * len(states))
 
     def coded(self, coding: Coding) -> Coding:
         return coding.coded(32 if self.to == "float32" else 16)

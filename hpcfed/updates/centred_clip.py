@@ -12,16 +12,18 @@ Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
 from hpcfed.types import State
-from hpcfed.updates._base import LESSENS, NORMS, PartContext, Sent, UpdatePart, Vectors, zeros
-from hpcfed.updates._clipping import clip_factor
+from hpcfed.updates._base import LESSENS, NORMS, PartContext, Vectors, zeros
+from hpcfed.updates._clipping import clip_factors, factors_like
+from hpcfed.updates._tile import SentTile, TilePart
 
 
-class CentredClip(UpdatePart):
+class CentredClip(TilePart):
     """A bound on the distance from the last mean."""
 
     keeps: ClassVar[frozenset[str]] = LESSENS | {NORMS}
@@ -31,10 +33,16 @@ class CentredClip(UpdatePart):
     def begin_shared(self, vectors: Vectors) -> State:
         return zeros(vectors)
 
-    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
-        apart = {name: vector - shared[name] for name, vector in vectors.items()}
-        factor = clip_factor(apart, self.norm, {})
-        return Sent({name: shared[name] + each * factor for name, each in apart.items()} if factor != 1.0 else vectors)
+    def send_tile(
+        self, vectors: Vectors, states: Sequence[State], shared: State, contexts: Sequence[PartContext]
+    ) -> SentTile:
+        apart = {name: stack - shared[name] for name, stack in vectors.items()}
+        factors = clip_factors(apart, self.norm, {})
+        sent = {}
+        for name, stack in vectors.items():
+            of_rows = factors_like(stack, factors)
+            sent[name] = stack.where(of_rows == 1, shared[name] + apart[name] * of_rows)
+        return SentTile(sent, [{}] * len(states))
 
     def share(self, shared: State, means: Vectors) -> State:
         return {**shared, **means}

@@ -18,7 +18,7 @@ Algorithm 1; Sun, Kairouz, Suresh, McMahan, "Can you really backdoor federated l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -27,14 +27,15 @@ from pydantic import Field
 from hpcfed.arithmetic.elementary import exp
 from hpcfed.errors import InputError
 from hpcfed.types import DELTA, Means, State
-from hpcfed.updates._base import LESSENS, MOVED_NORM, NORMS, MeansPart, PartContext, Sent, UpdatePart, Vectors
-from hpcfed.updates._clipping import clip_factor
+from hpcfed.updates._base import LESSENS, MOVED_NORM, NORMS, MeansPart, PartContext, Vectors
+from hpcfed.updates._clipping import clip_factor, clip_factors, factors_like
+from hpcfed.updates._tile import SentTile, TilePart
 
 BELOW = "below"
 """Name of b_i − ½."""
 
 
-class Clip(UpdatePart):
+class Clip(TilePart):
     """A bound on the norm of each client's vectors."""
 
     keeps: ClassVar[frozenset[str]] = LESSENS | {NORMS}
@@ -54,11 +55,15 @@ class Clip(UpdatePart):
             return {}
         return {MOVED_NORM: next(iter(vectors.values())).new_tensor(self.norm)}
 
-    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
+    def send_tile(
+        self, vectors: Vectors, states: Sequence[State], shared: State, contexts: Sequence[PartContext]
+    ) -> SentTile:
         norm = self.norm if self.quantile is None else float(shared[MOVED_NORM])
-        factor = clip_factor(vectors, norm, self.scales)
-        clipped = {name: vector * factor for name, vector in vectors.items()} if factor != 1.0 else vectors
-        return Sent(clipped, scalars={} if self.quantile is None else {BELOW: 0.5 if factor == 1.0 else -0.5})
+        factors = clip_factors(vectors, norm, self.scales)
+        below = [{} if self.quantile is None else {BELOW: 0.5 if factor == 1.0 else -0.5} for factor in factors]
+        if any(factor != 1.0 for factor in factors):
+            vectors = {name: stack * factors_like(stack, factors) for name, stack in vectors.items()}
+        return SentTile(vectors, [{}] * len(states), scalars=below)
 
     def share(self, shared: State, means: Vectors) -> State:
         if self.quantile is None:

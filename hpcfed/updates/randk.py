@@ -13,6 +13,8 @@ Reference: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hpcfed.updates._base import PartContext, Vectors
 from hpcfed.updates._choosing import Choosing, only
 from hpcfed.updates._coding import Coding
@@ -21,17 +23,20 @@ from hpcfed.updates._coding import Coding
 class RandomK(Choosing):
     """Entries drawn anew in each round."""
 
-    def compressed(self, vectors: Vectors, context: PartContext) -> tuple[Vectors, Vectors]:
+    def compressed(self, vectors: Vectors, contexts: Sequence[PartContext]) -> tuple[Vectors, Vectors]:
+        import numpy as np
         import torch
 
-        size = len(next(iter(vectors.values())))
-        count, random = self.count_of(size), context.stream()
+        size = next(iter(vectors.values())).shape[1]
+        count, streams = self.count_of(size), [context.stream() for context in contexts]
         if count == size:
             return vectors, {}
-        drawn = {name: torch.from_numpy(random.choice(size, count, replace=False, shuffle=False)) for name in vectors}
-        places = {name: each.sort().values.to(vectors[name].device) for name, each in drawn.items()}
-        sent = {name: only(vector, places[name]) for name, vector in vectors.items()}
-        unbiased = () if self.feedback else (name for name in sent if name not in context.carried)
+        places = {}
+        for name, stack in vectors.items():
+            drawn = [random.choice(size, count, replace=False, shuffle=False) for random in streams]
+            places[name] = torch.from_numpy(np.sort(drawn)).to(stack.device)
+        sent = {name: only(stack, places[name]) for name, stack in vectors.items()}
+        unbiased = () if self.feedback else (name for name in sent if name not in contexts[0].carried)
         return {**sent, **{name: sent[name] * (size / count) for name in unbiased}}, places
 
     @property

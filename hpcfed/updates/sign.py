@@ -11,6 +11,7 @@ ICML 2019, Algorithm 1; here with one scale for the vector.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpcfed.arithmetic.elementary import quotient
@@ -18,6 +19,7 @@ from hpcfed.arithmetic.sums import sum_over_first
 from hpcfed.updates._base import PartContext, Vectors
 from hpcfed.updates._coding import Coding, on_sent
 from hpcfed.updates._feedback import WithFeedback
+from hpcfed.updates._tile import places_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,16 +28,17 @@ if TYPE_CHECKING:
 class Sign(WithFeedback):
     """Signs with their mean magnitude."""
 
-    def compressed(self, vectors: Vectors, context: PartContext) -> tuple[Vectors, Vectors]:
-        return {name: on_sent(vector, context.places.get(name), signs) for name, vector in vectors.items()}, {}
+    def compressed(self, vectors: Vectors, contexts: Sequence[PartContext]) -> tuple[Vectors, Vectors]:
+        return {name: on_sent(stack, places_of(contexts, name), signs) for name, stack in vectors.items()}, {}
 
     def coded(self, coding: Coding) -> Coding:
         return coding.coded(1, scales=1)
 
 
 def signs(values: Tensor) -> Tensor:
-    """Return ± the mean magnitude, (n,)."""
-    scale = quotient(sum_over_first(values.abs().double()), len(values)).to(values.dtype)
+    """Return ± each row's mean magnitude, (R, n)."""
+    total = sum_over_first(values.abs().double().T.contiguous())
+    scale = quotient(total, values.shape[1]).to(values.dtype).unsqueeze(1)
     return scale.where(values >= 0, -scale)
 
 

@@ -12,6 +12,8 @@ Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from hpcfed.updates._base import PartContext, Vectors
@@ -25,33 +27,33 @@ if TYPE_CHECKING:
 class TopK(Choosing):
     """The largest entries."""
 
-    def compressed(self, vectors: Vectors, context: PartContext) -> tuple[Vectors, Vectors]:
-        counts = {name: self.count_of(len(vector)) for name, vector in vectors.items()}
-        places = {name: largest(vectors[name], k) for name, k in counts.items() if k < len(vectors[name])}
-        sent = {name: only(vector, places[name]) if name in places else vector for name, vector in vectors.items()}
+    def compressed(self, vectors: Vectors, contexts: Sequence[PartContext]) -> tuple[Vectors, Vectors]:
+        counts = {name: self.count_of(stack.shape[1]) for name, stack in vectors.items()}
+        places = {name: largest(vectors[name], k) for name, k in counts.items() if k < vectors[name].shape[1]}
+        sent = {name: only(stack, places[name]) if name in places else stack for name, stack in vectors.items()}
         return sent, places
 
     def coded(self, coding: Coding) -> Coding:
         return coding.chosen(self.count_of(coding.entries), (coding.entries - 1).bit_length())
 
 
-def largest(vector: Tensor, count: int) -> Tensor:
-    """Return the places, in order, of the entries of largest magnitude, (k,) int64."""
-    sizes = vector.abs()
+def largest(stack: Tensor, count: int) -> Tensor:
+    """Return the places, in order, of each row's largest entries, (R, n) → (R, k) int64; NaN is the largest of all."""
+    sizes = stack.abs().nan_to_num_(nan=inf, posinf=inf)
     least = _least_of(sizes, count)
     above, equal = sizes > least, sizes == least
-    room = count - above.sum()
-    return (above | (equal & (equal.cumsum(0) <= room))).nonzero().squeeze(1)
+    room = count - above.sum(1, keepdim=True)
+    return (above | (equal & (equal.cumsum(1) <= room))).nonzero()[:, 1].view(len(stack), count)
 
 
 def _least_of(sizes: Tensor, count: int) -> Tensor:
-    """Return the least of the k largest numbers; on a CPU NumPy's selection takes a sixth of torch's time."""
+    """Return the least of each row's k largest numbers, (R, 1); NumPy's selection takes a sixth of torch's time."""
     if sizes.device.type != "cpu":
-        return sizes.topk(count, sorted=False).values.min()
+        return sizes.topk(count, sorted=False).values.amin(1, keepdim=True)
     import numpy as np
 
-    place = len(sizes) - count
-    return sizes.new_tensor(np.partition(sizes.numpy(), place)[place])
+    place = sizes.shape[1] - count
+    return sizes.new_tensor(np.partition(sizes.numpy(), place)[:, place : place + 1])
 
 
 UPDATE = TopK

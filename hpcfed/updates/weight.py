@@ -12,25 +12,30 @@ Algorithm 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
 from hpcfed.types import State
-from hpcfed.updates._base import CARRIED, NORMS, PartContext, Sent, UpdatePart, Vectors
+from hpcfed.updates._base import CARRIED, NORMS, PartContext, Vectors
+from hpcfed.updates._clipping import factors_like
+from hpcfed.updates._tile import SentTile, TilePart
 
 
-class Weight(UpdatePart):
+class Weight(TilePart):
     """A factor of at most 1."""
 
     keeps: ClassVar[frozenset[str]] = frozenset({NORMS, CARRIED})
 
     cap: int = Field(ge=1)
 
-    def send(self, vectors: Vectors, state: State, shared: State, context: PartContext) -> Sent:
-        assert context.client is not None
-        factor = min(1.0, context.client.num_samples / self.cap)
-        return Sent({name: vector * factor for name, vector in vectors.items()} if factor != 1.0 else vectors)
+    def send_tile(
+        self, vectors: Vectors, states: Sequence[State], shared: State, contexts: Sequence[PartContext]
+    ) -> SentTile:
+        factors = [min(1.0, context.client.num_samples / self.cap) for context in contexts if context.client]
+        weighted = {name: stack * factors_like(stack, factors) for name, stack in vectors.items()}
+        return SentTile(weighted, [{}] * len(states))
 
 
 UPDATE = Weight

@@ -46,6 +46,8 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     "noise of the server": {"updates": [CLIP], "means": [NOISE], **HIDDEN},
     "noise of clients": {"updates": [CLIP, NOISE], **HIDDEN},
     "secure_aggregation, one rank": {"updates": [CLIP], "secure_aggregation": {"dropout": 0.1}},
+    "private biases": {"parameters": {"private": ["*bias"]}},
+    "private biases, one after another": {"parameters": {"private": ["*bias"]}, "local": {"engine": "sequential"}},
     "local.noise": {"local": {"noise": {"clip": 1.0, "multiplier": 1.0}}, **HIDDEN},
 }
 
@@ -54,9 +56,8 @@ def simulation_of(recipe: Path, changes: Mapping[str, Any]) -> Simulation:
     """Return the simulation of a recipe with other sections."""
     read = load_recipe(recipe)
     sections = read.model_dump(mode="json", exclude_unset=True)
-    local = {**sections["local"], **changes.get("local", {})}
-    if "local" in changes:
-        local.pop("engine", None)
+    of_workload = {key: value for key, value in sections["local"].items() if key != "engine" or "local" not in changes}
+    local = {**of_workload, **changes.get("local", {})}
     cohort = {"size": len(json.loads((recipe.parent / "cohorts.json").read_text())[0])}  # noise takes no schedule
     whole = {**sections, **changes, "local": local, "cohort": cohort, "sentinel": "off", "device": "cpu"}
     parts, _ = assemble(resolve(load_recipe(whole)), World())

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import hpcfed
 from hpcfed import updates
@@ -27,6 +29,7 @@ from hpcfed.updates._chain import sending
 from hpcfed.updates._coding import Coding, plain
 from hpcfed.updates._layout import Layout, layout_of
 from hpcfed.updates._mechanism import Mechanism, Privacy
+from hpcfed.updates._tile import send_tile
 from hpcfed.updates.attack import Attack
 from hpcfed.updates.cast import Cast
 from hpcfed.updates.centred_clip import CentredClip
@@ -275,11 +278,58 @@ def decoded_from(kind: str, codes: np.ndarray, scales: np.ndarray, parts: Sequen
     return scales[:half].repeat(lengths) + codes.astype(np.float32) * scales[half:].repeat(lengths)
 
 
+@given(data=st.data())
+@settings(max_examples=60)
+@pytest.mark.parametrize("name", updates.named("updates"))
+def test_a_client_of_a_tile_sends_the_bits_that_it_sends_alone(name, data):
+    """Ties, zeros, numbers that are not finite in a neighbour, memories, and entries that a part before has chosen."""
+    part = updates.named("updates")[name](**updates.examples("updates")[name])
+    rows = data.draw(st.integers(1, 5))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+    numbers = st.one_of(st.integers(-2, 2), st.sampled_from([np.nan, np.inf, 1e-30]))
+    draws = np.random.default_rng(data.draw(st.integers(0, 99)))
+    size, count = sum(SIZES), 7
+    stacks = {name: torch.from_numpy(draws.normal(size=(rows, size))).to(dtype) for name in ("delta", "psi")}
+    for row in data.draw(st.sets(st.integers(0, rows - 1))):
+        stacks["delta"][row] = data.draw(numbers)
+        stacks["psi"][row] = stacks["psi"][row].round()
+    zeros = {name: torch.zeros(size, dtype=dtype) for name in stacks}
+    shared = part.begin_shared({name: zero.double() for name, zero in zeros.items()})
+    shared = {name: tensor.to(dtype) for name, tensor in shared.items()}
+    states = [{key: torch.full_like(zero, 0.1 * row) for key, zero in part.begin(zeros).items()} for row in range(rows)]
+    chosen = name in ("quantize", "sign") and data.draw(st.booleans())
+    coding = plain(SIZES, 8 * torch.finfo(dtype).bits // 8)
+    places = [
+        {key: torch.from_numpy(np.sort(draws.choice(size, count, replace=False))) for key in stacks} if chosen else {}
+        for _ in range(rows)
+    ]
+    contexts = [
+        context(coding.chosen(count, 0) if chosen else coding, client=5 * row, **own) for row, own in enumerate(places)
+    ]
+    together = send_tile(part, stacks, states, shared, contexts)
+    for row in range(rows):
+        alone = part.send({key: stack[row] for key, stack in stacks.items()}, states[row], shared, contexts[row])
+        for ours, theirs in ((together.vectors, alone.vectors), (together.places, alone.places)):
+            assert all(same_bits(ours[key][row], theirs[key]) for key in theirs)
+        assert together.states[row].keys() == alone.state.keys()
+        assert all(same_bits(together.states[row][key], tensor) for key, tensor in alone.state.items())
+        assert (together.scalars or [{}] * rows)[row] == alone.scalars
+
+
+def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two tensors are equal bit by bit, but for what kind of NaN they have."""
+    ours, theirs = (
+        tensor.where(~tensor.isnan(), torch.nan) if tensor.is_floating_point() else tensor for tensor in (ours, theirs)
+    )
+    return ours.numpy().tobytes() == theirs.numpy().tobytes()
+
+
 def test_a_clip_is_of_all_vectors_together():
     vectors = {"delta": torch.tensor([3.0]), "psi": torch.tensor([40.0])}
     sent = Clip(norm=1.0, scales={"psi": 10.0}).send(vectors, {}, {}, context()).vectors
     assert [sent[name].item() for name in sent] == pytest.approx([0.6, 8.0], rel=1e-6)
-    assert Clip(norm=5.0, scales={"psi": 10.0}).send(vectors, {}, {}, context()).vectors is vectors
+    kept = Clip(norm=5.0, scales={"psi": 10.0}).send(vectors, {}, {}, context()).vectors
+    assert all(torch.equal(kept[name], vector) for name, vector in vectors.items())
 
 
 def test_centred_clipping_by_hand():

@@ -80,6 +80,27 @@ def test_a_thread_that_cannot_be_started_is_the_machines_failure(tmp_path):
     assert "the system gives no more threads (watchdog): got can't start new thread" in own_line(done.stderr)
 
 
+SCRIPT = """
+import hpcfed
+from hpcfed.ranks.world import connect
+
+if connect().rank == 1:
+    raise ValueError("of the script")
+hpcfed.run("recipe.yaml", quiet=True)
+"""
+
+
+@pytest.mark.one_mpi
+def test_a_script_that_raises_on_one_rank_ends_the_job(tmp_path):
+    """The other would wait for it in the run until the watchdog's time is over."""
+    write_small(tmp_path)
+    write_recipe(tmp_path)
+    done = launch(2, [], program=("-c", SCRIPT), cwd=tmp_path)
+    assert done.returncode != 0
+    expected = f"hpcfed: rank 1 on {platform.node()}: the script ended with ValueError: of the script"
+    assert own_lines(done.stderr)[-2:] == ["ValueError: of the script", expected]
+
+
 @pytest.mark.parametrize("client", [2, pytest.param(0, marks=pytest.mark.soak)])
 def test_a_killed_rank_ends_the_job(place, client):
     """Rank 0 may die with it before it has recorded the round before, but not before the one before that."""

@@ -157,7 +157,8 @@ def _on_the_way(draws: random.Random, recipe: dict[str, Any]) -> dict[str, Any]:
         case "private":
             first = draws.choice([0, 1])
             roles = {"private": ["*bias"], **({"private_first": first} if first else {})}
-            engine = {"local": {key: value for key, value in recipe["local"].items() if key not in ("tile", "engine")}}
+            apart = ("tile", "engine") if first or "factory" in recipe["model"] else ()
+            engine = {"local": {key: value for key, value in recipe["local"].items() if key not in apart}}
             return engine | {"parameters": roles, "evaluate": {"every": 0, "clients": {"every": 1}}}
     return {}
 

@@ -146,6 +146,11 @@ def convolutional() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 12)), *layers)
 
 
+def normed() -> nn.Module:
+    """Read as operators, without random draws."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4))
+
+
 def perceptron() -> nn.Module:
     """The test recipes' built-in perceptron, as layers."""
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))

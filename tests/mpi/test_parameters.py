@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -338,15 +339,15 @@ def test_frozen_parameters_stay_and_a_run_can_start_from_another(world, folder):
     assert all(torch.equal(initial[name], before[name]) for name in initial)
 
 
-@pytest.mark.soak
 def test_fast_sums_and_the_built_in_perceptron(world, folder):
-    """Which has no buffers, and leaves the batched engine for a private head."""
+    """Which has no buffers, and is trained in tiles, its private head, too."""
     base = {"model": {"name": "mlp", "hidden": [8]}, "reduction": "fast"}
     runs = [
         hpcfed.run(recipe(folder / kind, {"private": ["2.*"]}, **{**base, "reduction": kind}), world=world, quiet=True)
         for kind in ("fast", "exact")
     ]
-    assert [run.recipe.local.engine for run in runs] == ["sequential"] * 2
+    said = [json.loads((run.folder / "environment.json").read_text())["training"] for run in runs]
+    assert said == ["2 clients a tile, read as a perceptron"] * 2
     fast, exact = (run.module.state_dict() for run in runs)
     for name, tensor in exact.items():
         np.testing.assert_allclose(fast[name], tensor, rtol=1e-5, atol=1e-6)
@@ -360,10 +361,52 @@ def test_fast_sums_and_the_built_in_perceptron(world, folder):
         np.testing.assert_allclose(fast[name], tensor, rtol=1e-5, atol=1e-6)
 
 
+PULLED = {"algorithm": {"name": "fedprox", "mu": 0.3}}
+DECAYED: Mapping[str, Any] = {**LOCAL, "weight_decay": 0.1}
+TILED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "a perceptron": ("perceptron", "1.*", {"local": {**DECAYED, "tile": 2}}),
+    "pulled": ("perceptron", "*bias", {**PULLED, "local": DECAYED}),
+    "a pulled norm": ("normed", "2.*", {**PULLED, "local": {**DECAYED, "clip_norm": 0.5, "clip": "linear"}}),
+    "clipped": ("normed", "4.*", {"local": {**DECAYED, "clip_norm": 0.3, "optimizer": "adam", "lr": 0.01}}),
+    "guessed": (
+        "perceptron",
+        "3.*",
+        {"local": {**LOCAL, "momentum": 0.6}, "budget": {"low": 1, "high": 7}, "guess": "remaining"},
+    ),
+    "personal": ("normed", "4.*", {"algorithm": {"name": "ditto", "mu": 0.2}, "local": {**LOCAL, "tile": 1}}),
+}
+
+
+@pytest.mark.of_ranks
+@pytest.mark.parametrize("case", TILED)
+def test_private_parameters_in_tiles_are_those_of_clients_trained_one_after_another(case, world, folder):
+    """To rounding in float64; and in tiles to the same bits on any ranks."""
+    factory, private, changes = TILED[case]
+    base = recipe(
+        "run", {"private": [private]}, **{"model": {"factory": f"nets:{factory}"}, "dtype": "float64", **changes}
+    )
+    tiles = check_same_as_alone(world, folder, base)
+    local = {key: value for key, value in base["local"].items() if key != "tile"}
+    alone = hpcfed.run(
+        {**base, "output": str(folder / "one"), "local": {**local, "engine": "sequential"}}, world=world, quiet=True
+    )
+    assert "a tile" in json.loads((tiles.folder / "environment.json").read_text())["training"]
+    files = [alone.folder / "model.safetensors", *(alone.folder / "private").glob("client-*")]
+    assert len(files) > 3
+    for theirs in files:
+        ours = load_file(tiles.folder / theirs.relative_to(alone.folder))
+        for name, tensor in load_file(theirs).items():
+            torch.testing.assert_close(ours[name], tensor, rtol=1e-12, atol=1e-13)
+
+
+OWN_PARTS = [(FEDBN, "mlp"), (FEDPER, "mlp"), ({"buffers": "fixed"}, "mlp"), ({"private": ["1.*"]}, "perceptron")]
+
+
 @pytest.mark.every(3)
-@pytest.mark.parametrize("parameters", [FEDBN, FEDPER, {"buffers": "fixed"}], ids=["fedbn", "fedper", "fixed"])
-def test_a_replayed_client_trains_with_its_own_part(parameters, world, folder):
-    base = recipe("run", parameters, checkpoint={"every": 2, "keep": 9}, rounds=4, update_hashes=True)
+@pytest.mark.parametrize(("parameters", "factory"), OWN_PARTS, ids=["fedbn", "fedper", "fixed", "tiles"])
+def test_a_replayed_client_trains_with_its_own_part(parameters, factory, world, folder):
+    kept = {"checkpoint": {"every": 2, "keep": 9}, "rounds": 4, "update_hashes": True}
+    base = recipe("run", parameters, model={"factory": f"nets:{factory}"}, **kept)
     run = hpcfed.run(base, world=world, quiet=True)
     world.gather(None)
     for client in run.metrics[-1]["cohort"]:
@@ -390,7 +433,7 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
     "part-of-the-statistics": ({"private": ["2.running_mean"]}, {}, "keeps running statistics"),
     "no-buffers": ({"buffers": "averaged"}, {"model": "mlp"}, "the model has no buffers"),
     "common-test-set": (FEDBN, {"evaluate": {"every": 1}}, "a common test set has no private part"),
-    "batched": (FEDBN, {"local": {**LOCAL, "engine": "batched"}}, "batched with parameters: private"),
+    "batched": (FEDBN, {"local": {**LOCAL, "engine": "batched"}}, "batched with private buffers"),
     "nothing-averaged": (
         FEDBN,
         {"evaluate": {**OF_CLIENTS, "statistics": "training"}},

@@ -73,11 +73,12 @@ def test_frozen_parts_stay(engine, world, folder):
 
 
 @pytest.mark.thinned
-def test_private_parts_are_trained_one_after_another(world, folder, capsys):
-    run = hpcfed.run(recipe("run", "residual", parameters={"private": ["4.*"]}, evaluate={"every": 0}), world=world)
+def test_private_parts_that_go_first_are_trained_one_after_another(world, folder, capsys):
+    first = {"private": ["4.*"], "private_first": 2}
+    run = hpcfed.run(recipe("run", "residual", parameters=first, evaluate={"every": 0}), world=world)
     assert load_recipe(run.folder / "recipe.yaml").local.engine == "sequential"
     if world.rank == 0:
-        assert "one after another, since the batched engine takes no parameters (private)" in capsys.readouterr().out
+        assert "your model: one after another: parameters.private_first" in capsys.readouterr().out
 
 
 @pytest.mark.thinned

@@ -1,7 +1,7 @@
 """Many clients trained at once, in tiles of R slots on stacked parameters (R, …), in place of one after another.
 
 Runs where `local.engine` is `batched`: by default for models that can be read (`hpcfed.models.reading`), without
-private parts, `compile` or mixed precision. Anything else takes `hpcfed.client.solver`, the reference;
+buffers of clients, `compile` or mixed precision. Anything else takes `hpcfed.client.solver`, the reference;
 tests hold the two together bit by bit where the kernels are alike, and to rounding elsewhere.
 
     tiles       R by a rule, widths that fill lines of memory, and the memory of R slots

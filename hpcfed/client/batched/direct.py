@@ -51,3 +51,7 @@ class DirectDescent:
     def take(self, first: int, last: int, out: Tensor) -> Tensor:
         """Write iterates; see `hpcfed.client.batched.steps.Descent`."""
         return self.stacks.take(first, last, out)
+
+    def take_private(self, slot: int) -> Tensor:
+        """Return private parameters; see `hpcfed.client.batched.steps.Descent`."""
+        return self.stacks.take_private(slot)

@@ -43,7 +43,7 @@ def network_of(
         Unreadable: why it cannot be read.
         InputError: its calls do what no engine can train.
     """
-    sizes = {name: view.shape for name, view in model.views(model.vector).items()}
+    sizes = {name: view.shape for name, view in model.trained_views(model.trained).items()}
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and name not in sizes:
             raise Unreadable(f"a call makes the parameter {name}")

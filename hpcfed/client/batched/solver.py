@@ -8,8 +8,8 @@ sequential engine's, which adds in another order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -31,11 +31,11 @@ from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.batches import visits
 from hpcfed.data.cache import ALIGNED, Resident
-from hpcfed.models.flat import FlatModel
+from hpcfed.models.flat import PARAMETERS, FlatModel
 from hpcfed.ranks.accelerators import upload
 from hpcfed.ranks.graphs import Graphs
 from hpcfed.rng import Purpose, Streams, stream
-from hpcfed.types import LocalResult
+from hpcfed.types import LocalResult, State
 
 GATHERED_BYTES = 1 << 24
 """Minibatches are gathered together up to this size, all slots' together."""
@@ -91,9 +91,9 @@ class StackedSolver:
         self._step = 1
         self._num_keys = network.keys if isinstance(network, OperatorNetwork) else 0
         if tile == 1:  # Δ takes the gradient's place
-            stacks, self._deltas = Stacks.in_place(model, model.vector), model.grad.unsqueeze(0)
+            stacks, self._deltas = Stacks.in_place(model, model.trained), model.grad.unsqueeze(0)
         else:
-            shapes = [view.shape for view in model.views(model.vector).values()]
+            shapes = [view.shape for view in model.trained_views(model.trained).values()]
             step = width_step(width, model.vector.element_size())
             self._step = step if isinstance(network, Perceptron) else 1
             stacks = Stacks(model, tile, network.rooms(shapes, step))
@@ -107,6 +107,7 @@ class StackedSolver:
             self._descent = DirectDescent(network, section, stacks)
         else:
             self._descent = recorded = FlatDescent(network, model, section, stacks, arithmetic)
+        self._arithmetic = arithmetic
         self._rooms: dict[int, Tensor] = {}
         self._on_device: DeviceTile | None = None
         self.graphs = graphs
@@ -154,30 +155,27 @@ class StackedSolver:
             seed_generators(w.device, self._seed, Purpose.DROPOUT, round, tasks[0].client)
         if self._on_device is not None:
             return self._solve_on(self._on_device, w, of_slot, round, on_step)
-        stacks = self._descent.stacks
-        stacks.fill(w)
-        for slot, task in of_slot.items():
-            start = start_of(task.tilt, w)
-            if start is not w:
-                stacks.put(slot, start)
-        self._descent.begin(of_slot, w, lr, tasks[0].tilt.mu)
+        mu = tasks[0].tilt.mu
+        descent = self._pulled if mu and self._model.private is not None else self._descent
+        self._fill(descent.stacks, of_slot, w)
+        descent.begin(of_slot, w, lr, mu)
         orders, sizes = self._visits(of_slot, round)
         losses = w.new_zeros(self.tile, sizes.shape[1])
         short = short_steps(sizes, self._width, self._averages, w) if self.tile > 1 else [None] * sizes.shape[1]
-        self._end(0, of_slot, w, None)
+        own = self._end(descent, 0, of_slot, w, None)
         drawn = self._keys(of_slot, round, sizes.shape[1])
         keys = None if drawn is None else torch.from_numpy(drawn)
         for first, (x, y) in self._batches(of_slot, orders, sizes, round):
             for begin, end in self._between_ends(first, first + x.shape[1], of_slot, singly=on_step is not None):
                 part = slice(begin - first, end - first)
                 of_steps = None if keys is None else keys[:, begin:end]
-                self._descent.take_steps(x[:, part], y[:, part], short[begin:end], losses[:, begin:end], of_steps)
+                descent.take_steps(x[:, part], y[:, part], short[begin:end], losses[:, begin:end], of_steps)
                 if on_step is not None:
-                    self._show(of_slot, end, on_step)
-                self._end(end, of_slot, w, on_step)
+                    self._show(descent, of_slot, end, on_step)
+                own |= self._end(descent, end, of_slot, w, on_step)
         sums = _sums(losses, [(slot, task.steps) for slot, task in of_slot.items()])
         return [
-            LocalResult(self._deltas[slot], task.steps, loss_sum, lr)
+            LocalResult(self._deltas[slot], task.steps, loss_sum, lr, own=own.get(slot, {}))
             for (slot, task), loss_sum in zip(of_slot.items(), sums, strict=True)
         ]
 
@@ -185,7 +183,7 @@ class StackedSolver:
         self, device: DeviceTile, w: Tensor, of_slot: dict[int, Task], round: int, on_step: StepCallback | None
     ) -> list[LocalResult]:
         lr, (orders, sizes) = self._stepping.lr(round), self._visits(of_slot, round)
-        shows = None if on_step is None else partial(self._show, on_step=on_step)
+        shows = None if on_step is None else partial(self._show, self._descent, on_step=on_step)
         sums = device.train(w, of_slot, orders, sizes, lr, self._keys(of_slot, round, sizes.shape[1]), shows)
         return [LocalResult(self._deltas[slot], task.steps, sums[slot], lr) for slot, task in of_slot.items()]
 
@@ -198,18 +196,39 @@ class StackedSolver:
             slots[place] = slot
         return slots
 
-    def _end(self, step: int, of_slot: dict[int, Task], w: Tensor, on_step: StepCallback | None) -> None:
-        """Take the guessed steps, and Δ, of the clients whose last step this was."""
+    @cached_property
+    def _pulled(self) -> Descent:
+        """What takes steps of private parameters, which no μ pulls, beside shared ones, which one pulls."""
+        if isinstance(self._descent, FlatDescent):
+            return self._descent
+        return FlatDescent(self._network, self._model, self._section, self._descent.stacks, self._arithmetic)
+
+    def _fill(self, stacks: Stacks, of_slot: Mapping[int, Task], w: Tensor) -> None:
+        """Set each slot to where its client starts."""
+        stacks.fill(w)
+        for slot, task in of_slot.items():
+            start = start_of(task.tilt, w)
+            if start is not w:
+                stacks.put(slot, start)
+        for slot in range(self.tile) if self._model.private is not None else ():
+            own = of_slot[slot].own if slot in of_slot else self._model.own
+            stacks.put_private(slot, own[PARAMETERS])
+
+    def _end(
+        self, descent: Descent, step: int, of_slot: dict[int, Task], w: Tensor, on_step: StepCallback | None
+    ) -> dict[int, State]:
+        """Take the guessed steps, and Δ, of the clients whose last step this was; return the private parts by slot."""
         ended = sorted(slot for slot, task in of_slot.items() if task.steps == step)
-        if not ended:
-            return
         for slot in ended:
             if of_slot[slot].guessed:
-                self._descent.guess(slot, of_slot[slot].guessed, step)
+                descent.guess(slot, of_slot[slot].guessed, step)
                 if on_step is not None:
-                    self._show({slot: of_slot[slot]}, step, on_step)
+                    self._show(descent, {slot: of_slot[slot]}, step, on_step)
         for first, last in _rows(ended):
-            torch.sub(w, self._descent.take(first, last, self._deltas[first:last]), out=self._deltas[first:last])
+            torch.sub(w, descent.take(first, last, self._deltas[first:last]), out=self._deltas[first:last])
+        if self._model.private is None:
+            return {}
+        return {slot: {PARAMETERS: descent.take_private(slot)} for slot in ended}
 
     @staticmethod
     def _between_ends(first: int, last: int, of_slot: dict[int, Task], *, singly: bool) -> Iterator[tuple[int, int]]:
@@ -222,12 +241,20 @@ class StackedSolver:
             yield begin, end
             begin = end
 
-    def _show(self, of_slot: dict[int, Task], step: int, on_step: StepCallback) -> None:
-        """Show the iterates of the clients that took this step."""
+    def _show(self, descent: Descent, of_slot: Mapping[int, Task], step: int, on_step: StepCallback) -> None:
+        """Show the iterates of the clients that took this step; the model has the private ones meanwhile."""
+        private = self._model.private
         for slot, task in of_slot.items():
-            if step <= task.steps:
-                iterate = self._model.vector.new_zeros(1, self._model.vector.numel())
-                on_step(task.client, step, self._descent.take(slot, slot + 1, iterate)[0])
+            if step > task.steps:
+                continue
+            iterate = descent.take(slot, slot + 1, self._model.vector.new_zeros(1, self._model.vector.numel()))[0]
+            if private is None:
+                on_step(task.client, step, iterate)
+                continue
+            kept = private.clone()
+            private.copy_(descent.take_private(slot))
+            on_step(task.client, step, iterate)
+            private.copy_(kept)
 
     def _visits(self, of_slot: dict[int, Task], round: int) -> tuple[dict[int, np.ndarray], np.ndarray]:
         """Return which samples each slot's minibatches hold, and how many, (R, most steps).

@@ -6,7 +6,7 @@ own last step.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -70,6 +70,10 @@ class Descent(Protocol):
         """Write the present iterates of the slots ``first:last`` into `out`, (last − first, d), and return them."""
         ...
 
+    def take_private(self, slot: int) -> Tensor:
+        """Return the present private parameters of a slot, (p,)."""
+        ...
+
 
 class DeviceDescent(Descent, Protocol):
     """A `Descent` whose steps can be recorded on a device."""
@@ -120,6 +124,7 @@ class FlatDescent:
         piece = max(REGISTERS, CACHED_BYTES // REGISTERS * REGISTERS) // self._y.element_size()
         self._at_a_time = piece if self._y.device.type == "cpu" else len(self._y)
         self._held: dict[str, Stacks] = {}
+        self._of_private = Scales(*self._stepping.scales(0.0), 0.0)  # which no method tilts
         self._radii = self._y.new_zeros(stacks.slots)
 
     def begin(self, tasks: Mapping[int, Task], w: Tensor, lr: float, mu: float) -> None:
@@ -191,6 +196,10 @@ class FlatDescent:
         """Write iterates; see `Descent`."""
         return self.stacks.take(first, last, out)
 
+    def take_private(self, slot: int) -> Tensor:
+        """Return private parameters; see `Descent`."""
+        return self.stacks.take_private(slot)
+
     def _stacked(self, vectors: Mapping[int, Tensor | None]) -> Tensor | None:
         """Return vectors (d,) by slot as `Stacks.flat`, 0 where there is none; None if there is none at all."""
         if all(vector is None for vector in vectors.values()):
@@ -212,35 +221,33 @@ class FlatDescent:
             self._y.add_(self._offsets)
         if self._ascends:
             self._network.gradients(parameters, x, y, gradients, short, *of_masks)
-            factors = self._radii / (torch.linalg.vector_norm(self._rows(), dim=1) + 1e-12)
+            factors = self._radii / (torch.linalg.vector_norm(self._gradients.rows(), dim=1) + 1e-12)
             for model, ascent in zip(parameters, gradients, strict=True):
                 model.add_(ascent * factors.view(-1, *(1,) * (ascent.ndim - 1)))
         losses = self._network.gradients(parameters, x, y, gradients, short, *of_masks)
         self._y.copy_(kept)
         return losses
 
-    def _rows(self) -> Tensor:
-        """Return each slot's gradient as a vector, (R, d)."""
-        return self._gradients.take(0, self.stacks.slots, self._model.vector.new_zeros(self.stacks.slots, self._d))
-
-    @property
-    def _d(self) -> int:
-        return self._model.vector.numel()
+    def _pieces(self, scales: Scales) -> Iterator[tuple[slice, Scales]]:
+        """Yield what is stepped at a time, with the coefficients of y there."""
+        shared = self.stacks.shared
+        for first, last, own in ((0, shared, scales), (shared, len(self._y), self._of_private)):
+            for start in range(first, last, self._at_a_time):
+                yield slice(start, min(last, start + self._at_a_time)), own
 
     def _step(self, numbers: Sequence[Number], scales: Scales) -> None:
         """One step of the client optimizer; tilt, clip and decay as `SequentialSolver` has them."""
-        pieces = [slice(start, start + self._at_a_time) for start in range(0, len(self._y), self._at_a_time)]
         if self._section.clip_norm is None:
-            for piece in pieces:
-                self._tilt(piece, scales)
+            for piece, own in self._pieces(scales):
+                self._tilt(piece, own)
                 self._move(piece, numbers)
             return
-        for piece in pieces:
-            self._tilt(piece, scales)
+        for piece, own in self._pieces(scales):
+            self._tilt(piece, own)
         self._clip(self._section.clip_norm)
-        for piece in pieces:
-            if Scales.has(scales.after_clip):
-                self._arithmetic.add_scaled(self._g[piece], self._y[piece], scales.after_clip)
+        for piece, own in self._pieces(scales):
+            if Scales.has(own.after_clip):
+                self._arithmetic.add_scaled(self._g[piece], self._y[piece], own.after_clip)
             self._move(piece, numbers)
 
     def _move(self, piece: slice, numbers: Sequence[Number]) -> None:
@@ -254,14 +261,14 @@ class FlatDescent:
         y, g = self._y[piece], self._g[piece]
         if self._constant is not None:
             g.add_(self._constant[piece])
-        if self._anchors is not None:
+        if self._anchors is not None and Scales.has(scales.pull):
             LIBRARIES.add_scaled(g, y - self._anchors[piece], scales.pull)
         if Scales.has(scales.before_clip):
             self._arithmetic.add_scaled(g, y, scales.before_clip)
 
     def _clip(self, most: float) -> None:
         """Scale each slot's gradient to a norm of at most `most`."""
-        scales = (most / (self._arithmetic.norms(self._rows()) + 1e-6)).clamp_(max=1.0)
+        scales = (most / (self._arithmetic.norms(self._gradients.rows()) + 1e-6)).clamp_(max=1.0)
         if scales.device.type == "cpu" and bool((scales == 1).all()):
             return
         for stack in self._gradients.each:
@@ -353,6 +360,10 @@ class FusedDescent:
     def take(self, first: int, last: int, out: Tensor) -> Tensor:
         """Write iterates; see `Descent`."""
         return self.stacks.take(first, last, out, self._scale)
+
+    def take_private(self, slot: int) -> Tensor:
+        """Return private parameters; see `Descent`."""
+        return self.stacks.take_private(slot, self._scale)
 
     def _factors(self) -> tuple[float, float]:
         """Return the factor of V in the next step, and the scale after it."""

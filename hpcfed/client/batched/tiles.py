@@ -64,8 +64,8 @@ def tile_for(
     """
     on_cpu = device.type == "cpu"
     room = STACK_BYTES if on_cpu else accelerator(device).stack_bytes
-    most = max(1, min(MOST_SLOTS, room // model.vector.nbytes, cohort_size))
-    weights = model.vector.numel() if weights is None else weights
+    most = max(1, min(MOST_SLOTS, room // model.trained.nbytes, cohort_size))
+    weights = model.trained.numel() if weights is None else weights
     ordered = np.sort(np.asarray(steps, np.float64))[::-1]
     typical = ordered[np.linspace(0, len(ordered) - 1, cohort_size).round().astype(np.int64)]
     costs = {}
@@ -119,6 +119,8 @@ class Stacks:
 
         [ parameter 1: slot 0 | slot 1 | … | slot R−1 ]  [ parameter 2: … ]  …
 
+    Private parameters come last.
+
     Args:
         model: whose parameters.
         slots: R.
@@ -126,26 +128,32 @@ class Stacks:
 
     Attributes:
         flat: all, (n,); 0 outside of the parameters.
+        shared: entries of `flat` before those of the first private parameter.
         each: of each parameter, (R, *room).
     """
 
     def __init__(self, model: FlatModel, slots: int, rooms: Sequence[torch.Size] | None = None):
         self._model, self.slots = model, slots
-        shapes = [view.shape for view in model.views(model.vector).values()]
+        shapes = [view.shape for view in model.trained_views(model.trained).values()]
         self._rooms = shapes if rooms is None else list(rooms)
-        per_line = LINE // model.vector.element_size()
-        sizes = [slots * room.numel() for room in self._rooms]
-        places = np.cumsum([0, *(rounded(size, per_line) for size in sizes)]).tolist()
-        count = rounded(places[-1], REGISTERS // model.vector.element_size())
-        self.flat = model.vector.new_zeros(count)
+        itemsize = model.vector.element_size()
+        places, end = [], 0
+        for number, room in enumerate(self._rooms):
+            if number == len(model.views(model.vector)):
+                end = rounded(end, REGISTERS // itemsize)
+            places.append(end)
+            end += rounded(slots * room.numel(), LINE // itemsize)
+        self.flat = model.vector.new_zeros(rounded(end, REGISTERS // itemsize))
         self.each = [
-            self.flat[start : start + size].view(slots, *room)
-            for start, size, room in zip(places, sizes, self._rooms, strict=False)
+            self.flat[start : start + slots * room.numel()].view(slots, *room)
+            for start, room in zip(places, self._rooms, strict=True)
         ]
         self._cut()
 
     def _cut(self) -> None:
-        shapes = [view.shape for view in self._model.views(self._model.vector).values()]
+        shapes = [view.shape for view in self._model.trained_views(self._model.trained).values()]
+        private = self.each[len(self._model.views(self._model.vector)) :]
+        self.shared = self._start(private[0]) if private else len(self.flat)
         self._own = [
             stack[(slice(None), *(slice(size) for size in shape))]
             for stack, shape in zip(self.each, shapes, strict=True)
@@ -159,10 +167,10 @@ class Stacks:
 
     @classmethod
     def in_place(cls, model: FlatModel, vector: Tensor) -> Stacks:
-        """Return a stack of one client that lies in a vector (d,) of the model."""
+        """Return a stack of one client that lies in a vector (d + p,) of the model."""
         found = cls.__new__(cls)
         found._model, found.slots, found.flat = model, 1, vector
-        found.each = [view.unsqueeze(0) for view in model.views(vector).values()]
+        found.each = [view.unsqueeze(0) for view in model.trained_views(vector).values()]
         found._rooms = [stack.shape[1:] for stack in found.each]
         found._cut()
         return found
@@ -175,26 +183,54 @@ class Stacks:
         """Set all slots to a vector (d,), and to 0 what is outside, where a client that diverged has left NaN."""
         for rest in self._rest:
             rest.zero_()
-        for own, view in zip(self._own, self._model.views(vector).values(), strict=True):
+        for own, view in zip(self._own, self._model.views(vector).values(), strict=False):
             own.copy_(view)
 
     def put(self, slot: int, vector: Tensor) -> None:
         """Set a slot to a vector (d,)."""
-        for own, view in zip(self._own, self._model.views(vector).values(), strict=True):
+        for own, view in zip(self._own, self._model.views(vector).values(), strict=False):
+            own[slot].copy_(view)
+
+    def put_private(self, slot: int, vector: Tensor) -> None:
+        """Set a slot's private parameters to a vector (p,)."""
+        views = self._model.private_views(vector).values()
+        for own, view in zip(self._own[-len(views) :], views, strict=True):
             own[slot].copy_(view)
 
     def take(self, first: int, last: int, out: Tensor, scale: float = 1.0) -> Tensor:
         """Write scale · the slots ``first:last`` into vectors, (last − first, d), and return them."""
-        for own, view in zip(self._own, self._model.views(out).values(), strict=True):
-            if scale == 1:
-                view.copy_(own[first:last])
-            else:
-                torch.mul(own[first:last], scale, out=view)
+        for own, view in zip(self._own, self._model.views(out).values(), strict=False):
+            _copy(own[first:last], scale, view)
         return out
+
+    def take_private(self, slot: int, scale: float = 1.0) -> Tensor:
+        """Return scale · a slot's private parameters as a new vector, (p,)."""
+        out = self.flat.new_zeros(len(self._model.trained) - len(self._model.vector))
+        views = self._model.private_views(out).values()
+        for own, view in zip(self._own[-len(views) :], views, strict=True):
+            _copy(own[slot], scale, view)
+        return out
+
+    def rows(self) -> Tensor:
+        """Return all parameters of each slot as vectors, (R, d + p)."""
+        out = self.flat.new_zeros(self.slots, len(self._model.trained))
+        for own, view in zip(self._own, self._model.trained_views(out).values(), strict=True):
+            view.copy_(own)
+        return out
+
+    def _start(self, stack: Tensor) -> int:
+        return int(stack.storage_offset() - self.flat.storage_offset())
 
     def pieces(self, slot: int) -> Iterator[tuple[int, int]]:
         """Yield where the parameters of a slot lie in the vector: the first entry of each, and the one after it."""
         for stack in self.each:
             size = stack[0].numel()
-            start = int(stack.storage_offset() - self.flat.storage_offset()) + slot * size
+            start = self._start(stack) + slot * size
             yield start, start + size
+
+
+def _copy(own: Tensor, scale: float, out: Tensor) -> None:
+    if scale == 1:
+        out.copy_(own)
+    else:
+        torch.mul(own, scale, out=out)
