@@ -80,7 +80,7 @@ SEVERAL = {
     2: (
         *_files("mpi", "bad_clients", "clients_evaluated", "corruption", "given", "measurements", "metrics", "models"),
         *_files("mpi", "moving_states", "neighbours", "observers", "own_shapes", "parameters", "portable"),
-        *_files("mpi", "read_modules", "rebinding", "replay", "shared_sums", "shipped_recipes", "signs_of_life"),
+        *_files("mpi", "read_modules", "rebinding", "replay", "shared_sums", "shipped_recipes"),
         *_files("mpi", "sweep", "tensor_kinds", "tile_recorded", "trail", "updates", "verify", "without", "world"),
         *_files("contract", "add_a_method", "client_states", "devices", "exact_sums", "fast_sums", "own_step"),
         *_files("contract", "stopping", "units", "updates"),
