@@ -133,7 +133,7 @@ def test_a_minibatch_larger_than_any_client(name, most):
         assert loss == pytest.approx(their_loss, rel=1e-10)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "local", "dtype"), CASES)
 def test_a_client_in_a_tile_and_in_sequence(name, local, dtype):
     which = MODELS[name]

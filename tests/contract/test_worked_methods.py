@@ -176,7 +176,7 @@ def method():
 """
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "changes",
     [{}, *({"evaluate": {"model": f"{which}-average"}} for which in ("client", "step")), {"placement": "balanced"}],

@@ -51,7 +51,7 @@ def counted(stub: Stub, world, tmp_path: Path, monkeypatch):
     return count
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("engine", "hidden", "reduction"),
     [("sequential", 8, "fast"), ("sequential", 2000, "exact"), ("batched", 8, "exact"), ("batched", 2000, "fast")],

@@ -120,6 +120,7 @@ def test_a_second_signal_ends_the_job_at_once(waits, place):
     assert "SIGTERM after SIGTERM: leaving at once, rank " in line
 
 
+@pytest.mark.soak
 @pytest.mark.one_mpi
 def test_of_two_jobs_in_one_folder_one_refuses(place):
     """The other is not disturbed."""

@@ -112,7 +112,7 @@ OFTEN = ("fedexp", "scaffold", "feddyn", "fedsplit", "fedsam", "qffl", "guess-an
 """Run every time: a server state, client states, a start elsewhere, gradients and losses elsewhere, parts that move."""
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.of_ranks
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in OFTEN else pytest.mark.soak) for c in CASES])
 def test_a_run_with_a_private_head_is_the_same_as_alone(case, world, folder):

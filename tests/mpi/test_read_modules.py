@@ -32,7 +32,7 @@ def recipe(output: str, name: str, **changes: Any) -> dict[str, Any]:
     return small(output, model=model, python_path=[HERE], local=local, update_hashes=True, **changes)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddyn"])
 @pytest.mark.parametrize("name", ["residual", "convolutional", "perceptron"])
 def test_ranks_have_the_bits_of_one(name, method, world, folder):

@@ -98,7 +98,7 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("round-")) for path in (run / "checkpoints").glob("*.json"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.of_ranks
 @pytest.mark.parametrize("together_first", [True, False], ids=["together-alone", "alone-together"])
 @pytest.mark.parametrize("variant", [pytest.param(v, marks=[] if v in OFTEN else pytest.mark.soak) for v in VARIANTS])
