@@ -13,7 +13,7 @@ from tests.fuzz.parsers import PARSERS
 from tests.fuzz.raw_files import CASES, read_all
 from tests.launch import ROOT, launch
 
-EACH = 2
+EACH = 5
 """Inputs for each parser; `make fuzz` has 20,000."""
 
 
