@@ -41,7 +41,7 @@ SUBCOMMANDS = {
     "schema": "Print the JSON Schema of a recipe, or of what a command prints with --json.",
     "estimate": "Say what a run will take, before it is submitted.",
     "submit": "Submit a recipe to SLURM, once, and have it requeued until it is done.",
-    "job-step": "Print the lines of shell with which a SLURM job of your own runs and goes on.",
+    "job-step": "Run the ranks of a batch job, and send it back into the queue: its script's last line.",
     "bench": "Time rounds, start-up and the reduction beside the least they could take.",
     "scale": "Time a recipe on more and more ranks, and predict it on thousands.",
 }
@@ -67,6 +67,9 @@ STOP_ON_SIGNAL = ("run", "sweep", "study", "reproduce", "without", "contribution
 
 WITH_JSON = ("inspect", "prepare", "verify", "compare", "report", "sweep", "study", "doctor", "estimate")
 """Commands whose ``--json`` prints one document, of an error, too."""
+
+STARTS_RANKS = "job-step"
+"""The command that starts ranks and is none; it passes SIGUSR1 on."""
 
 WITH_RANKS = (*STOP_ON_SIGNAL, "verify", "estimate", "bench", "scale", "doctor")
 """Commands that use the ranks that a launcher has started."""
@@ -116,13 +119,14 @@ def main(args: list[str] | None = None) -> None:
     words = sys.argv[1:] if args is None else args
     name = next((word for word in words if not word.startswith("-")), "")
     warnings.formatwarning = _in_a_line
-    if name in STOP_ON_SIGNAL:
+    listens = name in (*STOP_ON_SIGNAL, STARTS_RANKS)
+    if listens:
         note_signals()
     else:
         end_noting()
     with streams(matters=name not in LEAVE_FILES or not {"--list", "--json"}.isdisjoint(words)):
         code = _call(name, args)
-    if name in STOP_ON_SIGNAL:
+    if listens:
         ignore_signals()
     gc.freeze()  # the process ends: a search for garbage among torch's modules takes half a second
     sys.exit(code)
@@ -130,7 +134,7 @@ def main(args: list[str] | None = None) -> None:
 
 def _call(name: str, args: list[str] | None) -> int:
     """Run the command of that name; return the exit code that all ranks have agreed on."""
-    from hpcfed.ranks.world import leave
+    from hpcfed.ranks.world import World, leave
 
     code, message = 0, ""
     has_document = name in WITH_JSON and "--json" in (sys.argv[1:] if args is None else args)
@@ -164,6 +168,8 @@ def _call(name: str, args: list[str] | None) -> int:
     except BaseException as ending:  # of a completed word, a signal to a command that starts others, or the user's code
         code, message = _of_exit(ending)
     document = documents.error_of(name, code, message) if has_document and message and code else ""
+    if name == STARTS_RANKS:
+        return World().leave(code, message)
     return leave(code, message, document, alone=name not in WITH_RANKS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,12 +51,19 @@ def command(runs: tuple[Path, ...], once: bool, every: float) -> None:
 
 
 def _wait(watch: Watch, every: float) -> None:
-    """Wait until a folder holds a run; print the awaited folders once."""
+    """Wait until a folder holds a run; print the awaited folders and the logs of jobs beside them once."""
     from hpcfed.lab.watch.follow import is_awaited
 
     if awaited := [str(folder) for folder in watch.folders if is_awaited(folder)]:
         click.echo(f"waiting for a run in {', '.join(awaited)}; Ctrl-C leaves")
+    told: set[Path] = set()
     while all(is_awaited(folder) for folder in watch.folders):
+        for folder in watch.folders:
+            logs = folder.parent.glob(f"{glob.escape(folder.name)}-*.log")
+            latest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+            if latest and latest not in told:  # a job whose start fails leaves nothing else
+                click.echo(f"its job writes to {latest}")
+                told.add(latest)
         time.sleep(every)
 
 

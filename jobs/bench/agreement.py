@@ -1,19 +1,22 @@
 """Whether the papers' numbers agree with records: means over seeds with their intervals, and paired differences.
 
-    python -m jobs.bench.agreement runs/reproduce [EXPERIMENT …]     the tables behind docs/reproduction.md's claims
+    python -m jobs.bench.agreement runs/reproduce [EXPERIMENT …] [--to 0.85] [--column COLUMN]
+
+The tables behind docs/reproduction.md; an experiment is named as for ``hpcfed reproduce``, or is a file.
 
 For every experiment with finished runs below the folder: each method's mean over seeds, half its 95 % interval
 (Student's t), the paper's number and whether it lies in the interval; and, paired by seed, the difference from the
-method's reference with its interval. Of rounds to a target also the round in which the mean curve over seeds reaches
-it, and those of a moving average over 10 evaluations. A method with a seed that does not arrive has no mean. All
-seeds that lie there count, whatever the experiment's own are.
+method's reference with its interval. ``--to`` adds the rounds to another target, ``--column`` measures another column
+of the record. Of rounds to a target also the round in which the mean curve over seeds reaches it, and those of a moving
+average over 10 evaluations. A method with a seed that does not arrive has no mean. All seeds that lie there count,
+whatever the experiment's own are.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +25,7 @@ import numpy as np
 from hpcfed.config.metrics import direction_of_column
 from hpcfed.lab.report.measure import moving
 from hpcfed.lab.report.paired import student
-from hpcfed.lab.reproduce.catalogue import experiments
+from hpcfed.lab.reproduce.catalogue import experiments, find
 from hpcfed.lab.reproduce.experiment import Case, Experiment, Goal
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 
@@ -69,9 +72,11 @@ def value(experiment: Experiment, curve: np.ndarray, *, larger: bool) -> float:
     return float(seen[-experiment.measure.last :].mean())
 
 
-def targets(experiment: Experiment, case: str, runs: Path) -> Iterator[tuple[str, Mapping[int, float]]]:
-    """Yield each target of a case in words, with its number for each seed; -1 stands for all seeds."""
-    for target in experiment.cases[case].targets:
+def targets(
+    experiment: Experiment, case: str, runs: Path, to: float | None
+) -> Iterator[tuple[str, Mapping[int, float]]]:
+    """Yield each target of a case in words, and then `to`, with its number for each seed; -1 stands for all seeds."""
+    for target in (*experiment.cases[case].targets, *([] if to is None else [to])):
         if not isinstance(target, Goal):
             yield f"{target:g}", {-1: float(target)}
             continue
@@ -80,23 +85,21 @@ def targets(experiment: Experiment, case: str, runs: Path) -> Iterator[tuple[str
         yield f"{target.of} at {target.round}", found
 
 
-def table(experiment: Experiment, root: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of an experiment's table."""
+def table(experiment: Experiment, root: Path, to: float | None = None) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of an experiment's table, with those of another target `to`."""
     runs, measure = root / experiment.name / "sweep" / "runs", experiment.measure
     larger = bool(direction_of_column(measure.column, experiment.metrics))
     for name, case in experiment.cases.items():
         found = {method: curves(runs, name, method, measure.column) for method in experiment.methods_of(case)}
         if not any(found.values()):
             continue
-        if measure.kind == "rounds":
-            for place, (words, numbers) in enumerate(targets(experiment, name, runs)):
-                yield from _rounds(experiment, case, found, words, numbers, place, larger=larger)
-        else:
+        for place, (words, numbers) in enumerate(targets(experiment, name, runs, to)):
+            yield from _rounds(experiment, case, found, words, numbers, place, larger=larger)
+        if measure.kind != "rounds":
             scores = {m: {s: value(experiment, c, larger=larger) for s, c in of.items()} for m, of in found.items()}
-            reference = measure.reference or next(iter(found))
             for method, of_seed in ((method, values) for method, values in scores.items() if values):
-                paper = _number(case, method, 0)
-                yield _row(experiment, case, method, measure.kind, of_seed, scores.get(reference, {}), paper, ("", ""))
+                reference, paper = scores.get(_reference(experiment, method), {}), _number(case, method, 0)
+                yield _row(experiment, case, method, measure.kind, of_seed, reference, paper, ("", ""))
 
 
 def _rounds(
@@ -120,9 +123,15 @@ def _rounds(
             mean = np.mean([curve[:length] for curve in found[method].values()], axis=0)
             smooth = [reached(moving(c, WINDOW), numbers[-1], larger=larger) for c in found[method].values()]
             extra = (_plain(reached(mean, numbers[-1], larger=larger)), _with_half(*interval(smooth)))
-        reference = rounds.get(experiment.methods[method].reference or experiment.measure.reference, {})
-        paper = _number(case, method, place) / experiment.methods[method].models
+        reference = rounds.get(_reference(experiment, method), {})
+        paper = _number(case, method, place) if experiment.measure.kind == "rounds" else math.nan
+        paper /= experiment.methods[method].models
         yield _row(experiment, case, method, f"to {words}", of_seed, reference, paper, extra)
+
+
+def _reference(experiment: Experiment, method: str) -> str:
+    """Return the method that a method is compared with: its own, the experiment's, or the first one."""
+    return experiment.methods[method].reference or experiment.measure.reference or next(iter(experiment.methods))
 
 
 def _row(
@@ -160,8 +169,16 @@ def _with_half(mean: float, half: float) -> str:
     return "–" if math.isnan(mean) else f"{mean:.4g}" if math.isnan(half) else f"{mean:.4g} ± {half:.2g}"
 
 
-def main(root: Path, names: Sequence[str]) -> None:
-    """Print a table for each experiment that has records."""
+def of_column(experiment: Experiment, column: str) -> Experiment:
+    """Return an experiment that measures another column, whose targets are not the experiment's."""
+    kind = "final" if experiment.measure.kind == "rounds" else experiment.measure.kind
+    measure = experiment.measure.model_copy(update={"column": column, "kind": kind})
+    cases = {name: case.model_copy(update={"targets": [], "paper": {}}) for name, case in experiment.cases.items()}
+    return experiment.model_copy(update={"measure": measure, "cases": cases})
+
+
+def main(root: Path, names: Sequence[str], to: float | None = None, column: str = "") -> None:
+    """Print a table for each experiment that has records, with rounds `to` another target, or of another column."""
     header = (
         "Case",
         "Method",
@@ -174,14 +191,20 @@ def main(root: Path, names: Sequence[str]) -> None:
         "Paper",
         "In it",
     )
-    for name, experiment in experiments().items():
-        if (names and name not in names) or not (root / name / "sweep" / "runs").is_dir():
+    for experiment in [one for name in names for one in find(name)] if names else experiments().values():
+        if not (root / experiment.name / "sweep" / "runs").is_dir():
             continue
-        rows = list(table(experiment, root))
+        rows = list(table(of_column(experiment, column) if column else experiment, root, to))
         if rows:
-            print(f"\n{name}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
+            print(f"\n{experiment.name}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
             print("\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("names", nargs="*", metavar="EXPERIMENT")
+    parser.add_argument("--to", type=float)
+    parser.add_argument("--column", default="")
+    asked = parser.parse_args()
+    main(asked.root, asked.names, asked.to, asked.column)

@@ -60,9 +60,11 @@ JOBS = (
              ["hpcfed/lab/report/sections.py", "hpcfed/lab/report/tables.py"],
              ["hpcfed/lab/report/sections.py", "hpcfed/lab/report/tables.py:timing_table"]),
     FirstJob("a scheduler beside SLURM",
-             ["hpcfed/cluster/submit/schedulers/*.py", "hpcfed/cluster/submit/schedulers/*.sh.j2"],
+             ["hpcfed/cluster/submit/schedulers/*.py", "hpcfed/cluster/submit/schedulers/*.sh.j2",
+              "hpcfed/cluster/step/schedulers/*.py"],
              ["hpcfed/cluster/submit/schedulers/pbs.py", "hpcfed/cluster/submit/schedulers/pbs.sh.j2",
-              "hpcfed/cluster/submit/scheduler.py"]),
+              "hpcfed/cluster/submit/scheduler.py", "hpcfed/cluster/step/schedulers/pbs.py",
+              "hpcfed/cluster/step/scheduler.py"]),
     FirstJob("an observer of your own", ["*.py"], ["hpcfed/run_folder/observers/__init__.py"]),
     FirstJob("a world in place of MPI", ["*.py"], ["tests/contract/glooworld.py", "hpcfed/ranks/world.py:World"]),
 )  # fmt: skip

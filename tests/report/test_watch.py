@@ -129,6 +129,8 @@ def test_runs_that_begin_later_are_waited_for(tmp_path):
     job = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert job.stdout.readline() == f"waiting for a run in {sweep}; Ctrl-C leaves\n"
+        (tmp_path / "sweep-7.log").touch()
+        assert job.stdout.readline() == f"its job writes to {tmp_path / 'sweep-7.log'}\n"
         (sweep / "claims").mkdir(parents=True)
         (sweep / "sweep.yaml").write_text("{sweep: made, runs: 3, grids: {}, seeds: ['0', '1']}")
         write_run(sweep / "runs" / "lr=0.1" / "seed-0", rows=make_rows(3, "fedavg", 0))

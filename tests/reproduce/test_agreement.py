@@ -30,8 +30,10 @@ def written(root: Path) -> None:
 @pytest.mark.serial
 def test_rounds_to_a_target_and_what_gel_saves(tmp_path, capsys):
     written(tmp_path)
-    main(tmp_path, ["gel-synthetic"])
-    rows = {cells[1]: cells for line in capsys.readouterr().out.splitlines() if len(cells := line.split(" | ")) > 5}
+    main(tmp_path, ["gel-synthetic"], 0.84)
+    lines = [cells for line in capsys.readouterr().out.splitlines() if len(cells := line.split(" | ")) > 5]
+    rows = {cells[1]: cells for cells in lines if cells[2] == "to 0.85"}
+    assert {cells[1]: cells[4].partition(" ")[0] for cells in lines if cells[2] == "to 0.84"}["FedAvgCM"] == "3.5"
     half, saved = (12.7062 * np.std(pair, ddof=1) / np.sqrt(2) for pair in ([3, 5], [1, 0]))
     words = ["to 0.85", "2", f"4 ± {half:.2g}", f"0.5 ± {saved:.2g}", "4", "–", "148", "no |"]
     assert rows["FedAvgCM"][2:] == words
@@ -41,4 +43,5 @@ def test_rounds_to_a_target_and_what_gel_saves(tmp_path, capsys):
 
 def test_nothing_is_printed_of_experiments_without_records(tmp_path, capsys):
     main(tmp_path, [])
+    main(tmp_path, ["gel-synthetic"], column="test_loss")
     assert capsys.readouterr().out == ""

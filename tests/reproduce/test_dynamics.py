@@ -1,4 +1,4 @@
-"""FedDyn's convergence analysis, measured on least squares, against its Algorithm 1 with exact local minimization."""
+"""The papers' convergence analyses, measured on least squares, against their algorithms by hand."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hpcfed.lab.reproduce.dynamics import Problem, constants, measure_dynamics
 from hpcfed.lab.reproduce.inputs import Places, prepare
 from hpcfed.lab.reproduce.plan import lay_out
 from hpcfed.lab.reproduce.session import ReproduceSession
+from hpcfed.lab.reproduce.surrogate import measure_surrogate, with_fixed_budgets
 from hpcfed.ranks.world import World
 
 ROUNDS = 4
@@ -141,3 +142,43 @@ def test_both_sides_of_fedexps_bounds_are_those_of_its_rounds(method, tmp_path):
     assert 6 * lr * steps * largest <= 1
     assert (found.loss <= found.loss_bound).all()
     assert (found.slope <= found.slope_bound).all()
+
+
+@pytest.mark.parametrize("method", ["fedavgcm-gel", "fedavgcm-limit"])
+def test_both_sides_of_gels_bound_are_those_of_its_rounds(method, tmp_path):
+    """Momentum and guesses step by step, in 20 dimensions; weights and constants from their definitions."""
+    experiment, places = experiments()["gel-surrogate"].limited(["differs"]), Places(tmp_path)
+    list(prepare(experiment.cases["differs"].data, 0, places))
+    (unit,) = lay_out(experiment, "full", places, ROUNDS, methods=[method]).plan.units
+    steps = Cohorts(unit.recipe, np.full(20, 30)).round(1).steps
+    problem, lr, rho = Problem.read(unit.recipe.data), unit.recipe.local.lr, 0.9
+    found = measure_surrogate(with_fixed_budgets(unit.recipe, 20, tmp_path), problem)
+    assert 4 <= steps.min() < steps.max() <= 13
+    left = 2000 - steps if method.endswith("limit") else 18 - steps
+    vectors = [(1 - rho ** (left[i] + np.arange(steps[i], 0, -1))) / (1 - rho) for i in range(20)]
+    norms = np.array([a.sum() for a in vectors])
+    w, effective = norms / norms.sum(), norms.mean()
+    largest = max(a.sum() * (a.sum() - a[-1]) for a in vectors)
+    smoothness = np.linalg.eigvalsh(problem.squares).max()
+    best = np.linalg.solve(np.tensordot(w, problem.squares, axes=1), w @ problem.linear)
+    first = problem.gradients(best / 2)  # F̃ is quadratic: F̃(0) − F̃_inf = −⟨∇F̃(w*/2), w*⟩
+    excess, x, slopes, spread, wanted = -(w @ first) @ best, np.zeros(20), [], 0.0, []
+    for number in range(1, ROUNDS + 1):
+        gradients = problem.gradients(x)
+        slopes.append(((w @ gradients) ** 2).sum())
+        spread = max(spread, w @ (gradients**2).sum(axis=1) - slopes[-1])
+        models, momenta = np.tile(x, (20, 1)), np.zeros((20, 20))
+        for k in range(2000):
+            active = (k < steps)[:, None]
+            momenta = rho * momenta - active * lr * problem.gradients(models)
+            models = models + np.where((k < steps + left)[:, None], momenta, 0)
+        x = models.mean(axis=0)
+        right = 4 * excess / (lr * effective * number) + 12 * lr**2 * smoothness**2 * spread * largest
+        wanted.append((np.mean(slopes), right))
+    np.testing.assert_allclose(np.array([found.slope, found.bound]).T, wanted, rtol=1e-9)
+    assert found.step == pytest.approx(lr * effective * smoothness)
+    assert found.step <= 1 / 2
+    assert found.drift == pytest.approx(12 * lr**2 * smoothness**2 * largest)
+    assert found.drift <= 1
+    assert found.unevenness == pytest.approx(norms.max() / norms.min())
+    assert (found.slope <= found.bound).all()

@@ -26,7 +26,7 @@ SHOWN = {
         *(f"table{n}" for n in (1, 2, 4, 5, 6)),
         *(f"figure{n}" for n in range(1, 14)),
     ],
-    "gel": ["table1", "table2", "table5", "table6", *(f"figure{n}" for n in range(2, 10))],
+    "gel": ["section32", "table1", "table2", "table5", "table6", *(f"figure{n}" for n in range(2, 10))],
 }
 """Of each paper, the tables and figures with results; GeL's figure 3 is a formula."""
 SCALES = [(name, scale) for name, one in experiments().items() for scale in ("full", "small", "images")

@@ -39,6 +39,9 @@ def test_a_job_of_more_nodes_than_there_are_is_refused_and_one_that_waits_is_tol
     assert done.returncode == 2
     refused = "--nodes: expected at most 2 in partition main, got 5 (allocation failure: Requested node configuration"
     assert refused in done.stderr
+    done = call(cluster, place, "--ranks-per-node", "3", "threads=2")
+    assert done.returncode == 2
+    assert "--ranks-per-node: expected at most 4 CPUs a node in partition main, got 3 of 2 (alloc" in done.stderr
     assert cluster.call("squeue", "--noheader", cwd=place).stdout == ""
     cluster.call("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test", cwd=place)
     try:
@@ -56,9 +59,10 @@ def test_a_job_of_more_nodes_than_there_are_is_refused_and_one_that_waits_is_tol
 
 
 @pytest.fixture
-def seen(place: Path) -> Path:
+def seen(cluster: Cluster, place: Path) -> Path:
     """The file in which a job leaves its ranks' environment, in place of a run."""
-    (place / "site.yaml").write_text("python: bash -c 'env > seen'\nlaunch: srun\nsetup: export FROM_SETUP=yes\n")
+    setup = f"export FROM_SETUP=yes PYTHONPATH={cluster.env['PYTHONPATH']}"
+    (place / "site.yaml").write_text(f"python: bash -c 'env > seen'\nlaunch: srun\nsetup: {setup}\n")
     return place / "seen"
 
 

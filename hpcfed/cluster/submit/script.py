@@ -85,51 +85,46 @@ class Job:
         return self.output.with_name(f"{self.output.name}.{suffix}")
 
 
-def render(template: str, job: Job, site: Site, launch: Sequence[str], **facts: Any) -> str:
+def render(template: str, job: Job, site: Site, launch: Sequence[str], *options: str, **facts: Any) -> str:
     """Return the batch script of a job from one of this package's templates.
 
     Args:
         template: file name.
         job, site: of the script.
         launch: words that start the ranks if the site file has none.
+        options: of ``hpcfed job-step``, as shell, beside those of every job.
         facts: further variables of the template.
 
     Raises:
         InputError: the recipe is no file.
     """
-    environment = _templates()
+    environment = Environment(loader=PackageLoader("hpcfed", "cluster/submit/schedulers"), undefined=StrictUndefined)
+    environment.filters["quote"] = lambda word: shlex.quote(str(word))
     python = _expanding(site.python) if site.python else [shlex.quote(sys.executable)]
     ranks = [*(_expanding(site.launch) if site.launch else launch), *python]
     text = environment.get_template(template).render(
         job=job,
         modules=site.modules,
         setup=site.setup.strip(),
-        digest=_digest(job.recipe) if job.recipe else "",
         run=[*ranks, "-m", "hpcfed", *map(shlex.quote, job.words)],
+        step=_step(job, site, options),
         **facts,
     )
     return text.rstrip() + "\n"
 
 
-def job_step(*, array: bool, mps: bool = False) -> str:
-    """Return the last lines of a user's own SLURM script, which start its ranks and requeue it.
-
-    Args:
-        array: whether the job is an array's. SLURM's variables cannot tell: a job inherits those of an array task that
-            submits it.
-        mps: whether ranks share GPUs through NVIDIA's Multi-Process Service.
-    """
-    return _templates().get_template("job-step.sh.j2").render(array=array, mps=mps).rstrip() + "\n"
-
-
-def _templates() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("hpcfed", "cluster/submit/schedulers"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=False,
-    )
-    environment.filters["quote"] = lambda word: shlex.quote(str(word))
-    return environment
+def _step(job: Job, site: Site, options: Sequence[str]) -> list[str]:
+    """Return the lines of the command that runs the ranks."""
+    python = _expanding(site.job_python) if site.job_python else [shlex.quote(sys.executable)]
+    return [
+        " ".join([*python, "-m", "hpcfed", "job-step"]),
+        f"--output={shlex.quote(str(job.output))}",
+        *options,
+        *([] if job.requeue else ["--no-requeue"]),
+        *([f"--chain={shlex.quote(job.label)}"] if job.chained else []),
+        *([] if job.array is None else ["--array"]),
+        *([f"--unchanged {shlex.quote(str(job.recipe))} {_digest(job.recipe)}"] if job.recipe else []),
+    ]
 
 
 def _digest(recipe: Path) -> str:

@@ -5,12 +5,13 @@ setup: |                               # shell lines before the run
   source ~/venvs/hpcfed/bin/activate
 launch: srun --mpi=pmix --wait=30      # how ranks are started; default: srun with the plugin of this MPI
 python: $SCRATCH/env/bin/python        # runs hpcfed there; default: the one that submits
+job_python: /opt/env/bin/python        # runs `hpcfed job-step` in a job, outside of containers; default: likewise
 options: {account: project7, constraint: milan, exclusive: true}     # of sbatch; true makes a flag
 scheduler: slurm                       # or pbs, flux
 requeue: true                          # whether jobs may requeue themselves; else use --chain
 
-In `launch` and `python` $VARIABLES expand where the job runs, except in single quotes and after a backslash, and so
-does the ~/ at the beginning of an unquoted word; nothing else does. Both may begin with NAME=value.
+In `launch`, `python` and `job_python` $VARIABLES expand where the job runs, except in single quotes and after a
+backslash, and so does the ~/ at the beginning of an unquoted word; nothing else does. Each may begin with NAME=value.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Site(BaseModel):
     setup: str = ""
     launch: Annotated[str, AfterValidator(_a_command)] | None = None
     python: Annotated[str, AfterValidator(_a_command)] | None = None
+    job_python: Annotated[str, AfterValidator(_a_command)] | None = None
     options: Annotated[dict[Word, Word | int | None], BeforeValidator(_with_flags)] = Field(default_factory=dict)
     scheduler: Annotated[str, AfterValidator(_a_scheduler)] = "slurm"
     requeue: bool = True

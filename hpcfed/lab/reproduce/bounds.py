@@ -85,7 +85,7 @@ def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Pat
             problem = Problem.read(recipe.data)
             one = measure_bounds(recipe, problem)
             product = recipe.local.lr * int(recipe.local.steps or 1) * problem.smoothness
-            cells = [_held(one.loss, one.loss_bound), _held(one.slope, one.slope_bound)]
+            cells = [held(one.loss, one.loss_bound), held(one.slope, one.slope_bound)]
             steps = f"{one.server_lr.min():.3g} to {one.server_lr.max():.3g}"
             rows.append((case.title, title, f"{product:.3f}", *cells, steps))
             lines[title] = range(1, len(one.loss) + 1), one.loss / one.loss_bound
@@ -100,5 +100,6 @@ def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Pat
     return Table(experiment.title, header, tuple(rows), note.strip()), pictures
 
 
-def _held(left: np.ndarray, right: np.ndarray) -> str:
+def held(left: np.ndarray, right: np.ndarray) -> str:
+    """Return for how many T left ≤ right, (T,) each, and the left side's share of the right one after the last."""
     return f"{int(at_most(left, right).sum())} of {len(left)}, {left[-1] / right[-1]:.2g}"

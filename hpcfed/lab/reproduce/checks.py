@@ -35,12 +35,20 @@ Need = tuple[str, str, Callable[[Recipe], bool]]
 UNIFORM: Need = ("weights", "uniform", lambda recipe: recipe.weights == "uniform")
 KEYS = {"full": "cases.{}", "small": "small", "images": "small.images"}
 """Scale → the section with the data and targets of a case."""
+BUDGETS: Sequence[Need] = [
+    ("local.steps", "the steps that are asked for", lambda recipe: recipe.local.steps is not None),
+    ("local.momentum", "above 0", lambda recipe: recipe.local.momentum > 0),
+    ("budget", "'low' and 'high'", lambda recipe: recipe.budget is not None and recipe.budget.high is not None),
+]
+WHOLE: Sequence[Need] = [
+    ("local.batch_size", "full", lambda recipe: recipe.local.batch_size == "full"),
+    ("local.steps", "a number", lambda recipe: recipe.local.steps is not None),
+    ("model.name", "linear", lambda recipe: recipe.model.name == "linear"),
+    ("cohort", "all clients", lambda recipe: recipe.cohort == CohortSection()),
+    UNIFORM,
+]
 NEEDS: Mapping[str, Sequence[Need]] = {
-    "coefficients": [
-        ("local.steps", "the steps that are asked for", lambda recipe: recipe.local.steps is not None),
-        ("local.momentum", "above 0", lambda recipe: recipe.local.momentum > 0),
-        ("budget", "'low' and 'high'", lambda recipe: recipe.budget is not None and recipe.budget.high is not None),
-    ],
+    "coefficients": BUDGETS,
     "dynamics": [
         ("algorithm.name", "feddyn", lambda recipe: recipe.algorithm.name == "feddyn"),
         ("algorithm.alpha", "FedDyn's α", lambda recipe: "alpha" in recipe.algorithm.parameters),
@@ -49,11 +57,12 @@ NEEDS: Mapping[str, Sequence[Need]] = {
     ],
     "bounds": [
         ("algorithm.name", "fedexp", lambda recipe: recipe.algorithm.name == "fedexp"),
-        ("local.batch_size", "full", lambda recipe: recipe.local.batch_size == "full"),
-        ("local.steps", "a number", lambda recipe: recipe.local.steps is not None),
-        ("model.name", "linear", lambda recipe: recipe.model.name == "linear"),
-        ("cohort", "all clients", lambda recipe: recipe.cohort == CohortSection()),
-        UNIFORM,
+        *WHOLE,
+    ],
+    "surrogate": [
+        ("algorithm.name", "fedavg", lambda recipe: recipe.algorithm.name == "fedavg"),
+        *BUDGETS,
+        *WHOLE,
     ],
     "projections": [
         ("model.name", "linear or quadratic", lambda recipe: recipe.model.name in ("linear", "quadratic")),

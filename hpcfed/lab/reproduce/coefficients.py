@@ -36,14 +36,26 @@ def coefficients(steps: int, guessed: float, momentum: float) -> np.ndarray:
 def constants(cohort: Cohort, momentum: float) -> tuple[float, float, float, float]:
     """Return τ_eff, A, B and C of a round's cohort."""
     kept = cohort.steps > 0
-    pairs = zip(cohort.steps[kept].tolist(), cohort.guessed[kept].tolist(), strict=True)
-    vectors = [coefficients(steps, guessed, momentum) for steps, guessed in pairs]
+    vectors = _vectors(cohort, momentum)
     norms = np.array([a.sum() for a in vectors])
     squares, last = np.array([a @ a for a in vectors]), np.array([a[-1] for a in vectors])
     effective = float(cohort.shares[kept] @ norms)
-    w = cohort.shares[kept] * norms / effective
+    w = weights(cohort, momentum)
     first = len(norms) * effective * float((w**2 * squares / norms**2).sum())
     return effective, first, float(w @ (squares - last**2)), float((norms**2 - norms * last).max())
+
+
+def weights(cohort: Cohort, momentum: float) -> np.ndarray:
+    """Return w_i of the cohort's clients that train, by which the surrogate objective weighs them."""
+    products = cohort.shares[cohort.steps > 0] * [a.sum() for a in _vectors(cohort, momentum)]
+    normalised: np.ndarray = products / products.sum()
+    return normalised
+
+
+def _vectors(cohort: Cohort, momentum: float) -> list[np.ndarray]:
+    kept = cohort.steps > 0
+    pairs = zip(cohort.steps[kept].tolist(), cohort.guessed[kept].tolist(), strict=True)
+    return [coefficients(steps, guessed, momentum) for steps, guessed in pairs]
 
 
 def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:

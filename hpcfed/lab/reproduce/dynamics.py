@@ -65,7 +65,7 @@ class Problem:
         """
         with Federation.open(path) as federation:
             if federation.task != "regression":
-                expected = "a regression, for kind: dynamics or bounds"
+                expected = "a regression, for kind: dynamics, bounds or surrogate"
                 raise InputError("data", where=str(path), expected=expected, got=federation.task)
             clients = [federation.client(k) for k in range(federation.num_clients)]
         pairs = [(x.reshape(len(x), -1).astype(np.float64), y.reshape(-1).astype(np.float64)) for x, y in clients]

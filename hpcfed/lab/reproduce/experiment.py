@@ -152,7 +152,7 @@ class MethodEntry(Section):
     grids: dict[str, str] = Field(default_factory=dict)
 
 
-TRAINED_FOR_THE_TABLE = ("dynamics", "bounds")
+TRAINED_FOR_THE_TABLE = ("dynamics", "bounds", "surrogate")
 """Kinds of measure whose rounds leave no record."""
 
 
@@ -165,8 +165,8 @@ class Measure(Section):
             ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6); ``sites``: the
             last model on each site's test set and on all, of cases ``sites`` and ``pooled``. Without runs:
             ``classes``, the number of classes in a client's data; ``coefficients``, the weights of GeL's steps and
-            guesses; ``dynamics``, the terms of FedDyn's lemmas and theorems, and ``bounds``, those of FedExP's
-            theorems, of rounds trained for the table.
+            guesses; ``dynamics``, the terms of FedDyn's lemmas and theorems, ``bounds``, those of FedExP's theorems,
+            and ``surrogate``, those of GeL's, of rounds trained for the table.
         column: of the record.
         last: number of evaluations to average at the end.
         window: number of evaluations in the moving average that has to reach a target; figures of other columns
@@ -193,6 +193,7 @@ class Measure(Section):
         "coefficients",
         "dynamics",
         "bounds",
+        "surrogate",
     ]
     column: str = "test_accuracy"
     last: Count = 1

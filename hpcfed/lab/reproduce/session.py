@@ -22,6 +22,7 @@ from hpcfed.lab.reproduce.measure import left_out, read_settings
 from hpcfed.lab.reproduce.plan import ExperimentLayout, folder_of, lay_out
 from hpcfed.lab.reproduce.projections import compare_projections
 from hpcfed.lab.reproduce.sites import check_sites, compare_sites
+from hpcfed.lab.reproduce.surrogate import compare_surrogate
 from hpcfed.lab.reproduce.table import make_table, markdown, setting_records
 from hpcfed.lab.sweep.claims import Claims
 from hpcfed.lab.sweep.failures import endings, raise_if_failed
@@ -29,7 +30,12 @@ from hpcfed.lab.sweep.plan import Plan
 from hpcfed.lab.sweep.run import Redo, run_sweep, states_until_stable
 from hpcfed.ranks.world import World
 
-UNRECORDED = {"coefficients": compare_coefficients, "bounds": compare_bounds, "dynamics": compare_dynamics}
+UNRECORDED = {
+    "coefficients": compare_coefficients,
+    "bounds": compare_bounds,
+    "dynamics": compare_dynamics,
+    "surrogate": compare_surrogate,
+}
 """Kind of measure whose table needs no record → what makes it."""
 
 

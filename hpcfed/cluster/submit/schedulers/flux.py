@@ -1,13 +1,11 @@
-"""Flux: the script of a job, and the commands that list and submit jobs.
-
-It has never run on a Flux: the scripts are tested, their commands are those of flux-core's manual.
-"""
+"""Flux: the script of a job, and the commands that list and submit jobs."""
 
 from __future__ import annotations
 
 import math
 import shlex
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +20,10 @@ from hpcfed.errors import EnvironmentFailure, InputError
 SUFFIX, CANCEL = "flux", "flux cancel"
 NAMES = {"account": "bank", "partition": "queue"}
 """Options of flux batch that sbatch calls otherwise; the bank is an attribute of the job."""
+
+
+LOOKS = 5
+"""At a job that has just been submitted, in a second."""
 
 
 def render(job: Job, site: Site) -> str:
@@ -63,9 +65,9 @@ def render(job: Job, site: Site) -> str:
         *(["--setopt=pmi=pmix"] if not site.launch and find_mpi({}).vendor == "Open MPI" else []),
     ]
     runs_for = int(limit) - notice_of(job.time, job.notice)
-    return script.render(
-        "flux.sh.j2", job, site, launch, directives=directives, runs_for=runs_for, script=job.script(SUFFIX)
-    )
+    again = f"--scheduler=flux --script={shlex.quote(str(job.script(SUFFIX)))}"
+    notice = f"--signal-after=$(({runs_for} - SECONDS))"  # which bash counts from the job's start
+    return script.render("flux.sh.j2", job, site, launch, again, notice, directives=directives)
 
 
 def _option(key: str, value: str | int | None) -> str:
@@ -107,10 +109,29 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
             )
             raise InputError("flux batch refuses the job", where=str(script), got=last_line(done.stderr), remedy=remedy)
         numbers.append(done.stdout.strip())
+        if not hold:
+            _refuse_impossible(numbers[-1], script)
         release, cancel = ["flux", "job", "urgency", numbers[0], "default"], ["flux", "cancel", numbers[0]]
         if hold and make_room and not begin(make_room, _flux, release, cancel):
             return []
     return numbers
+
+
+def _refuse_impossible(number: str, script: Path) -> None:
+    """Refuse a job that Flux has taken and ended at once, as one of more nodes than there are.
+
+    Raises:
+        InputError: with Flux's words.
+    """
+    for _ in range(LOOKS):
+        told = _flux(["flux", "jobs", "--no-header", "--format={status} {exception.note}", number]).stdout.strip()
+        status, _, note = told.partition(" ")
+        if status.lower() == "failed" and note:
+            remedy = "change the options, typed or of the site file"
+            raise InputError("Flux refuses the job", where=str(script), got=note.strip(), remedy=remedy)
+        if status.lower() in ("run", "running"):
+            return
+        time.sleep(0.2)
 
 
 def _flux(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

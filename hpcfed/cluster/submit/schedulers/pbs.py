@@ -1,12 +1,10 @@
-"""PBS (OpenPBS, PBS Professional): the script of a job, and the commands that list and submit jobs.
-
-It has never run on a PBS: the scripts are tested, their commands are those of its manual.
-"""
+"""PBS (OpenPBS, PBS Professional): the script of a job, and the commands that list and submit jobs."""
 
 from __future__ import annotations
 
 import getpass
 import math
+import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,9 +49,9 @@ def render(job: Job, site: Site) -> str:
         *(_option(key, value) for key, value in options.items() if key not in ("requeue", "no-requeue")),
     ]
     runs_for = int(limit) - notice_of(job.time, job.notice)
-    return script.render(
-        "pbs.sh.j2", job, site, LAUNCH, directives=directives, runs_for=runs_for, script=job.script(SUFFIX)
-    )
+    again = f"--scheduler=pbs --script={shlex.quote(str(job.script(SUFFIX)))}"
+    notice = f"--signal-after=$(({runs_for} - SECONDS))"  # which bash counts from the job's start
+    return script.render("pbs.sh.j2", job, site, LAUNCH, again, notice, directives=directives)
 
 
 def _option(key: str, value: str | int | None) -> str:

@@ -46,12 +46,24 @@ def render(job: Job, site: Site) -> str:
     """Return the batch script of a job, as `Scheduler.render` does."""
     directives = _directives(job, site)
     shared = job.ranks_per_node > gpus_of_node(directives, job.nodes) > 0
-    return script.render("slurm.sh.j2", job, site, [] if site.launch else _srun(), directives=directives, mps=shared)
+    options = ["${early-}", *(["--mps"] if shared else [])]
+    return script.render("slurm.sh.j2", job, site, [] if site.launch else _srun(), *options, directives=directives)
 
 
 def doubt_of(site: Site) -> str:
-    """Return a warning if neither the site file nor the MPI found here tells which PMI the ranks need, else ""."""
-    if site.launch or _mpi().vendor in PMI:
+    """Return a warning if neither the site file nor the MPI found here tells which PMI the ranks need, or they differ.
+
+    They may: the job's modules may load another MPI.
+    """
+    if site.launch:
+        named = re.search(r"(?<!\S)--mpi=(pmi2|pmix)\b", site.launch)
+        wanted = PMI.get(_mpi().vendor or "") if named else None
+        if named is None or wanted in (None, named[1]):
+            return ""
+        return (
+            f"{_mpi().vendor} is the MPI here, which wants srun --mpi={wanted}; the site file's launch has {named[0]}"
+        )
+    if _mpi().vendor in PMI:
         return ""
     library = _mpi().vendor or _mpi().library
     which = f"{library} is the MPI" if library else "no MPI can be loaded"
@@ -141,7 +153,7 @@ def jobs_named(label: str) -> list[QueuedJob]:
 def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
     """Submit a script as `chain` jobs; each starts once the one before has ended without finishing its run.
 
-    A job whose run ends for good cancels all waiting ones (see ``slurm.sh.j2``): SLURM counts a cancelled job as not
+    A job whose run ends for good cancels all waiting ones (see ``job-step``): SLURM counts a cancelled job as not
     finished, so cancelling the next job alone would start the one after it.
 
     Args:
@@ -177,8 +189,9 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
 
 
 def _refuse_impossible(script: Path) -> None:
-    """Refuse a job of more nodes than its partition has, or allows; SLURM takes it, and lets it wait for ever.
+    """Refuse a job of more nodes than its partition has, or allows, or of more cores than its nodes have.
 
+    SLURM takes it, and lets it wait for ever.
     ``sbatch --test-only`` refuses a job that could not start at once; of one that waits for nodes that are down or
     drained, the partition still has enough.
 
@@ -188,16 +201,22 @@ def _refuse_impossible(script: Path) -> None:
     refusal = _refusal(script)
     options = _options(script.read_text(encoding="utf-8"))
     values = dict(option.removeprefix("--").partition("=")[::2] for option in options)
-    wanted = re.match(r"\d+", values.get("nodes", ""))
-    if not refusal or wanted is None:
+    if not refusal:
         return
     asked = [name for name in (values.get("partition") or os.environ.get("SBATCH_PARTITION", "")).split(",") if name]
     found = [_facts(line) for line in _slurm(["scontrol", "show", "--oneliner", "partition"]).stdout.splitlines()]
     having = [one for one in found if (one["PartitionName"] in asked if asked else one.get("Default") == "YES")]
     most = {one["PartitionName"]: min(_count(one, "TotalNodes"), _count(one, "MaxNodes")) for one in having}
-    if most and int(wanted[0]) > max(most.values()):
+    wanted = re.match(r"\d+", values.get("nodes", ""))
+    if wanted is not None and most and int(wanted[0]) > max(most.values()):
         expected = ", ".join(f"at most {number:g} in partition {name}" for name, number in most.items())
         raise InputError("--nodes", where=str(script), expected=expected, got=f"{wanted[0]} ({refusal})")
+    rows = (line.split() for line in _slurm(["sinfo", "--noheader", "--Node", "--format=%R %c"]).stdout.splitlines())
+    cores = [int(number) for name, number in rows if name in most and number.isdecimal()]
+    ranks, each = values.get("ntasks-per-node", ""), values.get("cpus-per-task", "1")
+    if cores and ranks.isdecimal() and each.isdecimal() and int(ranks) * int(each) > max(cores):
+        expected = f"at most {max(cores)} CPUs a node in partition {', '.join(most)}"
+        raise InputError("--ranks-per-node", where=str(script), expected=expected, got=f"{ranks} of {each} ({refusal})")
 
 
 def _facts(line: str) -> dict[str, str]:

@@ -1,0 +1,129 @@
+"""GeL's Theorem 2, measured: both sides of its bound on a least-squares problem, with the constants of its proof.
+
+    F_i(x) = ½‖A_i x − b_i‖²,    F̃ = Σ w_i F_i, the surrogate objective, least F̃_inf;    full batches, so σ = 0
+    κ² = the largest Σ w_i ‖∇F_i(x_t)‖² − ‖∇F̃(x_t)‖² so far,    β = 1,    Σ over t = 0 … T−1
+
+    Σ ‖∇F̃(x_t)‖² / T ≤ 4 (F̃(x_0) − F̃_inf) / (η_l τ_eff T) + 12 η_l² L² κ² C
+
+for η_l τ_eff L ≤ 1/2 and 12 η_l² L² C ≤ 1, with w_i, τ_eff and C of `coefficients`. The least ‖∇F̃(x_t)‖² of Theorem 2
+is at most the mean. Its budgets τ_i are the same in all rounds: here those drawn for the first. A run's record has no
+gradients, so the rounds are trained here, in one process.
+
+Reference: Boukhari et al., GeL, appendix C.4, eq. (11); constants: Wang et al., "FedNova", NeurIPS 2020, appendix C.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.assembly import assemble
+from hpcfed.cohort import Cohorts
+from hpcfed.config.recipe import Budget, Recipe
+from hpcfed.io.atomic import write_whole, writing
+from hpcfed.lab.report.tables import Table
+from hpcfed.lab.reproduce.bounds import held
+from hpcfed.lab.reproduce.coefficients import constants, weights
+from hpcfed.lab.reproduce.dynamics import Problem
+from hpcfed.lab.reproduce.experiment import Experiment
+from hpcfed.lab.reproduce.figures import draw_lines
+from hpcfed.lab.reproduce.plan import ExperimentLayout
+from hpcfed.ranks.world import World
+
+
+@dataclass(frozen=True)
+class SurrogateBound:
+    """Both sides for T = 1, 2, …, (T,) each, the first term of the right one, (T,), and what the conditions bound.
+
+    Attributes:
+        slope: mean of ‖∇F̃(x_t)‖².
+        bound, start: the right side, and its first term.
+        step: η_l τ_eff L, at most 1/2.
+        drift: 12 η_l² L² C, at most 1.
+        unevenness: the largest w_i over the least.
+    """
+
+    slope: np.ndarray
+    bound: np.ndarray
+    start: np.ndarray
+    step: float
+    drift: float
+    unevenness: float
+
+
+def with_fixed_budgets(recipe: Recipe, num_clients: int, folder: Path) -> Recipe:
+    """Return a recipe whose rounds all have the first one's budgets, which it reads from a file in `folder`.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
+    path = folder / "budgets.json"
+    steps = Cohorts(recipe, np.ones(num_clients, np.int64)).round(1).steps.tolist()
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps([steps] * recipe.rounds))
+    return recipe.model_copy(update={"budget": Budget(schedule=path)})
+
+
+def measure_surrogate(recipe: Recipe, problem: Problem) -> SurrogateBound:
+    """Train a resolved recipe with a linear model, full batches, uniform weights and the same budgets in all rounds."""
+    from hpcfed.simulation import Simulation
+
+    parts, _ = assemble(recipe, World())
+    simulation, lr, smoothness = Simulation(parts), recipe.local.lr, problem.smoothness
+    cohort = Cohorts(recipe, np.ones(len(problem.linear), np.int64)).round(1)
+    effective, *_, largest = constants(cohort, recipe.local.momentum)
+    w = weights(cohort, recipe.local.momentum)
+    curvature = np.tensordot(w, problem.squares, axes=1)
+    optimum = np.linalg.lstsq(curvature, w @ problem.linear)[0]
+    points = []
+    with parts.clients:
+        for number in range(1, recipe.rounds + 1):
+            x = parts.model.named(simulation.w)["weight"].numpy().reshape(-1).astype(np.float64)
+            gradients = problem.gradients(x)
+            slope = w @ gradients
+            points.append((slope @ slope, w @ (gradients**2).sum(axis=1)))
+            if number == 1:
+                excess = (x - optimum) @ curvature @ (x - optimum) / 2
+            simulation.round(number)
+    slopes, squares = np.array(points).T
+    rounds = np.arange(1, len(slopes) + 1)
+    drift = 12 * lr**2 * smoothness**2 * largest
+    start = 4 * excess / (lr * effective * rounds)
+    bound = start + drift * np.maximum.accumulate(squares - slopes)
+    return SurrogateBound(slopes.cumsum() / rounds, bound, start, lr * effective * smoothness, drift, w.max() / w.min())
+
+
+def compare_surrogate(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
+    """Train each setting once; return for how many T the bound holds, and a figure of each case, in `folder`.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
+    rows: list[tuple[str, ...]] = []
+    lines: dict[str, dict[str, tuple[Sequence[float], np.ndarray]]] = {name: {} for name in experiment.cases}
+    for number, setting in enumerate(layout.settings):
+        recipe = layout.recipe_of(number)
+        case, title = experiment.cases[setting.case], experiment.methods[setting.method].title
+        problem = Problem.read(recipe.data)
+        one = measure_surrogate(with_fixed_budgets(recipe, len(problem.linear), folder), problem)
+        shares = f"{one.start[-1] / one.bound[-1]:.2g}"
+        conditions = f"{one.step:.3f}", f"{one.drift:.3f}"
+        rows.append((case.title, title, *conditions, held(one.slope, one.bound), shares, f"{one.unevenness:.2f}"))
+        lines[setting.case][title] = range(1, len(one.slope) + 1), one.slope / one.bound
+    header = ("Case", "Method", "η_l τ_eff L", "12 η_l² L² C", "Theorem 2", "First term", "w_i")
+    note = (
+        "Numbers T of rounds for which the bound holds, and the left side's share of the right one after the last; the "
+        "first term's share of the right side there; the largest w_i over the least. The theorem needs at "
+        f"most 1/2 and 1 in the third and fourth column. {experiment.note}"
+    )
+    pictures = [
+        draw_lines(folder, f"{name}-surrogate", own, ("round", "left side over right side of Theorem 2"), level=1)
+        for name, own in lines.items()
+        if own
+    ]
+    return Table(experiment.title, header, tuple(rows), note.strip()), pictures
