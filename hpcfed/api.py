@@ -357,6 +357,7 @@ class Result:
             InputError: the record has no such column, or no number in it.
         """
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         rows = self.metrics
         names = [*columns] or [key for key in SCORES if any(row.get(key) is not None for row in rows)]
@@ -368,6 +369,7 @@ class Result:
                 raise InputError(f"no numbers in column {name!r}", remedy=nearest(name, known))
             axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else None)
             axes.set(xlabel="round", ylabel=name.replace("_", " "))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.suptitle(literal(self.recipe.name), fontsize=10)
         return figure
 

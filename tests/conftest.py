@@ -10,9 +10,11 @@ code 97 and a message from every rank. With ``CI=true`` a skipped test is a fail
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -126,7 +128,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
 def pytest_mark_what_is_alike(items: list[pytest.Item]) -> None:
     """Before pytest chooses by marks."""
+    cases: Counter[str] = Counter()
     for item in items:
+        kind, mark = item.nodeid.partition("[")[0], item.get_closest_marker("every")
+        if mark and not item.get_closest_marker("soak"):
+            if cases[kind] % mark.args[0]:
+                item.add_marker("soak")
+            cases[kind] += 1
         if item.path.relative_to(FOLDER).parts[0] in SERIAL:
             item.add_marker("serial")
         of_ranks = OF_THE_RANKS & {*getattr(item, "fixturenames", ())} or item.get_closest_marker("ranks")
@@ -221,6 +229,7 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         start = time.monotonic()
         with pytest.raises(SystemExit) as left:
             main([str(argument) for argument in arguments])
+        gc.unfreeze()  # what it froze at its end, which each later run would count
         return Completed(left.value.code, *capfd.readouterr(), time.monotonic() - start)
 
     return call

@@ -51,8 +51,7 @@ ON_ONE_RANK_TOO = ("-m", "not soak and (alike or thinned and not of_ranks)")
 APART = (
     ("tests/cli",),
     ("tests/study", "tests/sweep", "tests/report"),
-    ("tests/contract", "tests/numerics"),
-    ("tests/device",),
+    ("tests/contract", "tests/device", "tests/numerics"),
     ("tests/faults", "tests/harness"),
 )
 """Folders that have a launch of their own on one rank, by group, the longest first; the others are in one more."""
@@ -79,18 +78,18 @@ OF_FOUR = (
 """Tests of the first file of ranks that run on four, too."""
 SEVERAL = {
     2: (
-        *_files("mpi", "bad_clients", "clients_evaluated", "corruption", "measurements", "metrics", "models"),
-        *_files("mpi", "moving_states", "observers", "own_shapes", "parameters", "read_modules", "rebinding"),
-        *_files("mpi", "replay", "shared_sums", "shipped_recipes", "signs_of_life", "sweep", "tensor_kinds"),
-        *_files("mpi", "trail", "verify", "without", "world"),
+        *_files("mpi", "bad_clients", "clients_evaluated", "corruption", "given", "measurements", "metrics", "models"),
+        *_files("mpi", "moving_states", "neighbours", "observers", "own_shapes", "parameters", "portable"),
+        *_files("mpi", "read_modules", "rebinding", "replay", "shared_sums", "shipped_recipes"),
+        *_files("mpi", "sweep", "tensor_kinds", "tile_recorded", "trail", "updates", "verify", "without", "world"),
+        *_files("contract", "add_a_method", "client_states", "devices", "exact_sums", "fast_sums", "own_step"),
+        *_files("contract", "stopping", "units", "updates"),
         *_files("device", "faults", "mixed"),
     ),
     3: (
-        *_files("mpi", "corruption", "drawn", "given", "moving_states", "neighbours", "portable", "resume"),
-        *_files("mpi", "rounds", "same_result", "secure", "sentinel", "shared_sums", "signs_of_life", "tile_recorded"),
-        *_files("mpi", "updates", "world"),
-        *_files("contract", "client_states", "combinations", "devices", "exact_sums", "fast_sums", "own_step"),
-        *_files("contract", "add_a_method", "stopping", "units", "updates", "worked_methods"),
+        *_files("mpi", "corruption", "drawn", "moving_states", "resume", "rounds", "same_result", "secure"),
+        *_files("mpi", "sentinel", "shared_sums", "signs_of_life", "world"),
+        *_files("contract", "combinations", "worked_methods"),
     ),
     4: (
         *_files("mpi", "moving_states", "shared_sums", "world"),

@@ -6,7 +6,9 @@ import json
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
+import searched
 from docutils.nodes import document
 from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
@@ -36,12 +38,13 @@ autodoc_typehints = "signature"
 autodoc_default_options = {"exclude-members": "model_config, model_post_init"}
 python_maximum_signature_line_length = 80
 html_theme = "furo"
+pygments_style, pygments_dark_style = "a11y-light", "github-dark"
 html_title = f"hpcfed {__version__}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_search_scorer = str(Path(__file__).parent / "scorer.js")
+templates_path = ["templates"]
+html_use_index = html_domain_indices = False  # the search finds names, too
 html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = False
-html_show_search_summary = False  # it reads pages by requests, which browsers refuse to pages from files
 
 
 class Notebook(MystParser):
@@ -95,8 +98,24 @@ def _escaped(match: re.Match[str]) -> str:
     return match[1] or "\\" + match[2]
 
 
+def breakable(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: document | None) -> None:
+    """Let names in the text break behind dots, slashes and underscores, as the columns of a phone need it."""
+    names, inside = r'(?<=<span class="pre">)[^<]+', r"(?<=\w)[._/:](?=\w)"
+    if "body" in context:
+        context["body"] = re.sub(names, lambda name: re.sub(inside, r"\g<0><wbr>", name[0]), context["body"])
+
+
+def finish(app: Sphinx, failed: Exception | None) -> None:
+    """Write what the search reads, in place of Sphinx's index."""
+    if not failed:
+        (Path(app.outdir) / "_static" / "sections.js").write_text(searched.script(app.env), encoding="utf-8")
+        (Path(app.outdir) / "searchindex.js").unlink()
+
+
 def setup(app: Sphinx) -> None:
     """Connect what is above."""
+    app.connect("html-page-context", breakable)
+    app.connect("build-finished", finish)
     app.add_source_parser(Notebook)
     app.connect("source-read", read)
     app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon, at 500

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,9 +33,13 @@ class Section(BaseModel):
 
     @model_serializer(mode="wrap")
     def _later_where_set(self, serialize: Any) -> dict[str, Any]:
-        fields = type(self).model_fields
-        unset = {key for key in self.later if getattr(self, key) == fields[key].get_default(call_default_factory=True)}
+        unset = {key for key, default in _defaults_of_later(type(self)).items() if getattr(self, key) == default}
         return {key: value for key, value in serialize(self).items() if key not in unset}
+
+
+@cache
+def _defaults_of_later(section: type[Section]) -> dict[str, Any]:
+    return {key: section.model_fields[key].get_default(call_default_factory=True) for key in section.later}
 
 
 class Stop(Section):
@@ -54,7 +59,7 @@ class Stop(Section):
     for_: Count = Field(1, alias="for")
     """Evaluations in a row that have to reach it."""
     patience: Count | None = None
-    """Evaluations without a better test accuracy (regression: loss), or `metric`."""
+    """Early stopping: evaluations without a better test accuracy (regression: loss), or `metric`."""
     max_hours: float | None = Field(None, gt=0, le=1e6)
     """Hours of this job; the run stops with a checkpoint (exit code 75)."""
     metric: str | None = None

@@ -286,7 +286,7 @@ class Local(Section):
     lr: float = Field(0.1, gt=0)
     """Step size η_l."""
     lr_decay: float = Field(1.0, gt=0)
-    """Factor of the step size from round to round."""
+    """Learning rate decay: factor of the step size from round to round."""
     lr_schedule: Annotated[tuple[LrFrom, ...], BeforeValidator(a_tuple)] = ()
     """Step sizes from certain rounds on: `[{round: 51, lr: 0.05}]`."""
     weight_decay: float = Field(0.0, ge=0)

@@ -140,13 +140,16 @@ def _draw_clients(sizes: np.ndarray, names: Sequence[str] | None, labels: Labels
             axes[0].set_xticks(range(len(labels.names)), map(literal, short_names(labels.names)))
         if counts.size <= MOST_CELLS:
             for (row, column), share in np.ndenumerate(shares):
-                colour = "white" if share > 0.6 else "black"
+                colour = "white" if share > 0.6 * shares.max() else "black"
                 axes[0].text(
                     column, row, f"{counts[row, column]:,}", ha="center", va="center", color=colour, fontsize=8
                 )
         figure.colorbar(image, ax=axes[0], label="share of the client's samples")
-    bars, edges = _merge(sizes[:, None], MAX_FIGURE_ROWS)
-    axes[-1].stairs(bars[:, 0] / np.diff(edges), edges - 0.5, orientation="horizontal", fill=True, color="0.6")
+    if len(sizes) <= MOST_SITES:
+        axes[-1].barh(np.arange(len(sizes)), sizes, color="0.6")
+    else:
+        bars, edges = _merge(sizes[:, None], MAX_FIGURE_ROWS)
+        axes[-1].stairs(bars[:, 0] / np.diff(edges), edges - 0.5, orientation="horizontal", fill=True, color="0.6")
     axes[-1].set_xlabel("samples per client")
     axes[0].set_ylabel("client")
     axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -160,8 +163,9 @@ def _draw_histograms(sizes: np.ndarray, counts: np.ndarray | None, figure: SubFi
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.subplots(1, 1 if counts is None else 2, squeeze=False)[0]
-    axes[-1].hist(sizes, bins=min(30, max(1, len(np.unique(sizes)))), color="0.6")
+    axes[-1].hist(sizes, bins=min(30, max(1, len(np.unique(sizes)))), color="0.6", edgecolor="white")
     axes[-1].set_xlabel("samples per client")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     for each in axes:
         each.set_ylabel("clients")
         each.yaxis.set_major_locator(MaxNLocator(integer=True))

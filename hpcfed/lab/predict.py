@@ -14,7 +14,7 @@ from data_prep.tables import cells
 from data_prep.tables.read import blocks
 from hpcfed.api import trained_module
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError, counted, first_of, nearest
+from hpcfed.errors import InputError, counted, did_you_mean, first_of
 from hpcfed.lab.export.preparation import preparation
 from hpcfed.lab.loaded import LoadedRun, load, recorded_code_of
 from hpcfed.run_folder.files import EVALUATED
@@ -81,7 +81,7 @@ def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], sit
     hot = {f"{name}={level}": (name, level) for name, of_it in steps.get("categories", {}).items() for level in of_it}
     needed = list(dict.fromkeys(hot[name][0] if name in hot else name for name in features))
     if absent := [name for name in needed if name not in columns]:
-        remedy = nearest(absent[0], columns)
+        remedy = did_you_mean(absent[0], [name for name in columns if name not in needed])
         raise InputError(f"the table lacks {counted(len(absent), 'column')}: {first_of(absent, 4)}", remedy=remedy)
     numbers = {name: _numbers(name, columns[name]) for name in needed if name not in steps.get("categories", {})}
     levels = {name: _levels(name, columns[name], of_it) for name, of_it in steps.get("categories", {}).items()}

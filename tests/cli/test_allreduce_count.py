@@ -21,7 +21,7 @@ from hpcfed.reduce.slots import RANK_SLOT, client_slot
 from tests.launch import launch
 from tests.mpi.recipes import write_recipe, write_small
 
-RANKS, CLIENTS = 3, 5
+RANKS, CLIENTS = 2, 5
 ENTRIES = 96 + 16 + 32 + 16
 """d of the small model: its four parameter tensors, each padded to 64 bytes."""
 WHICH_LIBRARY = """
@@ -102,7 +102,7 @@ class Tally:
 
 @pytest.fixture(scope="module")
 def tallies(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tally, Tally]]:
-    """The counts of a short and of a long run of each kind, from one job of 3 ranks."""
+    """The counts of a short and of a long run of each kind, from one job."""
     folder = tmp_path_factory.mktemp("counted")
     write_small(folder, CLIENTS)
     write_recipe(folder)

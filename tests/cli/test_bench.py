@@ -196,6 +196,7 @@ def test_networks_as_written_are_timed_beside_the_built_in(tmp_path: Path, monke
     assert [timing["name"] for timing in found] == ["bare", "hpcfed, 1 rank", "hpcfed, as layers", "hpcfed, as a class"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["client-graph", "vmap", "round-graph"])
 def test_floors_do_the_bare_loops_arithmetic(kind: str, bare_loop: ModuleType, tmp_path, monkeypatch) -> None:
     """Of clients with one minibatch, whose order changes nothing but rounding."""

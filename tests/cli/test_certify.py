@@ -120,6 +120,7 @@ def test_a_client_is_replayed_with_a_picture(run, folder, command):
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
+@pytest.mark.soak
 def test_a_long_record_is_never_in_memory_whole(run):
     """Certified and cut in less than its bytes; its rows take some nine times them."""
     record, recipe = run / "metrics.jsonl", load_recipe(run / "recipe.yaml")

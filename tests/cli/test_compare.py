@@ -98,6 +98,7 @@ def test_a_flipped_bit_of_one_client_is_found(two, command):
         assert "clients whose updates differ: 1 of 3: 3 (3)\n" in done.stdout
 
 
+@pytest.mark.soak
 def test_other_libraries_are_named(two, command):
     """Where the setting changes bits, as on processors with AVX; this process then computes those of the first run."""
     old = {"ATEN_CPU_CAPABILITY": "default"}

@@ -13,8 +13,9 @@ import pytest
 from tests.launch import launch, launcher, own_line, own_lines
 
 
+@pytest.mark.soak
 @pytest.mark.one_mpi
-@pytest.mark.parametrize("ranks", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2, 3))])
+@pytest.mark.parametrize("ranks", [0, 1, 2, 3])
 def test_json_tells_of_every_rank_once(ranks: int, tmp_path: Path, command, monkeypatch) -> None:
     mpirun = launcher(sys.executable).command[0]
     monkeypatch.setenv("PATH", f"{Path(mpirun).parent}{os.pathsep}{os.environ['PATH']}")

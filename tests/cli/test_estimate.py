@@ -158,6 +158,7 @@ def test_a_recipe_that_diverges_is_reported(folder: Path) -> None:
         call("local.lr=1.0e15", "rounds=2")
 
 
+@pytest.mark.soak
 def test_under_a_launcher_it_answers_once(folder: Path) -> None:
     done = launch(2, ["estimate", "recipe.yaml", "--json"], cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -77,6 +77,7 @@ def check_file(path: str, kind: str, module: nn.Module) -> None:
                 assert torch.equal(again(x[:size]), hpcfed.load("run").evaluated(x[:size]))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["safetensors", "state_dict", "torchscript"])
 def test_a_file_predicts_what_hpcfed_does(kind, folder, capfd):
     trained()
@@ -127,6 +128,7 @@ def test_the_card_has_data_sites_metrics_and_digests(folder, capfd):
     assert "mcmahan" in card.lower()
 
 
+@pytest.mark.soak
 def test_a_card_lists_all_formats_of_its_model(folder, capfd):
     trained()
     assert exported(capfd)[0] == 0
@@ -282,6 +284,7 @@ WRONG: Mapping[str, tuple[list[str], str]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_is_refused_in_one_line(case, folder, capfd):
     trained()

@@ -70,6 +70,7 @@ def forged(long, tmp_path) -> Path:
     return Path(shutil.copytree(long / "run", tmp_path / "forged"))
 
 
+@pytest.mark.soak
 def test_scores_of_old_rounds_are_measured_from_the_states_that_are_kept(forged, command):
     assert len(list((forged / "checkpoints").glob("*.json"))) == 20
     edit_rows(forged, range(11, ROUNDS + 1), test_accuracy=0.9999)
@@ -104,6 +105,7 @@ def test_what_cannot_be_entered_is_only_certified_and_no_success(forged, command
     assert (done.returncode, "differs from round 11" in done.stdout) == (1, True)
 
 
+@pytest.mark.soak
 def test_an_honest_long_run_is_spot_checked_with_the_chance_that_is_printed(long, command):
     seeds = set()
     for _ in range(2):
@@ -117,6 +119,7 @@ def test_an_honest_long_run_is_spot_checked_with_the_chance_that_is_printed(long
     assert len(seeds) == 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("machine", ["this", "another"])
 def test_an_invented_run_differs_whatever_machine_it_names(machine, tmp_path, command):
     write_small(tmp_path)
@@ -152,6 +155,7 @@ def claim_other_processor(run: Path) -> None:
     (run / "environment.json").write_text(json.dumps(facts | {"cpu": "Another CPU @ 3 GHz"}))
 
 
+@pytest.mark.soak
 def test_other_bits_do_not_cover_the_evaluated_model(tmp_path, command):
     """Its statistics are measured anew, with rounding: it is compared by its scores. A round has other last bits."""
     write_small(tmp_path)
@@ -292,6 +296,7 @@ def link_checkpoints(run: Path) -> None:
     (run / "checkpoints").symlink_to(run.parent / "states")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -572,6 +577,7 @@ def test_nothing_is_written_through_a_link_in_a_strangers_folder(tmp_path, comma
     assert (done.returncode, list(place.iterdir())) == (2, []), done.stderr
 
 
+@pytest.mark.soak
 def test_a_killed_verify_leaves_nothing(tmp_path):
     """It computes in the folder's place, and writes nowhere."""
     write_small(tmp_path)

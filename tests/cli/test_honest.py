@@ -50,6 +50,7 @@ OFTEN = ("fedavg", "fedexp-m", "fednova", "fedsplit", "scaffold")
 """Methods that differ most in what they keep; tests/mpi/test_verify.py has others."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("method", often(OFTEN, METHODS))
 def test_of_each_method(method, folder, command):
     check(trained(algorithm={"name": method, **METHODS[method]}), command)
@@ -75,11 +76,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_of_other_settings(setting, folder, command):
     check(trained(**SETTINGS[setting]), command)
 
 
+@pytest.mark.soak
 def test_that_went_on_on_other_ranks_after_a_stop(folder, command):
     write_recipe(folder, rounds=6, algorithm={"name": "scaffold"})
     done = launch(2, ["run", "recipe.yaml", "stop.max_hours=1e-9", "-q"], cwd=folder)
@@ -113,6 +116,7 @@ def test_that_went_on_on_other_ranks_after_a_kill(folder, command):
     check(folder / "run", command)
 
 
+@pytest.mark.soak
 def test_that_was_given_more_rounds_twice(folder, command):
     for rounds in (2, 5, 9):
         trained(rounds=rounds)
@@ -131,6 +135,7 @@ def test_that_went_on_with_other_measures(folder, command):
     assert last == "verified in part: all 6 rounds, bit for bit, on 1 rank"
 
 
+@pytest.mark.soak
 def test_that_went_on_with_another_model_to_measure(folder, command):
     trained(evaluate={"model": "last"})
     trained(rounds=6, evaluate={"model": "last-two"})
@@ -142,6 +147,7 @@ def test_that_went_on_with_another_model_to_measure(folder, command):
         )
 
 
+@pytest.mark.soak
 def test_with_an_earlier_run_beside_it(folder, command):
     trained()
     hpcfed.run(small("run", rounds=4, local={"steps": 2, "batch_size": 5, "lr": 0.2}), quiet=True, fresh=True)
@@ -232,6 +238,7 @@ def elsewhere(request, computed, folder) -> Path:
     return run
 
 
+@pytest.mark.soak
 def test_of_another_processor_that_computes_other_bits(elsewhere, folder, command):
     for options in (["--all"], ["--rounds", 2]):
         done = command(["verify", elsewhere, *options], folder)

@@ -74,6 +74,7 @@ assert len(watch.rows) == 2 and result.module[0].out_features == 6
 """
 
 
+@pytest.mark.soak
 def test_a_script_of_objects_is_verified_elsewhere(tmp_path, command):
     write_small(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)

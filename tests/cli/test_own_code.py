@@ -133,6 +133,7 @@ def test_a_file_that_is_gone_is_accepted_once(folder, command):
     assert gains(folder / "run") == [1.5] * 3 + [2.0] * 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "damage",
     ["[" * 100_000, '{"files": 1}', '{"files": {}, "since": "1", "before": []}',
@@ -225,6 +226,7 @@ def test_a_folder_without_a_record_of_its_code_goes_on_with_a_word(folder, comma
     assert recorded(folder / "run")["since"] == 4
 
 
+@pytest.mark.soak
 def test_a_patience_forgets_the_scores_of_other_code(folder, command):
     """The best score by the old code would end a run whose scores by the new one rise."""
     (folder / "score.py").write_text("def mine(z, y):\n    return 1000.0, 1\n")
@@ -245,6 +247,7 @@ def test_a_patience_forgets_the_scores_of_other_code(folder, command):
     assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == 12
 
 
+@pytest.mark.soak
 def test_a_metric_that_is_new_to_a_finished_run_needs_more_rounds(folder, command):
     write_recipe(folder)
     command(["run", "recipe.yaml", "-q"], folder)
@@ -271,6 +274,7 @@ def test_an_observers_own_module_may_change(folder, command):
     assert "finished already" in command(["run", "recipe.yaml"], folder).stdout
 
 
+@pytest.mark.soak
 def test_a_sweep_does_not_mix_code(folder, command):
     sweep = ["sweep", "recipe.yaml", "-q", "--seeds", "2"]
     assert command([*sweep, "rounds=2"], folder).returncode == 0
@@ -296,6 +300,7 @@ def test_a_sweep_does_not_mix_code(folder, command):
     assert "late.py" in (folder / "run-sweep" / "results.csv").read_text()
 
 
+@pytest.mark.soak
 def test_configurations_of_different_code_are_reported(folder, command):
     sweep = ["sweep", "recipe.yaml", "rounds=2", "--accept-code"]
     assert command([*sweep, "--grid", "local.lr=0.1,0.2"], folder).returncode == 0
@@ -307,6 +312,7 @@ def test_configurations_of_different_code_are_reported(folder, command):
     assert "seeds of one configuration" not in mixed
 
 
+@pytest.mark.soak
 def test_an_experiment_does_not_mix_code(folder, command):
     experiment = {
         "paper": "fedexp",

@@ -53,6 +53,7 @@ def test_a_run_has_the_same_bits_under_the_oldest_instructions(tmp_path):
         assert here[NATIVE] != oldest[NATIVE]
 
 
+@pytest.mark.soak
 def test_what_all_ranks_must_have_alike_has_the_same_bits_on_any_processor():
     printed = []
     for setting in ("as it is", OLDEST):

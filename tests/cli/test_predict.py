@@ -91,6 +91,7 @@ def test_what_cannot_be_prepared_is_refused_in_one_line(run):
             hpcfed.predict(run, ROWS)
 
 
+@pytest.mark.every(2)
 def test_a_model_given_from_python_predicts_by_its_recorded_code(run):
     model = hpcfed.run(**RECIPE, model=lambda: torch.nn.Linear(6, 2), output="given").folder
     here = hpcfed.predict(model, ROWS, site="north")

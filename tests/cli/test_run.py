@@ -471,6 +471,8 @@ CASES = (
 """One of each family; tests/numerics runs all of them in one process."""
 
 
+@pytest.mark.soak
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("name", [CASES[0], *(pytest.param(name, marks=pytest.mark.soak) for name in CASES[1:])])
 def test_three_launched_ranks_agree_with_the_reference(name, softmax):
     case = next((param.values[0] for param in cases() if param.id == name), None)

@@ -320,6 +320,7 @@ def test_more_ranks_than_cores_can_bear_are_refused() -> None:
     )
 
 
+@pytest.mark.soak
 def test_ranks_end_with_the_command(folder: Path, environment: dict[str, str]) -> None:
     words = ["scale", "recipe.yaml", "--ranks=2", "--rounds=1000000", "--output=out"]
     with subprocess.Popen([sys.executable, *HPCFED, *words], cwd=folder, env=environment) as job:

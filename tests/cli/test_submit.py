@@ -674,10 +674,7 @@ def lingering(folder: Path) -> dict[str, object]:
     return {"factory": "lingering:Net", "args": {"in_features": 12, "out_features": 4}}
 
 
-def test_a_script_of_pbs_asks_for_what_was_asked_and_trains(
-    folder: Path, site_file: Path, lingering: dict[str, object]
-) -> None:
-    """Started here, without PBS: to its end, and to a stop at its own notice."""
+def test_a_script_of_pbs_asks_for_what_was_asked(folder: Path, site_file: Path) -> None:
     write_recipe(folder, rounds=2, device="cpu")
     site_file.write_text("{scheduler: pbs, launch: env, options: {account: p7, queue: small, place: scatter}}")
     size = ("--nodes", "2", "--ranks-per-node", "8", "threads=2", "--gpus-per-node", "4", "-o", "filesystems=home")
@@ -692,13 +689,7 @@ def test_a_script_of_pbs_asks_for_what_was_asked_and_trains(
     assert {"-A p7", "-q small", "-l place=scatter", "-l filesystems=home", f"-o {folder}/run.log"} <= set(told)
     script = shown()
     assert {"--scheduler=pbs", f"--script={folder}/run.pbs", "--signal-after=14280"} <= set(step(script))
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=folder)
-    assert (done.returncode, (folder / "run" / "model.safetensors").exists()) == (0, True), done.stderr
-    write_recipe(folder, rounds=10**6, device="cpu", output="long", model=lingering)
-    soon = shown("-o", "no-requeue").replace("14280", "12")
-    assert "--no-requeue" in step(soon)
-    assert subprocess.run(["bash", "-c", soon], capture_output=True, cwd=folder).returncode == 75
-    assert list((folder / "long" / "checkpoints").glob("round-*.json"))
+    assert "--no-requeue" in step(shown("-o", "no-requeue"))
     with pytest.raises(InputError, match="qselect is not on the PATH; submit from a login node"):
         command.main(["recipe.yaml", "--time", "1:00:00"], standalone_mode=False)
     with pytest.raises(InputError, match="--time: expected a limit, which PBS needs"):
@@ -706,6 +697,19 @@ def test_a_script_of_pbs_asks_for_what_was_asked_and_trains(
     site_file.write_text("scheduler: lsf")
     with pytest.raises(InputError, match="scheduler: expected flux or pbs or slurm"):
         command.main(["recipe.yaml", "--time", "1:00:00"], standalone_mode=False)
+
+
+@pytest.mark.soak
+def test_a_script_of_pbs_trains(folder: Path, site_file: Path, lingering: dict[str, object]) -> None:
+    """Started here, without PBS: to its end, and to a stop at its own notice."""
+    write_recipe(folder, rounds=2, device="cpu")
+    site_file.write_text("{scheduler: pbs, launch: env}")
+    done = subprocess.run(["bash", "-c", shown()], capture_output=True, text=True, cwd=folder)
+    assert (done.returncode, (folder / "run" / "model.safetensors").exists()) == (0, True), done.stderr
+    write_recipe(folder, rounds=10**6, device="cpu", output="long", model=lingering)
+    soon = shown("-o", "no-requeue").replace("14280", "12")
+    assert subprocess.run(["bash", "-c", soon], capture_output=True, cwd=folder).returncode == 75
+    assert list((folder / "long" / "checkpoints").glob("round-*.json"))
 
 
 FLUX = """#!/bin/bash

@@ -36,7 +36,7 @@ from tests.soak import often
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.deadline(600)]
 
-USUAL, TAMPERINGS, ROUNDS = 12, 40, 8
+USUAL, TAMPERINGS, ROUNDS = 5, 40, 8
 SEED = int(os.environ.get("HPCFED_TAMPERING") or random.SystemRandom().randrange(1 << 32))
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "scaffold": {

@@ -365,6 +365,7 @@ def made(client="Plain", rule="ServerStep", scale=None):
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     ("parts", "line", "says"),

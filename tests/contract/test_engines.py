@@ -133,6 +133,7 @@ def test_a_minibatch_larger_than_any_client(name, most):
         assert loss == pytest.approx(their_loss, rel=1e-10)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "local", "dtype"), CASES)
 def test_a_client_in_a_tile_and_in_sequence(name, local, dtype):
     which = MODELS[name]
@@ -167,6 +168,7 @@ def test_rows_that_are_stepped_one_at_a_time(monkeypatch, local):
         assert loss == own_loss
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "least"), [("images", 0), ("images", 1900), ("MNIST's", 0), ("MNIST's", 10_000)])
 @pytest.mark.parametrize("local", LOCALS[:2], ids=["fused", "momentum"])
 def test_products_by_onednn(monkeypatch, name, local, least):

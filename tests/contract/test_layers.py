@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -62,8 +63,13 @@ OF_DATA_PREP = ("data", "errors", "io", "config.registry")
 USERS_OF_LAB = {"__init__", "api", "cli", "lab"}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the absolute names a file imports, at run time or for types, anywhere in it."""
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """The absolute names a file imports, at run time or for types, anywhere in it."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -297,6 +297,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_a_degenerate_case_is_the_other_method_bit_for_bit(case, world, shared_tmp):
     left, right, rounds = DEGENERATE[case]
@@ -336,6 +337,7 @@ SAME = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", SAME)
 def test_two_ways_to_say_the_same_give_the_same_bits(case, world, shared_tmp):
     compare_bits(world, shared_tmp, *SAME[case], 3)

@@ -73,6 +73,7 @@ def test_a_method_of_the_package_is_one_file(fednear, world, shared_tmp):
         hpcfed.run(small(shared_tmp / "no", algorithm={"name": "fednear", "nu": 1}), world=World(), quiet=True)
 
 
+@pytest.mark.soak
 @pytest.mark.serial
 def test_another_world_takes_the_place_of_mpi(tmp_path):
     """FedDyn, whose states move between two processes connected by Gloo: the same bits as in one; one run goes on."""

@@ -215,6 +215,7 @@ def test_a_worked_step_is_what_torch_computes_by_hand(name, world, place):
         torch.testing.assert_close(load_file(together.folder / "model.safetensors")[key], expected, rtol=0, atol=1e-11)
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "fedsplit", "fedexp", "fedadam"])
 def test_a_plain_step_with_the_tilt_is_the_built_in_step(name, world, place):
@@ -240,6 +241,7 @@ CROSSINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", CROSSINGS)
 def test_the_same_bits_wherever_clients_are_trained(case, world, place):
     local, changes = CROSSINGS[case]
@@ -371,6 +373,7 @@ def test_a_full_disk_is_not_the_steps_fault(world, place):
         run(place, "run", world, {"step": "own:full"})
 
 
+@pytest.mark.soak
 @pytest.mark.thinned
 @pytest.mark.serial
 def test_a_sweep_over_its_arguments(command, place):

@@ -77,6 +77,7 @@ def twenty(round: int) -> np.ndarray:
     return np.array([round] if round % 5 else [0, round])
 
 
+@pytest.mark.soak
 @pytest.mark.serial
 def test_the_figures_of_a_thousand_clients():
     """q = 0.1, 100 rounds, z = 1: what the sampling, its secrecy and the relation are worth."""
@@ -94,6 +95,7 @@ def test_the_figures_of_a_thousand_clients():
     }
 
 
+@pytest.mark.every(2)
 @pytest.mark.serial
 @pytest.mark.parametrize("rounds", [1, 37])
 def test_the_accountant_is_its_library(rounds):
@@ -118,6 +120,7 @@ def test_the_accountant_is_its_library(rounds):
         assert own(rounds) == pytest.approx(library.get_epsilon(1000**-1.1), rel=1e-6)
 
 
+@pytest.mark.every(2)
 @pytest.mark.serial
 @pytest.mark.parametrize("is_secret", [True, False])
 def test_noise_is_solved_for(is_secret):
@@ -145,6 +148,7 @@ def test_secret_seeds_of_any_part_give_other_streams():
     assert len({int(stream(seed, purpose).integers(2**62)) for seed in seeds for purpose in (Purpose.COHORT, 3)}) == 6
 
 
+@pytest.mark.every(3)
 @pytest.mark.serial
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedexp", "fednova", "fedyogi"])
@@ -315,6 +319,7 @@ def test_states_of_clients_are_encrypted(tmp_path):
     assert state["c"].numpy()[:9].tobytes()[4:] not in contents[1]
 
 
+@pytest.mark.every(3)
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("engine", ["batched", "sequential", "noise of clients"])
 def test_the_bits_are_those_of_any_number_of_ranks_and_of_a_run_that_was_resumed(engine, world, shared_tmp):
@@ -362,6 +367,7 @@ def test_the_holder_of_the_seed_alone_can_verify_and_replay(place):
         run(place, "run", algorithm={"name": "scaffold"}, rounds=3, checkpoint={"every": 1}, **secret(place))
 
 
+@pytest.mark.every(2)
 @pytest.mark.serial
 @pytest.mark.parametrize(
     "change",

@@ -80,6 +80,7 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [name for name, public in MODULES.items() if public.refused is None])
 def test_what_is_read_trains_as_one_client_after_another(name):
     public = MODULES[name]

@@ -121,6 +121,7 @@ def losses(place) -> tuple[float, float]:
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_robust_mean_holds_against_attackers(rule, place, losses):
     free, attacked = losses

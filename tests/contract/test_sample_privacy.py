@@ -166,6 +166,7 @@ def test_epsilon_is_of_the_site_that_pays_most():
     assert spent <= 8.0 < more
 
 
+@pytest.mark.every(2)
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_the_bits_are_those_of_any_number_of_ranks_and_of_a_run_that_was_resumed(name, world, shared_tmp):

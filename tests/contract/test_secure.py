@@ -113,6 +113,7 @@ NOT = ("fedadagrad", "fedadam", "fedyogi", "fedavgm", "fedexp-m", "scaffold-exp"
 """Methods whose client side is another one's: in the soak alone."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.soak] if n in NOT else []) for n in METHODS])
 def test_masked_sums_are_those_without_masks(name, place, monkeypatch):
     about = {"algorithm": {"name": name, **METHODS[name]}, "secure_aggregation": {"dropout": 0.3}}

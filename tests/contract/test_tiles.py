@@ -38,15 +38,15 @@ from tests.devices import DEVICE, prepare
 EXAMPLES = int(os.environ.get("HPCFED_EXAMPLES", "0"))
 """Cases of each kind; 0 for those of the suite, `USUAL`, and of the soak, `MANY`."""
 USUAL: Mapping[str, int] = {
-    "perceptron": 40,
-    "linear": 24,
-    "portable": 16,
-    "tanh": 16,
-    "convolution": 16,
-    "network": 24,
-    "alone": 16,
+    "perceptron": 14,
+    "linear": 8,
+    "portable": 8,
+    "tanh": 8,
+    "convolution": 8,
+    "network": 10,
+    "alone": 8,
 }
-MANY: Mapping[str, int] = {kind: 80 * count for kind, count in USUAL.items()}
+MANY: Mapping[str, int] = {kind: 240 * count for kind, count in USUAL.items()}
 """By the kind of model; ``network`` has norms, dropout, sums and attention, ``alone`` is the sequential engine."""
 TILTED = "shift", "anchor", "from_anchor", "offset", "radius"
 HUGE = {torch.float32: 1e18, torch.float64: 1e150}

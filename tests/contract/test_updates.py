@@ -181,6 +181,7 @@ def test_quantisation_is_unbiased(bits):
     assert len(drawn.unique()) == 2
 
 
+@pytest.mark.soak
 def test_random_entries_without_feedback_are_unbiased():
     vector, part, draws = torch.tensor([1.0, -2.0, 0.5, 4.0]), RandomK(fraction=0.5, feedback=False), 4_000
     total = torch.zeros(4, dtype=torch.float64)
@@ -358,6 +359,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize(("name", "changes", "unequal"), VARIANTS)
 def test_parts_that_change_nothing_leave_the_plain_run(name, changes, unequal, place):
@@ -417,6 +419,7 @@ REMEMBERING: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("method", REMEMBERING)
 def test_what_is_not_sent_comes_once_where_a_clients_state_carries_it_on(method, place):
     """A memory of the part's beside the state's would send it twice, and the model would leave the plain run's."""

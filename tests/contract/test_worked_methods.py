@@ -176,6 +176,7 @@ def method():
 """
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "changes",
     [{}, *({"evaluate": {"model": f"{which}-average"}} for which in ("client", "step")), {"placement": "balanced"}],
@@ -417,6 +418,7 @@ def step(parameters, batch, context):
 MLP, NET = {"name": "mlp", "hidden": [8]}, {"factory": "drawn:Net"}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("model", "local"),
     [(MLP, {}), (NET, {}), (MLP, {"step": "drawn:step"}), (NET, {"step": "drawn:step"}), (MLP, {"engine": "batched"})],

@@ -56,6 +56,7 @@ FORMATS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Dataset]]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_more_samples_than_memory(tmp_path: Path, name: str) -> None:
     FORMATS[name][0](tmp_path)

@@ -59,6 +59,7 @@ def test_prepare_and_inspect_images(tmp_path: Path, hpcfed: Hpcfed) -> None:
     assert picture.read_bytes().startswith(PNG)
 
 
+@pytest.mark.soak
 def test_prepare_and_inspect_a_regression_and_times(tmp_path: Path, hpcfed: Hpcfed) -> None:
     path, picture = tmp_path / "f.h5", tmp_path / "f.svg"
     hpcfed("prepare", "linear-regression", "-o", path)
@@ -84,6 +85,7 @@ def test_prepare_and_inspect_a_regression_and_times(tmp_path: Path, hpcfed: Hpcf
     assert "<!-- US$_$ -->" in picture.read_text()  # a name, no mathematics
 
 
+@pytest.mark.soak
 def test_the_picture_shows_samples_as_text(tmp_path: Path, hpcfed: Hpcfed) -> None:
     """Two roles of different texts: each line of the picture is a role's first sample, in its vocabulary's letters."""
     text, letters = "to be or not to be", " benort"
@@ -203,6 +205,7 @@ def test_sites_are_shown_by_name_with_their_labels_and_shifts(tmp_path: Path, hp
     assert (tmp_path / "own.png").stat().st_size > 10_000
 
 
+@pytest.mark.soak
 def test_what_a_site_never_measured_is_named_and_in_no_difference(tmp_path: Path, hpcfed: Hpcfed) -> None:
     """Site a lacks lab and ward, b one cell of lab: both are filled from others, which makes sites look alike."""
     raw = tmp_path / "raw"

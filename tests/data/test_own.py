@@ -229,6 +229,7 @@ def test_wrong_samples_end_in_one_line(tmp_path: Path, given: object, options: d
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.soak
 def test_memory_does_not_grow_with_the_samples(tmp_path: Path) -> None:
     """200 MB of samples from generators; memory of the process's own counts, the page cache does not."""
     program = """

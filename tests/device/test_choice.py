@@ -42,6 +42,7 @@ def kinds(result: hpcfed.Result) -> set[str]:
     return {rank["kind"] for rank in facts["per_rank"]}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("more", "kind"), [(0, "stub"), (1, "cpu")])
 def test_the_rule_holds_at_its_boundary(more, kind, stub, world, folder, monkeypatch) -> None:
     """12·8 + 8 + 8·4 + 4 parameters, minibatches of 10, 5 clients."""
@@ -80,6 +81,7 @@ def test_the_readmes_example_takes_the_cpu(stub, tmp_path, monkeypatch) -> None:
         assert chosen(recipe, federation, World())[0] == "cpu"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("began_on", ["cpu", "stub"])
 def test_a_run_goes_on_with_the_device_that_it_began_with(began_on, stub, world, folder, monkeypatch) -> None:
     """The record wins over the rule, and over GPUs that have come since."""

@@ -51,6 +51,7 @@ def counted(stub: Stub, world, tmp_path: Path, monkeypatch):
     return count
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("engine", "hidden", "reduction"),
     [("sequential", 8, "fast"), ("sequential", 2000, "exact"), ("batched", 8, "exact"), ("batched", 2000, "fast")],
@@ -67,6 +68,7 @@ def test_waits_grow_neither_with_clients_nor_with_steps(engine, hidden, reductio
 STATES = {"feddyn": {"name": "feddyn", "alpha": 0.1}, "scaffold": {"name": "scaffold"}}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("algorithm", "client_state", "up", "down"),
@@ -122,6 +124,7 @@ def of_a_bare_step(module: torch.nn.Module, stub: Stub, shape: tuple[int, ...], 
     return stub[0].counts.kernels - before
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("case", "shape"),
     often(

@@ -42,6 +42,7 @@ def peak_of(stub: Stub, world, **changes: Any) -> int:
     return stub[0].peak
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("where", ["on every rank", "on the last rank"])
 def test_a_tile_that_does_not_fit_ends_the_run_and_is_named(where, stub, world, folder) -> None:
     """Smaller tiles would have other last bits."""
@@ -74,6 +75,7 @@ def test_a_model_that_does_not_fit_is_one_line(stub, world, folder) -> None:
         run("full", world)
 
 
+@pytest.mark.every(3)
 @pytest.mark.serial  # a rank that fails alone ends the job, and these tests with it
 @pytest.mark.parametrize("eighths", often([1, 4, 7], range(1, 8)))
 def test_memory_that_is_nearly_full_ends_the_run_wherever_it_is(eighths, stub, world, folder, monkeypatch) -> None:
@@ -91,6 +93,7 @@ def test_memory_that_is_nearly_full_ends_the_run_wherever_it_is(eighths, stub, w
     assert error.value.exit_code == 4
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("way", ["host", "host in pieces", "through MPI"])
 def test_a_device_that_fails_in_a_round_ends_the_run_on_every_rank(way, stub, world, folder, monkeypatch) -> None:
     if way == "host in pieces":

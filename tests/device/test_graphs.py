@@ -35,6 +35,7 @@ CHANGING: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("path", CHANGING)
 def test_graphs_off_has_the_same_bits(path, stub, world, folder) -> None:  # noqa: F811
     found = []
@@ -193,6 +194,7 @@ OF_PYTHON: Mapping[str, tuple[Mapping[str, Any], str]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", OF_PYTHON)
 def test_what_is_done_in_python_at_each_step_is_not_recorded(case, stub, world, folder) -> None:  # noqa: F811
     """It would be left out of all steps but the first: a silent other result."""

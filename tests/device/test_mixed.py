@@ -56,6 +56,7 @@ USUAL += [("whole", "fast", True), ("in pieces", "fast", False), ("large by each
 """Exact sums through the host, of every size, and some of the others."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("sums", "reduction", "mpi_reads_it"), often(USUAL, WAYS))
 def test_all_ranks_sum_in_the_same_pieces(sums, reduction, mpi_reads_it, mixed, stub, world, monkeypatch) -> None:
     for name, value in SUMS[sums].items():

@@ -42,6 +42,7 @@ def of(output: str, role: str, **changes: Any) -> dict[str, Any]:
     return recipe(output, ROLES[role], **{**kept, **changes})
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("role", ROLES)
 def test_the_bits_are_the_cpus_also_after_a_checkpoint(role, stub, world, folder) -> None:
     cpu = hpcfed.run(of("cpu", role, rounds=4), world=world, quiet=True)
@@ -56,6 +57,7 @@ def test_the_bits_are_the_cpus_also_after_a_checkpoint(role, stub, world, folder
         check_steps(found)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("role", often(OFTEN, ROLES))
 def test_so_they_are_with_the_server_on_the_device(role, stub, world, folder, monkeypatch) -> None:
     monkeypatch.setattr("hpcfed.assembly.parts.LARGEST_ON_HOST", 0)
@@ -104,6 +106,7 @@ def test_private_parts_beside_states_that_move(state, stub, world, folder) -> No
     assert everything(device) == everything(cpu)
 
 
+@pytest.mark.soak
 def test_statistics_of_all_training_samples(stub, world, folder) -> None:
     evaluate = {"every": 1, "model": "last-two", "statistics": "training", "metrics": ["f1-macro"]}
     cpu, device = (
@@ -113,6 +116,7 @@ def test_statistics_of_all_training_samples(stub, world, folder) -> None:
     assert everything(device) == everything(cpu)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("model", ["dropout", "lstm"])
 def test_what_draws_or_recurs_is_replayed_step_by_step(model, stub, world, folder) -> None:
     world.on_root(lambda: write_all(folder))

@@ -103,6 +103,7 @@ def both(stub: Stub, world, folder) -> Callable[..., list[dict[str, Any]]]:
     return check
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("path", often(OFTEN, PATHS))
 def test_the_bits_are_the_cpus(path, both) -> None:
     both(rounds=2, **PATHS[path])
@@ -112,6 +113,7 @@ ON_THE_DEVICE = "hpcfed.assembly.parts.LARGEST_ON_HOST"
 """Entries of the largest model whose server stays on the host."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("path", PATHS)
 def test_a_server_on_the_device_leaves_the_bits_that_it_leaves_on_the_host(path, both, monkeypatch) -> None:
     monkeypatch.setattr(ON_THE_DEVICE, 0)
@@ -122,6 +124,7 @@ SERVER_OF_ANOTHER = ("dsgd", "fednova", "fedprox", "scaffold-exp")
 """Methods whose server does what another method's does."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("method", often(METHODS.keys() - {*SERVER_OF_ANOTHER}, METHODS))
 def test_every_methods_server_has_the_hosts_bits_on_the_device(method, both, stub, monkeypatch) -> None:
     """Where a device multiplies by the inverse of Python's numbers, as a GPU does."""
@@ -136,6 +139,7 @@ def test_the_bits_of_clients_evaluated_in_blocks_are_the_cpus(both, monkeypatch)
     both(rounds=1, **PATHS["all measures"])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "local",
     [{"epochs": 1, "batch_size": 7, "tile": 1}, {"steps": 2, "batch_size": "full"}, {"epochs": 1, "batch_size": 7}],
@@ -157,6 +161,7 @@ OTHER_KERNELS = ("lstm", "resnet18-gn", "cifar-cnn")
 convolutions of several clients together."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", [name for name in MODELS if name not in OTHER_KERNELS])
 def test_the_bits_of_models_are_the_cpus(case, both, monkeypatch) -> None:
     """Squared norms are summed in one piece on a device: on the CPU, too. Masks of dropout follow from the engine."""
@@ -165,6 +170,7 @@ def test_the_bits_of_models_are_the_cpus(case, both, monkeypatch) -> None:
     both(**{"rounds": 1, "local": local, "evaluate": {"batch_size": 4}, **MODELS[case]})
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.soak if c == "resnet18-gn" else []) for c in OTHER_KERNELS]
 )
@@ -193,6 +199,7 @@ USUAL += [
 """Exact sums of a server on the host, which leave by every way, and each way once more."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("home", "reduction", "through"), often(USUAL, WAYS))
 def test_sums_leave_the_device_whole(home, through, reduction, both, stub, world, monkeypatch) -> None:
     if home == "device":

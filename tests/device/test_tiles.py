@@ -41,6 +41,7 @@ def assembled(stub: Stub, tmp_path: Path):
     return parts_of
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", often(["mlp", "logistic"], ["mlp", "cnn", "logistic"]))
 def test_two_ranks_share_a_cohort_evenly(name, assembled, tmp_path):
     engine, work = assembled(name).engine, COUNTED[name]
@@ -57,6 +58,7 @@ def test_two_ranks_share_a_cohort_evenly(name, assembled, tmp_path):
         placement.learn(ranks, sizes[clients], steps, 1e-3 * tiles * steps[0])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
 def test_methods_with_states_are_trained_in_tiles(algorithm, assembled):
     changes = ["algorithm.alpha=0.1"] if algorithm == "feddyn" else []

@@ -25,8 +25,11 @@ def needed() -> dict[str, str]:
 
 
 def test_spack_asks_for_what_the_project_does() -> None:
-    text = (PACKAGING / "spack" / "package.py").read_text(encoding="utf-8")
-    ast.parse(text)
+    text, beside = ((PACKAGING / "spack" / f"py_{name}" / "package.py").read_text() for name in ("hpcfed", "ijson"))
+    assert [node.name for one in (text, beside) for node in ast.parse(one).body if isinstance(node, ast.ClassDef)] == [
+        "PyHpcfed",
+        "PyIjson",
+    ]
     found = dict(re.findall(r'depends_on\("py-([\w-]+)@([\d.]+):\d*", type=\("build", "run"\)\)', text))
     assert found == needed()
 

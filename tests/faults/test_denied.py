@@ -136,12 +136,14 @@ def end(command: Callable[..., Completed], words: str, folder: Path, code: int, 
         assert fragment in own_line(done.stderr)
 
 
+@pytest.mark.one_mpi
 def test_modes_hold(tmp_path: Path) -> None:
     (tmp_path / "file").touch(mode=0o000)
     with denied(), pytest.raises(PermissionError):
         (tmp_path / "file").open()
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("name", CASES)
 def test_what_may_not_be_read(name, place, command):
     path, words, code, says = CASES[name]
@@ -157,6 +159,7 @@ def test_what_may_not_be_read(name, place, command):
         assert not list(place.glob("run/previous-*"))  # it went on
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("name", UNWRITABLE)
 def test_what_may_not_be_written(name, place, command):
     (place / "shut").chmod(0o555)
@@ -165,6 +168,8 @@ def test_what_may_not_be_written(name, place, command):
     assert list((place / "shut").iterdir()) == []
 
 
+@pytest.mark.soak
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("ranks", [2, pytest.param(0, marks=pytest.mark.soak)])
 def test_an_unreadable_checkpoint_ends_all_ranks(ranks, place):
     (place / "run" / "checkpoints" / "round-00000003.clients").chmod(0o000)

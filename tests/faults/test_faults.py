@@ -46,12 +46,14 @@ def test_a_client_that_raises_ends_the_job_which_can_start_again(place):
     assert (place.run / "previous-1" / "logs" / "rank-1.log").exists()
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("client", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_client_that_raises_ends_the_job_while_others_train(place, client):
     args = {"deed": "fail", "whose": client, "visit": 2, "nap": 600}
     check_the_end(place, place.start(args=args), client)
 
 
+@pytest.mark.soak
 @pytest.mark.one_mpi
 def test_training_that_diverges_says_where(place):
     done = place.start(2, local={"steps": 5, "batch_size": "full", "lr": 1e6, "weight_decay": 1.0})
@@ -115,7 +117,7 @@ def test_a_data_file_truncated_in_mid_run_ends_the_job(place, access):
     """Client 0 of round 1 sees it shrink; clients 1 and 2, not read before, are then beyond its end."""
     schedule = place.path / "schedule.json"
     schedule.write_text("[[0], [1], [2], [0]]")
-    done = place.start(args={"deed": "truncate", "whose": 0}, cohort={"schedule": str(schedule)}, data_access=access)
+    done = place.start(2, args={"deed": "truncate", "whose": 0}, cohort={"schedule": str(schedule)}, data_access=access)
     assert done.returncode == 4
     line = own_line(done.stderr)
     for told in ("round 2, client 1", "marked.h5", "the data file became shorter"):
@@ -124,17 +126,19 @@ def test_a_data_file_truncated_in_mid_run_ends_the_job(place, access):
     assert not (place.run / "model.safetensors").exists()
 
 
+@pytest.mark.soak
 @pytest.mark.one_mpi
 def test_staged_data_are_read_from_the_copy_which_leaves_nothing_behind(place):
     """The file that the recipe names is cut while the run goes on; the scratch folder is empty afterwards."""
     scratch = place.path / "scratch"
     scratch.mkdir()
-    done = place.start(args={"deed": "truncate", "whose": 0}, data_access="stage", env={"TMPDIR": str(scratch)})
+    done = place.start(2, args={"deed": "truncate", "whose": 0}, data_access="stage", env={"TMPDIR": str(scratch)})
     assert (done.returncode, own_lines(done.stderr)) == (0, [])
     assert [row["round"] for row in place.rows()] == [1, 2, 3, 4]
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.one_mpi
 def test_an_evaluation_that_raises_on_one_rank_ends_the_job(place):
     done = place.start(2, args={"deed": "fail", "whose": 101, "visit": 2}, evaluate={"every": 1, "batch_size": 10})
     assert done.returncode == 2

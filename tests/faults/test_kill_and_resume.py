@@ -25,7 +25,7 @@ from tests.mpi.test_parameters import everything
 pytestmark = pytest.mark.one_mpi
 
 ROUNDS, EVERY = 14, 3
-CASES, EACH_TIME = 40, 2
+CASES, EACH_TIME = 40, 1
 AT_LEAST = 5
 FIRST = "before the first checkpoint"
 SECOND = "a round's second attempt"

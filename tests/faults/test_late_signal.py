@@ -9,10 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from hpcfed.ranks.signals import catch_signals
 from hpcfed.ranks.world import World
 from tests.launch import HPCFED, LEAKED, ROOT
 from tests.mpi.recipes import write_recipe, write_small
+
+pytestmark = pytest.mark.one_mpi
 
 
 def test_a_closed_terminal_does_not_end_a_run_under_nohup() -> None:
@@ -56,6 +60,7 @@ def _catches(process: int, number: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
+@pytest.mark.soak
 def test_a_signal_after_the_end_changes_no_exit_code(tmp_path: Path) -> None:
     write_small(tmp_path)
     recipe = write_recipe(tmp_path, rounds=1)

@@ -32,6 +32,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("ending", ["killed", "failed"])
 def test_a_rank_that_ends_while_others_wait_for_it_ends_the_job(ending, tmp_path):
     write_small(tmp_path)

@@ -40,6 +40,7 @@ AFTER_AN_ECHO = 1.5
 """Seconds after which a signal is a second one."""
 
 
+@pytest.mark.one_mpi
 def test_a_client_that_hangs_ends_the_job(place):
     changes = {"args": {"deed": "hang", "whose": 1, "visit": 3}, "watchdog": "2s", "checkpoint": {"keep": 2}}
     assert place.start(2, rounds=2, **changes).returncode == 0
@@ -119,6 +120,7 @@ def test_a_second_signal_ends_the_job_at_once(waits, place):
     assert "SIGTERM after SIGTERM: leaving at once, rank " in line
 
 
+@pytest.mark.soak
 @pytest.mark.one_mpi
 def test_of_two_jobs_in_one_folder_one_refuses(place):
     """The other is not disturbed."""
@@ -194,7 +196,7 @@ def test_a_read_only_folder_is_refused(what, place, disk):
         assert place.start(0, rounds=1, checkpoint={"every": 1, "keep": 10**12}).returncode == 2
     folder = disk(what)
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-    done = place.start(2)
+    done = place.start(0)
     assert done.returncode == 2, done.stderr
     line = own_line(done.stderr)
     assert "Read-only file system" in line

@@ -39,6 +39,7 @@ def session(tmp_path):
     return run
 
 
+@pytest.mark.soak
 def test_passing_session_has_one_closing_line(session):
     done = session("def test_it(comm): assert comm.allreduce(1) == 3")
     assert done.returncode == 0, done
@@ -46,7 +47,7 @@ def test_passing_session_has_one_closing_line(session):
     assert "1 passed" in done.stdout
 
 
-def test_several_ranks_run_what_takes_ranks_and_is_not_alike(session):
+def test_several_ranks_run_what_takes_ranks_and_is_not_alike_and_some_of_each_kind(session):
     done = session("""
         def test_without(tmp_path): pass
         @pytest.mark.alike
@@ -54,9 +55,12 @@ def test_several_ranks_run_what_takes_ranks_and_is_not_alike(session):
         @pytest.mark.parametrize("n", range(8))
         @pytest.mark.thinned
         def test_many(comm, n): assert n % 4 == 1
+        @pytest.mark.parametrize("n", [pytest.param(-1, marks=pytest.mark.soak), *range(7)])
+        @pytest.mark.every(3)
+        def test_some(comm, n): assert n % 3 == 0
         """)
     assert done.returncode == 0, done
-    assert "2 passed, 8 deselected" in done.stdout
+    assert "5 passed, 13 deselected" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -175,6 +179,7 @@ def test_skips_must_agree(session):
     assert "1 failed, 1 skipped" in done.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_skip_is_a_failure_on_ci_unless_it_needs_more_ranks(session, ranks):
     body = """

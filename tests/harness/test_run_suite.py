@@ -35,6 +35,7 @@ def suite(tmp_path, capsys):
     return run
 
 
+@pytest.mark.soak
 def test_adds_up_what_passed(suite):
     code, lines = suite("@pytest.mark.ranks(2)\ndef test_a(comm): pass\ndef test_b(comm): pass")
     assert code == 0

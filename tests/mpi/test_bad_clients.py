@@ -105,6 +105,7 @@ def moody(deed: str, whose: list[int], **changes: Any) -> dict[str, Any]:
     return small(**{**base, **changes})
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     ("algorithm", "deed", "whose", "steps"),

@@ -157,6 +157,7 @@ def scores(world: World, path: Path, clients: Sequence[Arrays], seed: int, **cha
     return found, evaluator(w, test=False, train=True)
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     "changes",
@@ -200,6 +201,7 @@ def test_a_clients_scores_know_nothing_of_other_clients(changes, seeds, world, s
             assert score["train_loss"] == alone[0, 0, 0, 0] / alone[0, 0, 0, 1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize("changes", [{}, {"loss": {"reduction": "sum"}, "model": {"name": "logistic"}}])
 def test_scores_of_small_clients_in_tiles_are_those_of_each_alone(changes, world, folder, monkeypatch):
@@ -221,6 +223,7 @@ def test_scores_of_small_clients_in_tiles_are_those_of_each_alone(changes, world
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     "changes",
@@ -258,6 +261,7 @@ def model():
 """
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize("damage", ["", "5", "5,0,glo", "9,0,global,train,0.5,0.5,3\n", f"{'9' * 5000},0\n"])
 def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
@@ -275,6 +279,7 @@ def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
     assert (run / "clients.csv").read_bytes() == (folder / "whole" / "clients.csv").read_bytes()
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
@@ -309,6 +314,7 @@ def test_a_table_that_was_removed_is_refused(world, folder):
         hpcfed.run(recipe("run", **changes), world=world, quiet=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize("header", [b"", b"round,client,mo"])
 def test_a_header_cut_before_any_client_was_evaluated_is_written_again(header, world, folder):

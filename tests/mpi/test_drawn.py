@@ -14,7 +14,7 @@ from hpcfed.ranks.world import World
 from tests.mpi.drawn import write_drawn
 from tests.mpi.test_same_result import left_by
 
-USUAL, MANY = range(16), range(16, 400)
+USUAL, MANY = range(6), range(6, 400)
 
 
 def seeds() -> list[object]:

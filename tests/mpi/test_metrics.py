@@ -175,6 +175,7 @@ def check(found: Any, metric: str, name: str, count: int) -> Any:
     return value
 
 
+@pytest.mark.every(2)
 @pytest.mark.thinned
 @pytest.mark.parametrize("name", TASKS)
 def test_metrics_are_the_librarys(name, world, folder):
@@ -313,6 +314,7 @@ def test_the_partial_likelihood_of_the_last_event_has_no_gradient():
         assert not torch.autograd.grad(cox(risk[:count], target[:count]).mean(), risk)[0].any()
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize("method", [{"name": "scaffold-exp"}, {"name": "feddyn", "alpha": 0.1}, {"name": "dsgd"}])
 def test_survival_is_learnt_by_every_kind_of_method(method, world, folder):
@@ -321,6 +323,7 @@ def test_survival_is_learnt_by_every_kind_of_method(method, world, folder):
     assert result.metrics[-1]["test_concordance"] > 0.7
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize(("name", "count"), [("binary", 2), ("classes", 4), ("label", 2)])
 def test_balanced_weights_are_those_of_all_training_samples(name, count, world, folder):

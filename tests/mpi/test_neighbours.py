@@ -48,6 +48,7 @@ def larger(what: Any) -> Any:
     return rounded
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     ("hashes", "kind"), often([(True, 0), (False, 1), (True, 2)], [(h, k) for h in (True, False) for k in range(3)])
@@ -90,6 +91,7 @@ def test_what_the_sentinel_found_by_rank_is_blamed_before_a_sum(hashes, world, f
     assert re.search(said_by_itself, "\n".join(said[len(text.splitlines()) :]))
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize(("what", "on"), KINDS)
 def test_verify_of_an_honest_run_does_not_fail_where_neighbours_decide(what, on, world, folder, monkeypatch):

@@ -67,6 +67,7 @@ CASES = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", CASES)
 def test_a_loss_takes_outputs_of_its_own_shape(case, world, folder):
     """The same bits on all ranks as alone; a measure that the model reaches only if it was trained by that loss."""

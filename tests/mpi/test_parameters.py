@@ -112,6 +112,7 @@ OFTEN = ("fedexp", "scaffold", "feddyn", "fedsplit", "fedsam", "qffl", "guess-an
 """Run every time: a server state, client states, a start elsewhere, gradients and losses elsewhere, parts that move."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.of_ranks
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in OFTEN else pytest.mark.soak) for c in CASES])
 def test_a_run_with_a_private_head_is_the_same_as_alone(case, world, folder):
@@ -120,6 +121,7 @@ def test_a_run_with_a_private_head_is_the_same_as_alone(case, world, folder):
     check_same_as_alone(world, folder, base)
 
 
+@pytest.mark.every(2)
 @pytest.mark.of_ranks
 @pytest.mark.parametrize(
     "parameters",
@@ -159,6 +161,7 @@ def trained_by_hand(
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("parameters", [FEDBN, {"buffers": "averaged"}, FEDPER], ids=["fedbn", "averaged", "fedper"])
 def test_it_is_what_a_plain_loop_computes(parameters, world, folder):
     """FedBN and others by hand, in float64: private parts stay, the rest is averaged by n_i, counters by maximum."""
@@ -201,6 +204,7 @@ def test_it_is_what_a_plain_loop_computes(parameters, world, folder):
             np.testing.assert_allclose(found[name], own[k][name], rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("left_out", [[], [4]], ids=["all", "without"])
 def test_statistics_of_an_averaged_iterate_are_those_of_the_training_samples(left_out, world, folder):
     """By hand from the evaluated module, one minibatch a client; the round's stay in ``model.safetensors``."""
@@ -398,6 +402,7 @@ def test_private_parameters_in_tiles_are_those_of_clients_trained_one_after_anot
 OWN_PARTS = [(FEDBN, "mlp"), (FEDPER, "mlp"), ({"buffers": "fixed"}, "mlp"), ({"private": ["1.*"]}, "perceptron")]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("parameters", "factory"), OWN_PARTS, ids=["fedbn", "fedper", "fixed", "tiles"])
 def test_a_replayed_client_trains_with_its_own_part(parameters, factory, world, folder):
     kept = {"checkpoint": {"every": 2, "keep": 9}, "rounds": 4, "update_hashes": True}

@@ -19,6 +19,7 @@ AFTER = {"name": "scaffold", "correction": "after-momentum", "c_scale": "uniform
 """NIID-Bench's SCAFFOLD."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("method", ["scaffold", "feddyn", "fednova", "after-momentum"])
 def test_the_same_on_ranks_resumed_verified_and_replayed(method, world, shared_tmp, monkeypatch):
     world.on_root(lambda: write_small(shared_tmp) and None)

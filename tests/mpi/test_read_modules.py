@@ -32,6 +32,7 @@ def recipe(output: str, name: str, **changes: Any) -> dict[str, Any]:
     return small(output, model=model, python_path=[HERE], local=local, update_hashes=True, **changes)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddyn"])
 @pytest.mark.parametrize("name", ["residual", "convolutional", "perceptron"])
 def test_ranks_have_the_bits_of_one(name, method, world, folder):
@@ -46,6 +47,7 @@ def test_ranks_have_the_bits_of_one(name, method, world, folder):
         assert account == f"6 clients a tile, read as {'a perceptron' if name == 'perceptron' else 'operators'}"
 
 
+@pytest.mark.every(3)
 @pytest.mark.thinned
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.5, "clip_norm": 1.0}, {"optimizer": "adam", "lr": 0.01}])
 def test_a_run_goes_on_and_a_replay_has_its_bits(local, world, folder):

@@ -39,6 +39,7 @@ def recipe(output: str, name: str, **changes: Any) -> dict[str, Any]:
     return small(output, model=model, python_path=[HERE], evaluate=measured, local=local, **changes)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ADOPTED)
 def test_it_trains_as_its_twin_that_writes_in_place(name, world, folder):
     """Bit for bit, on all ranks as alone; a merge into other parameters rounds, but leaves nothing behind."""
@@ -62,6 +63,7 @@ def test_it_trains_as_its_twin_that_writes_in_place(name, world, folder):
                 assert row[column] == pytest.approx(other[column], rel=1e-5 if rounds else 0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_another_parameter_is_refused_by_name(name, world, folder):
     threads = torch.get_num_threads()
@@ -72,6 +74,7 @@ def test_another_parameter_is_refused_by_name(name, world, folder):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["assigned", "adapter", "sometimes"])
 def test_a_replay_has_the_recorded_bits(name, world, folder):
     """So has the loss of each of its steps, those of a client's own evaluation, and of a method that asks for f(w)."""

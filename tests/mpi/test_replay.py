@@ -77,6 +77,7 @@ def of(method: str, **changes: Any) -> dict[str, Any]:
 SELDOM = ("normalised", "guess-sequential", "last-models", "full-gradient")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "variant", [pytest.param(v, marks=[pytest.mark.soak] if v in SELDOM else []) for v in VARIANTS]
 )

@@ -97,6 +97,7 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("round-")) for path in (run / "checkpoints").glob("*.json"))
 
 
+@pytest.mark.every(3)
 @pytest.mark.of_ranks
 @pytest.mark.parametrize("together_first", [True, False], ids=["together-alone", "alone-together"])
 @pytest.mark.parametrize("variant", [pytest.param(v, marks=[] if v in OFTEN else pytest.mark.soak) for v in VARIANTS])
@@ -127,6 +128,7 @@ def test_client_states_may_lie_elsewhere_from_a_checkpoint_on(before, after, wor
     assert world.on_root(lambda: (folder / "run" / "checkpoints").exists()) is False
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("variant", ["scaffold", "fedexp-m"])
 def test_a_finished_run_takes_more_rounds(variant, world, folder):
     whole = whole_of(variant, world)
@@ -154,6 +156,7 @@ def test_a_run_that_ended_with_its_last_checkpoint_is_finished_without_a_round(w
     assert left_by(hpcfed.run(of("scaffold"), world=world, quiet=True)) == whole
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("keep", "left"), [(1, [7]), (9, [2, 4, 6, 7])])
 def test_the_last_ones_are_kept(keep, left, world, folder):
     recipe = of("feddyn", checkpoint={"every": EVERY, "keep": keep})
@@ -223,6 +226,7 @@ DAMAGES: Mapping[str, tuple[str, Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(damage, world, folder, capfd):
     suffix, spoil, complaint = DAMAGES[damage]
@@ -242,6 +246,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(damage, world,
     assert checkpoints(run) == [6, 7]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("suffix", ["json", "server", "clients"])
 def test_an_unreadable_checkpoint_is_not_a_damaged_one(suffix, world, folder):
     """Its disk may be back for the next start: neither the one before nor round 1 takes its place."""
@@ -384,6 +389,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(world, folder):
     assert checkpoints(run) == [2, 4]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("variant", ["scaffold", "fedexp-m"])
 def test_a_checkpoint_that_lacks_what_is_evaluated_is_refused(variant, world, folder):
     run = stopped(of(variant), world)
@@ -437,6 +443,7 @@ def test_a_damaged_line_of_the_record_is_refused(world, folder):
         hpcfed.run(of("fedexp-m"), world=world, quiet=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("change", [Path.unlink, truncate])
 def test_a_record_that_another_program_changes_ends_the_run(change, world, folder, monkeypatch):
     """Nor is the run called finished that had left it."""
@@ -474,6 +481,7 @@ def put_a_copy(path: Path) -> None:
     path.with_name("copy").replace(path)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("change", [Path.unlink, truncate, put_a_copy])
 @pytest.mark.parametrize("name", ["clients.csv", "update-hashes.bin"])
 def test_the_other_files_of_a_record_may_not_be_changed_either(name, change, world, folder, monkeypatch):
@@ -607,6 +615,7 @@ def hangups_count() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("every", "number"), [(2, signal.SIGUSR1), (0, signal.SIGHUP)])
 def test_a_run_that_is_signalled_stops_with_a_checkpoint_and_goes_on(every, number, world, folder, hangups_count):
     """The signal comes to the last rank only; with `every: 0` there is a checkpoint all the same."""

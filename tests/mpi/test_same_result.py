@@ -142,6 +142,7 @@ def test_where_a_client_is_trained_changes_nothing(world, folder):
     assert left_by(runs[0]) == left_by(runs[1])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedsplit"])
 def test_states_that_move_to_where_their_clients_are_trained_change_nothing(name, world, folder, monkeypatch):
     """Also where the run stops in between, and goes on with every state at home again."""
@@ -185,6 +186,7 @@ def test_the_average_of_all_clients_is_what_it_says(world, folder):
         np.testing.assert_allclose(found[name], (y_0[name] + y_1[name]) / 2, rtol=0, atol=1e-14)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["fedavgm", "scaffold", "fedadam", "feddyn"])
 def test_a_large_model_is_reduced_and_stepped_in_parts_to_the_same_bits(name, world, folder, monkeypatch):
     """With the sizes from which sums have memory of their own and server steps go in blocks set to almost nothing."""

@@ -35,6 +35,7 @@ SEED = "8f1c6a0be35d97421b6e0c9d4a7f5328"
 NOISED: dict[str, Any] = {"secret_seed": "secret.txt", "means": [{"noise": {"multiplier": 1.0}}]}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["fedexp", "scaffold", "scaffold, with noise"])
 def test_a_run_is_the_same_as_alone_and_is_verified(name, world, folder):
     name, noise, _ = name.partition(", with noise")

@@ -66,6 +66,7 @@ def trained_tiles(rows: list[dict[str, Any]]) -> int:
     return sum(len(row["cohort"]) for row in rows if row.get("bitwise", True))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 10))])
 @pytest.mark.parametrize("what", [by_slot, by_neighbour, by_fullness, by_rank])
 def test_products_that_see_what_they_should_not_are_noticed(what, seed, world, folder, monkeypatch):

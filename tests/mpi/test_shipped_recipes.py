@@ -142,6 +142,7 @@ def write(folder: Path, kind: str) -> Path:
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("kind", "recipe"), list(cases()))
 def test_a_shipped_recipe_is_the_same_as_alone(kind, recipe, world, shared_tmp):
     world.on_root(lambda: write(shared_tmp, kind) and None)

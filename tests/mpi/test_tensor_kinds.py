@@ -49,6 +49,7 @@ def recipe(output: str, name: str, *, args: Any = None, **changes: Any) -> dict[
     return small(output, model=model, python_path=[HERE], **changes)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", often(OFTEN, VALUES), ids=short)
 def test_a_buffer_keeps_its_values_in_every_role(dtype, world, folder):
     kept = Buffered(short(dtype)).table.to(OF_RUN.get(dtype, dtype))
@@ -62,6 +63,7 @@ def test_a_buffer_keeps_its_values_in_every_role(dtype, world, folder):
             assert torch.equal(file["table"], kept)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "dtype", often(OFTEN, [one for one in VALUES if one not in OF_RUN or one == torch.complex64]), ids=short
 )
@@ -113,6 +115,7 @@ def test_missing_numbers_and_sparse_buffers_are_constant(world, folder):
         assert run.metrics[-1]["test_loss"] < run.metrics[0]["test_loss"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_a_parameter_without_dimensions_is_one_of_a_single_number(engine, world, folder):
     local = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": engine, "momentum": 0.5}
@@ -127,6 +130,7 @@ def test_a_parameter_without_dimensions_is_one_of_a_single_number(engine, world,
         assert hpcfed.replay(runs[0].folder, 2, 1).agrees
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("parameters", [{"private": ["log_scale"]}, {"frozen": ["log_scale"]}])
 def test_one_without_dimensions_has_any_role(parameters, world, folder):
     base = recipe("run", "Scaled", parameters=parameters, cohort={"size": 3})

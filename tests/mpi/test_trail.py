@@ -40,6 +40,7 @@ def of(method: str, **changes) -> dict:
     return small(**{"algorithm": {"name": method, **METHODS[method]}, "cohort": {"size": 3}, "rounds": 4, **changes})
 
 
+@pytest.mark.every(3)
 @pytest.mark.of_ranks
 @pytest.mark.parametrize("method", ["fedexp", "scaffold", "fedsplit"])
 def test_hashes_of_updates_are_the_same_on_any_number_of_ranks_and_resumed(method, world, folder):

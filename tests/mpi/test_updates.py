@@ -75,6 +75,7 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
 USUAL, MANY = (2, 3, 5, 7), (0, 1, 4, 6, *range(8, 40))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", [*USUAL, *(pytest.param(seed, marks=pytest.mark.soak) for seed in MANY)])
 def test_a_drawn_chain_and_method_are_the_same_as_alone(seed, world, folder):
     """On all ranks in one go, and after the first rounds on one; the sentinel finds nothing."""
@@ -94,6 +95,7 @@ def test_a_drawn_chain_and_method_are_the_same_as_alone(seed, world, folder):
 OFTEN = ("topk-quantize", "median", "down")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("chain", [pytest.param(c, marks=[] if c in OFTEN else [pytest.mark.soak]) for c in CHAINS])
 def test_a_run_is_verified_and_replayed(chain, world, folder):
     changes = {"cohort": {"size": 3}, "checkpoint": {"every": 2, "keep": 9}, "update_hashes": True, "rounds": 4}

@@ -86,6 +86,7 @@ def test_a_run_of_one_rank_is_verified_on_all(method, world, folder):
 SELDOM = ("client-average", "float64")
 
 
+@pytest.mark.every(2)
 @pytest.mark.of_ranks
 @pytest.mark.parametrize(
     "variant", [pytest.param(v, marks=[pytest.mark.soak] if v in SELDOM else []) for v in VARIANTS]

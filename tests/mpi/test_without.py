@@ -59,6 +59,7 @@ def without(world, *clients: str, run: str = "run", **options: Any) -> tuple[hpc
     return found, said
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("method", "cohort", "start"),
     [
@@ -83,6 +84,7 @@ def test_it_is_a_run_that_began_without_the_client(method, cohort, start, world,
         assert (found.folder / name).read_bytes() == (again.folder / name).read_bytes()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("cohort", [pytest.param({}, marks=pytest.mark.soak), {"size": 2}], ids=["all", "drawn"])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_a_run_on_a_federation_that_lacks_the_client(name, cohort, world, folder):
@@ -96,6 +98,7 @@ def test_it_is_a_run_on_a_federation_that_lacks_the_client(name, cohort, world, 
     assert (found.folder / "model.safetensors").read_bytes() == (lacking.folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_methods_say_whether_the_number_of_clients_enters(name, world, folder):
     """Rounds before a client's first are the same without it, but for methods that say otherwise."""
@@ -185,6 +188,7 @@ def test_the_only_client_with_test_data_is_reported_apart(world, folder):
     assert None not in row["apart"]["4"].values()
 
 
+@pytest.mark.soak
 def test_its_test_data_are_reported_apart(world, shared_tmp, monkeypatch):
     world.on_root(lambda: write_sites(shared_tmp / "sites.h5"))
     monkeypatch.chdir(shared_tmp)
@@ -230,6 +234,7 @@ def test_its_test_data_are_reported_apart(world, shared_tmp, monkeypatch):
     assert facts["exact"] == "training only"
 
 
+@pytest.mark.soak
 def test_one_loss_measures_runs_on_all_clients(world, shared_tmp, monkeypatch):
     """With `balanced` weights the model that nothing moves has the same losses, whoever trains, also where only the
     client that is left out has a class; what trains has the weights of its own samples.
@@ -292,6 +297,7 @@ def test_scores_of_other_clients_are_measured_again(world, folder):
     assert rows_of(found) == rows_of(again)
 
 
+@pytest.mark.soak
 def test_the_scores_of_a_former_last_round_are_measured_again(world, folder):
     """A run that was asked for more rounds has evaluated one that no period names."""
     evaluate = {"batch_size": 64, "train": {"every": 9}}
@@ -354,6 +360,7 @@ def test_a_round_that_trains_nobody_has_its_own_average(model, world, folder):
     assert not evaluated.exists()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("model", ["last-two", "cohort-average"])
 def test_another_evaluated_model_waits_for_a_round(model, world, folder):
     """What it needs of the last round is in no checkpoint."""

@@ -74,6 +74,7 @@ def ours(**keys: Any) -> nn.Module:
     return spec.build((3, 32, 32), 10)
 
 
+@pytest.mark.soak
 @pytest.mark.serial
 @pytest.mark.parametrize(
     ("theirs", "experiment", "count"),

@@ -27,6 +27,7 @@ def reference() -> Path:
     return folder
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("number", [n if n < 3 else pytest.param(n, marks=pytest.mark.soak) for n in range(9)])
 def test_toy_follows_the_reference(number, reference, world, shared_tmp):
     expected = json.loads((reference / "toy2d.json").read_text())["runs"][number]
@@ -70,6 +71,7 @@ LINEAR_REGRESSION = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.deadline(150)
 @pytest.mark.parametrize(
     ("name", "rounds"),

@@ -49,6 +49,7 @@ def yogi(model: FlatModel, w: torch.Tensor, task: Task, guessed: int) -> torch.T
     return w - y
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("optimizer", "guessed", "engine"),
     [

@@ -76,6 +76,7 @@ def test_a_model_is_sized_without_its_initial_values(monkeypatch):
         check_memory(spec, (80,), 80, torch.float32)
 
 
+@pytest.mark.every(3)
 @pytest.mark.serial
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", SMALL)

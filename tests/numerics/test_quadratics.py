@@ -126,6 +126,7 @@ MORE = (
 """What others cover almost: in the soak alone."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("weights", [pytest.param("uniform", marks=pytest.mark.soak), "samples"])
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.soak if name in MORE else []) for name in EXACT])
 def test_reaches_the_optimum(name, weights, problem, world):
@@ -134,6 +135,7 @@ def test_reaches_the_optimum(name, weights, problem, world):
     np.testing.assert_allclose(found, problem.optimum(problem.weights(weights)), rtol=0, atol=REACHED)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_fedavg_stops_where_its_drift_balances(weights, problem, world):
     q = problem.weights(weights)
@@ -143,6 +145,7 @@ def test_fedavg_stops_where_its_drift_balances(weights, problem, world):
     assert np.abs(balance - problem.optimum(q)).max() > 1e-3
 
 
+@pytest.mark.soak
 def test_objective_inconsistency_vanishes_with_the_step_size_for_fednova_alone(problem, world):
     """Unequal τ_i: FedAvg minimises Σ q_i τ_i f_i as η → 0, FedNova Σ q_i f_i."""
     taus, rounds = (1, 2, 3, 5, 8), 100

@@ -47,13 +47,16 @@ def expected() -> dict:
 def cases() -> list:
     """All cases by name; one that says so where the folder is absent.
 
-    One of each method, of all clients and of some of them, runs each time, the others in the soak.
+    One of each method runs each time, of all clients and of some of them by turns, the others in the soak.
     """
-    found, known = [], set()
+    found, known, wanted = [], set(), "full"
     for case in expected()["cases"]:
-        kind = re.split(r"[_/|+]", case["id"])[0], case["id"].rpartition("|")[2]
-        found.append(pytest.param(case, id=case["id"], marks=pytest.mark.soak if kind in known else []))
-        known.add(kind)
+        method, clients = re.split(r"[_/|+]", case["id"])[0], case["id"].rpartition("|")[2]
+        chosen = method not in known and clients == wanted
+        found.append(pytest.param(case, id=case["id"], marks=[] if chosen else pytest.mark.soak))
+        if chosen:
+            known.add(method)
+            wanted = {"full": "partial", "partial": "full"}[wanted]
     return found or [pytest.param(None, id="reference-absent")]
 
 
@@ -169,6 +172,7 @@ def test_agrees_with_the_reference_after_fewer_rounds(case, rounds, softmax, wor
     check(case, softmax, world, rounds)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("which", "key"), [("cohort-average", "w_sel"), ("client-average", "w_all")])
 @pytest.mark.parametrize("case", [param for param in cases() if param.values[0] is None or "w_all" in param.values[0]])
 def test_feddyn_averages_agree_with_the_reference(case, which, key, softmax, world, shared_tmp):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--headless", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu", "--hide-scrollbars")
@@ -43,13 +44,16 @@ class Browser:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 return answer["result"]
 
-    def open(self, page: Path, *, width: int, dark: bool) -> list[Mapping[str, Any]]:
-        """Load a page at a width in CSS pixels; return requests, console messages and exceptions until it was there."""
+    def open(self, page: Path, *, width: int, dark: bool, query: str = "") -> list[Mapping[str, Any]]:
+        """Load a page at a width in CSS pixels; return requests, console messages and exceptions until it was there.
+
+        `query` has the words of a page that searches.
+        """
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
-        self.ask("Page.navigate", url=page.as_uri())
+        self.ask("Page.navigate", url=page.as_uri() + (f"?q={quote(query)}" if query else ""))
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._next()
         return [event for event in self.events if event["method"] in OF_PAGES]

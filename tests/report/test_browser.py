@@ -84,6 +84,7 @@ def chromium():
         yield one
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1400])
 def test_the_page_in_a_browser(chromium, page, width, dark):

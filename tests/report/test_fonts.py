@@ -25,6 +25,7 @@ for kind in ("png", "pdf"):
 SAID = "pictures: no font here has \ue000: boxes in their place; install one (fonts-noto-cjk, …)\n"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("has_font", [False, True])
 def test_names_are_drawn_with_fonts_of_the_system(tmp_path: Path, has_font: bool) -> None:
     (tmp_path / "fonts").mkdir()

@@ -110,6 +110,7 @@ def test_every_table_is_there_as_csv_and_latex(page_of_two_methods):
     assert all(row[0] in shown for row in results)
 
 
+@pytest.mark.soak
 def test_figures_of_an_earlier_report_go(tmp_path):
     run = write_run(tmp_path / "run", rows=make_rows(2, "fedavg", 0))
     stale = run / "figures" / "clients.pdf"
@@ -249,6 +250,7 @@ def test_reader_is_warned(tmp_path):
         assert warning in said
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("masked", [False, True])
 def test_updates_that_were_left_out_are_reported(masked, tmp_path):
     """By client, over the runs of a group, and why."""
@@ -267,6 +269,7 @@ def test_updates_that_were_left_out_are_reported(masked, tmp_path):
     assert line in (tmp_path / "report/report.html").read_text()
 
 
+@pytest.mark.soak
 def test_a_figure_of_many_runs_is_drawn_without_a_warning(tmp_path, recwarn):
     rows = make_rows(2, "fedavg", 0)
     for number in range(40):
@@ -279,6 +282,7 @@ def test_a_figure_of_many_runs_is_drawn_without_a_warning(tmp_path, recwarn):
     assert figure.legends[0].texts[-1].get_text() == "and 12 more, which look like these"
 
 
+@pytest.mark.soak
 def test_names_in_letters_that_the_font_lacks_are_drawn_without_a_warning(recwarn):
     """On the page they stay text."""
     figure, axes = blank(PAPER)

@@ -68,6 +68,7 @@ def test_the_table_of_differences(two_groups):
     assert not table.strong
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("measured", [(), ("run", "without"), ("without",)], ids=["unknown", "counted", "one"])
 def test_scores_of_other_samples_have_no_difference(measured, accuracies, tmp_path, blank_pictures):
     """Those of a run without a client, whose test set it measures apart; all clients' or a common one's have."""

@@ -75,6 +75,7 @@ def test_names_tell_the_runs_apart_and_pairs_say_what_they_share(project):
     )
 
 
+@pytest.mark.soak
 def test_one_method_needs_no_more_than_the_names(project):
     said = told(project, *(f"runs/{name}-0" for name in ("federated", "pooled")), "--page-only", "--output", "two")
     assert "Difference from federated Method" in said
@@ -113,6 +114,7 @@ main()
 """A report that is killed when it has written so many files; when it has drawn all and written none, for -1."""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("files", often([1], [-1, *range(1, 20)]))
 def test_a_killed_report_is_simply_called_again(project, tmp_path, files):
     arguments = ["report", str(project / "runs" / "federated-0"), "--output", str(tmp_path / "report")]

@@ -31,6 +31,7 @@ assert "torch" not in sys.modules and "mpi4py" not in sys.modules
 """
 
 
+@pytest.mark.soak
 def test_the_list_needs_neither_torch_nor_mpi():
     done = launch(0, [TORCHLESS], program=["-c"])
     assert done.returncode == 0, done.stderr
@@ -73,6 +74,7 @@ def test_seeds_of_ones_own_are_run_beside_the_experiments(command, tmp_path):
     assert (refused.returncode, "--seeds: expected how many, or a list" in refused.stderr) == (2, True)
 
 
+@pytest.mark.soak
 def test_a_signal_while_figures_are_drawn_lets_them_be_drawn(command, tmp_path, monkeypatch):
     """All runs are done, and nothing is left to go on with."""
 
@@ -132,6 +134,7 @@ def test_methods_are_run_one_by_one_or_on_ranks_started_here_and_never_again(com
     assert "2 of 20" in shown.stdout
 
 
+@pytest.mark.soak
 def test_a_changed_copy_of_an_experiment_is_run_under_its_own_name(command, tmp_path):
     (tmp_path / "mine").mkdir()
     copy = tmp_path / "mine" / "short.yaml"

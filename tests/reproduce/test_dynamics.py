@@ -93,6 +93,7 @@ def test_the_theorems_hold_and_are_no_more_than_their_lemmas(tmp_path):
     assert (left <= right).all()
 
 
+@pytest.mark.soak
 def test_the_table_counts_rounds_and_leaves_lemma_1_out_where_it_does_not_apply(tmp_path):
     session = ReproduceSession(World(), Places(tmp_path), "full", rounds=2)
     experiment = session.prepare(experiments()["feddyn-dynamics"])

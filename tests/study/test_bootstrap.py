@@ -120,6 +120,7 @@ def test_auroc_of_many_samples_is_scikit_learns_in_little_memory():
     assert np.isnan(auroc(output, target)(times)).all()
 
 
+@pytest.mark.soak
 def test_intervals_that_say_nothing_are_marked(folder):
     """A site of one class whose few samples are all right or all wrong; the table by site says that it is one."""
     with h5py.File(folder / "sites.h5", "a") as file:
@@ -139,7 +140,7 @@ def test_intervals_that_say_nothing_are_marked(folder):
     assert tested in (place / "tables/accuracy-by-site.tex").read_text()
     assert tested in (place / "tables/accuracy-over-sites.tex").read_text()
     text = (place / "tables/accuracy-bootstrap-over-patients.tex").read_text()
-    assert re.search(r"& (0|100)\.0 \[--\] &", text)
+    assert re.search(r"& (0|100)\.0 \[--\]", text)
     assert "Fewer than 10 samples are tested on at west (" in text
 
 
@@ -157,6 +158,7 @@ def share(output, target):
 """A metric that is computed anew on each resample, and stops the resampling once."""
 
 
+@pytest.mark.soak
 def test_resampling_that_is_stopped_leaves_the_page_without_it(folder, command):
     """Page and tables are written before; the same command goes on, and says how much is done."""
     (folder / "sick.py").write_text(STOPS)
@@ -189,7 +191,7 @@ def test_progress_says_how_much_is_done(capsys):
     progress.update(1550, 6000)
     assert capsys.readouterr().out.splitlines() == [
         "heart-study: 1,000 resamples of the patients of each of 6 sites",
-        "heart-study: 1,500/6,000 resamples done, 1:30 left",
+        "heart-study: 1,500/6,000 resamples done, 1,000 at each of 6 sites, 1:30 left",
     ]
 
 
@@ -198,6 +200,7 @@ def test_too_few_resamples_are_refused(folder):
         planned(folder, bootstrap=7)
 
 
+@pytest.mark.soak
 def test_a_main_metric_of_loss_has_no_empty_rows(folder, monkeypatch):
     """Without scikit-learn a regression is compared by loss: of the ensemble's mean output, and in resamples, too."""
     monkeypatch.setattr("hpcfed.lab.study.measures.find_spec", lambda name: None)

@@ -93,6 +93,7 @@ def test_intervals_over_sites_are_called_so(folder):
     assert "95 % interval over sites" in [text.get_text() for text in legend.get_texts()]
 
 
+@pytest.mark.soak
 def test_names_are_drawn_as_they_are(view, drawn):
     """Signs of mathematics, long names and ones that begin with an underscore; the same bytes each time."""
     sites = ["$10 & $20 clinic", "_University_Hospital of the Northern Lakes and Mountains " * 3, 'Zürich <b>"x"</b>']

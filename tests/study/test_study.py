@@ -34,7 +34,7 @@ from hpcfed.lab.study.results import RunResult, StudyResults
 from hpcfed.lab.study.rows import rows_of
 from hpcfed.lab.study.session import run_study, write_study
 from hpcfed.lab.study.statistics import DELONG, WILSON, auroc_interval, wilson
-from hpcfed.lab.study.tables import differences_table, results_table
+from hpcfed.lab.study.tables import _worst_tenth, differences_table, results_table
 from hpcfed.lab.study.view import View
 from hpcfed.lab.sweep.claims import Claim
 from hpcfed.lab.sweep.failures import raise_if_failed
@@ -172,6 +172,7 @@ def test_the_comparison_has_a_picture(made):
         assert words in page
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_in_a_browser(made, width):
@@ -184,6 +185,14 @@ def test_the_page_in_a_browser(made, width):
         tab.ask("Emulation.setEmulatedMedia", media="print")
         assert tab.value("document.documentElement.scrollWidth") == A4
         assert tab.value(CLIPPED) == []
+
+
+@pytest.mark.parametrize(("better", "worst"), [(True, "0.150"), (False, "0.950")])
+def test_classes_have_calibration_and_many_sites_a_worst_tenth(folder, better, worst):
+    recipe(folder, evaluate={})
+    assert [metric.name for metric in planned(folder).metrics] == ["auroc", "calibration-error", "accuracy"]
+    means = np.array([0.1, 0.2, *[0.5] * 8, 0.9, 1.0, np.nan])
+    assert _worst_tenth(means, StudyMetric("auroc", better)) == worst
 
 
 def test_leaving_a_site_out(folder):
@@ -208,11 +217,12 @@ def test_leaving_a_site_out(folder):
     assert found["FedAvg", "accuracy", "Mean of sites"]["interval"] == "Student's t, on the logit"
     note = (place / "tables/accuracy-by-site.tex").read_text()
     assert "Nadeau" not in note
-    assert "Intervals of 95 %: Wilson; Student's t, on the logit." in note
+    assert "Intervals of 95 %: Student's t, on the logit; Wilson." in note
     cross = table(place / "tables/cross-site-accuracy.csv")
     assert [row[site] for row, site in zip(cross, SITES, strict=True)] == ["–"] * 3
 
 
+@pytest.mark.soak
 def test_epochs_are_the_steps_of_each_split(folder):
     """Without a large site the others' epochs are shorter, and so are the pooled models' runs."""
     of_two_samples(folder / "sites.h5")
@@ -266,6 +276,7 @@ def test_a_site_of_one_class_is_in_no_mean(folder):
     assert page.index("<h2>AUROC") < page.index("<h2>Accuracy")
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("error")
 def test_a_metric_that_no_site_has(folder):
     """The usual one gives way to accuracy, and a line says why; the recipe's stays, and its empty tables say why."""
@@ -315,6 +326,7 @@ def test_labels_that_are_missing_in_some_splits(folder):
     assert study.tested_labels.missing(SITES) == "ill at west in 3 of 4 splits"
 
 
+@pytest.mark.soak
 def test_a_site_alone_weighs_classes_by_its_own_samples(folder):
     """In training, a class that it lacks by 1; all arms are measured with the weights of all sites."""
     with h5py.File(folder / "sites.h5", "a") as file:
@@ -370,6 +382,7 @@ def test_a_site_alone_has_the_statistics_of_its_own_samples(folder):
     assert float(values["ensemble", "north"]) == pytest.approx(auroc)
 
 
+@pytest.mark.soak
 def test_updates_that_were_left_out_are_reported(folder):
     """``on_bad_client: skip``: else the table says nothing of a site that took no part."""
     with h5py.File(folder / "sites.h5", "a") as file:
@@ -416,6 +429,7 @@ def test_fewer_rounds_than_sites_leave_some_unvisited(folder):
     assert line == "Travelling, 10 steps: visits 2 of 3 sites, since it has fewer rounds than there are sites"
 
 
+@pytest.mark.soak
 def test_private_parameters(folder):
     """Those of methods; the baselines share theirs."""
     recipe(folder, rounds=1, parameters={"private": ["*bias"]}, evaluate={})
@@ -425,6 +439,7 @@ def test_private_parameters(folder):
     assert all(row[site] != "–" for row in rows for site in SITES)
 
 
+@pytest.mark.soak
 def test_numbers_epochs_and_cohorts_of_some_sites(folder):
     """Targets without labels; epochs are the steps of a site of mean size, here one full batch."""
     of_numbers(folder / "sites.h5")
@@ -442,6 +457,7 @@ def test_numbers_epochs_and_cohorts_of_some_sites(folder):
     assert float(values["ensemble", "0", "north"]["rmse"]) == pytest.approx(error, rel=1e-6)
 
 
+@pytest.mark.soak
 def test_survival_counts_events(folder):
     """Those of each split, not its samples, are what concordance and bold differences stand on."""
     of_survival(folder / "sites.h5")
@@ -545,6 +561,7 @@ def test_the_page_of_one_method_and_a_site_of_one_class(folder):
     assert not any("that is left out" in line for line in study.remarks)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
 def test_long_names_leave_the_means_in_sight(folder):
     with h5py.File(folder / "sites.h5", "a") as file:
@@ -603,6 +620,7 @@ class Linear(torch.nn.Linear):
 '''
 
 
+@pytest.mark.soak
 def test_a_signal_in_the_last_round_that_tunes_stops_the_study(folder, command):
     """That run ends by itself; no other begins."""
     (folder / "late.py").write_text(LATE)
@@ -652,6 +670,7 @@ def test_of_studies_that_begin_at_once_in_a_folder_one_goes_on(folder, monkeypat
     assert sorted(path.name for path in (folder / "run-study").iterdir()) == ["study.yaml"]
 
 
+@pytest.mark.soak
 def test_metrics_that_finished_runs_have_not_measured_are_refused(folder):
     recipe(folder, rounds=1, evaluate={"metrics": ["f1-macro", "brier"]})
     done(planned(folder, "fedavg", splits=1, baselines="none"), writes=False)
@@ -662,6 +681,7 @@ def test_metrics_that_finished_runs_have_not_measured_are_refused(folder):
         done(planned(folder, "fedavg", splits=1, baselines="none"))
 
 
+@pytest.mark.soak
 def test_runs_of_fewer_rounds_are_in_no_table(folder):
     """A study that goes on to more rounds, and is stopped after one run of four."""
     recipe(folder, rounds=1, evaluate={})
@@ -676,6 +696,7 @@ def test_runs_of_fewer_rounds_are_in_no_table(folder):
     assert "FedAvg: 3 of 4 runs have no result" in (folder / "run-study" / "study.html").read_text()
 
 
+@pytest.mark.soak
 def test_a_later_call_has_the_remarks_on_the_splits_too(folder):
     """Which the first call has written, or the one that submits an array."""
     of_two_samples(folder / "sites.h5")
@@ -777,6 +798,7 @@ def test_a_wrong_key_names_its_method(folder):
         planned(folder, "fedavg,fedexp:epss=1", splits=2)
 
 
+@pytest.mark.soak
 def test_runs_of_different_code_are_reported(folder, command):
     """A method that is added after an edit stands in one table with runs of the code before."""
     (folder / "mine.py").write_text(

@@ -77,6 +77,7 @@ def test_values_are_chosen_on_the_training_part_alone(folder, kind):
     assert "Tuned inside each split&#39;s training part: local.lr=0.0001,0.05" in page
 
 
+@pytest.mark.soak
 def test_values_are_chosen_when_the_runs_of_other_jobs_have_ended(folder):
     """Another job holds the run of the better value for a while, and leaves it undone."""
     recipe(folder, rounds=1, evaluate={})
@@ -135,6 +136,7 @@ def test_values_that_do_not_train_are_never_chosen(folder):
         done(planned(folder, "fedavg", splits=1, baselines="none", tune=("local.lr=1e14,1e15",), output=folder / "far"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("better", ["higher", None])
 def test_a_metric_of_ones_own_chooses_by_its_direction(folder, better):
     """The initial outputs are the largest; without a direction the loss chooses, and lines say so."""
@@ -153,6 +155,7 @@ def test_a_metric_of_ones_own_chooses_by_its_direction(folder, better):
     assert float(row["Range"]) > 0
 
 
+@pytest.mark.soak
 def test_values_are_chosen_by_loss_where_the_metric_is_undefined(folder):
     """By AUROC of sites of one class, which the recipe asks for; without a metric named, by accuracy."""
     of_one_class(folder / "sites.h5", 0, 1, 2)

@@ -111,6 +111,7 @@ for _ in range(500):
 """
 
 
+@pytest.mark.soak
 def test_jobs_that_end_together_look_at_once(tmp_path):
     """Each asks the file server for the time, as the claim is one of another node."""
     far = Claims(tmp_path, "far")

@@ -114,6 +114,7 @@ def test_shapley_values_are_those_of_all_subsets_by_hand(num_clients, tmp_path, 
     check_files(found, tmp_path / "run-contributions")
 
 
+@pytest.mark.soak
 def test_the_job_that_ends_last_writes_the_contributions(tmp_path, monkeypatch):
     """Without all values some of the contributions would be missing."""
     monkeypatch.chdir(tmp_path)
@@ -149,6 +150,7 @@ def check_files(found: CoalitionValues, folder: Path) -> None:
     assert (folder / "figures" / "contributions.png").stat().st_size > 1000
 
 
+@pytest.mark.soak
 def test_sampled_orders_share_runs_and_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hpcfed.run(prepare(tmp_path, 3), ["cohort=2", "checkpoint.every=1", "checkpoint.keep=9"], quiet=True)
@@ -214,6 +216,7 @@ def test_what_cannot_be_valued_is_refused(num_clients, changes, options, expecte
         plan_coalitions(Contributions(Path("run"), **options))
 
 
+@pytest.mark.soak
 def test_skipped_updates_and_untrained_private_parts_are_reported(tmp_path, monkeypatch):
     """A client whose updates were all left out brings nothing, whatever its data."""
     monkeypatch.chdir(tmp_path)

@@ -87,7 +87,7 @@ def has_rounds(run: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("number", "ranks"), [(signal.SIGKILL, 3), pytest.param(signal.SIGUSR1, 2, marks=pytest.mark.soak)]
+    ("number", "ranks"), [(signal.SIGKILL, 2), pytest.param(signal.SIGUSR1, 2, marks=pytest.mark.soak)]
 )
 def test_a_sweep_goes_on(place, command, number, ranks):
     """One rank is killed or receives the only signal; the remaining runs are done without MPI."""

@@ -112,6 +112,7 @@ def test_the_progress_of_a_sweep_shows_the_run_in_training(tmp_path, monkeypatch
     assert end == "recipe: 2/2 runs done"
 
 
+@pytest.mark.soak
 def test_what_is_measured_over_clients_is_in_the_tables_and_may_select(folder, command):
     write_recipe(folder, rounds=2, evaluate={"clients": {"every": 2}})
     worst = "clients.global.train.accuracy.worst_decile"
@@ -134,6 +135,7 @@ def test_a_run_of_a_sweep_is_that_run_alone(swept, folder):
     assert (run / "model.safetensors").read_bytes() == (result.folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.soak
 def test_seeds_are_paired(folder, command):
     """All configurations see the same cohorts and, with one step, the same first batches; another seed sees others."""
     write_recipe(folder, rounds=3, cohort={"size": 2}, local={"steps": 1, "batch_size": 5, "lr": 0.1})
@@ -201,6 +203,7 @@ def test_more_values_rounds_and_seeds_may_be_added(swept, folder, command):
     assert all(len(claims) <= 2 for claims in read_claims(swept).values())
 
 
+@pytest.mark.soak
 def test_seeds_may_be_added_to_a_sweep_of_one(folder, command):
     """Its run is not trained again, and a report shows all of them."""
     sweep = ["sweep", "recipe.yaml", "--grid", "local.lr=0.1,0.3", "-q"]

@@ -181,6 +181,7 @@ def test_a_heat_map_shows_each_mean_at_its_place(plan):
     assert figures["local.lr-algorithm.server_lr.png"].startswith(b"\x89PNG")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("std", [0.7, 0.5 - 1e-9])
 def test_a_bar_down_to_0_leaves_the_scale_of_the_means(folder, monkeypatch, recwarn, std):
     monkeypatch.chdir(folder)

@@ -74,18 +74,20 @@ class ResampleProgress:
         name: of the study.
         speaks: whether it prints.
         stops: whether resampling has been asked to stop.
+        done: what a line's numbers count.
     """
 
     name: str
     speaks: bool = False
     stops: Callable[[], bool] = lambda: False
     pace: Pace = field(default_factory=Pace)
+    done: str = "done"
 
     def begin(self, count: int, sites: int) -> None:
-        self.pace = Pace()
+        self.pace, self.done = Pace(), f"resamples done, {count:,} at each of {sites} sites"
         self._say(f"{count:,} resamples of the patients of each of {sites} sites")
 
-    def update(self, done: int, total: int, what: str = "resamples done") -> None:
+    def update(self, done: int, total: int, what: str = "") -> None:
         """Show how many resamples of all sites are done, or how much of what comes before them.
 
         Raises:
@@ -95,7 +97,7 @@ class ResampleProgress:
             what = "resampling stopped, the page has no intervals over patients"
             raise Stopped(what, where=self.name, remedy="the same command computes them")
         if done and self.pace.is_due():
-            self._say(f"{done:,}/{total:,} {what}{self.pace.left(done, total)}")
+            self._say(f"{done:,}/{total:,} {what or self.done}{self.pace.left(done, total)}")
 
     def _say(self, text: str) -> None:
         if self.speaks:

@@ -25,8 +25,13 @@ from hpcfed.config.recipe import Recipe
 MOST_CLASSES = 10
 """Most classes of a confusion matrix on the page."""
 CONFUSION = "confusion-matrix"
-DEFAULT_METRICS = {CLASSES: "auroc", LABELS: "auroc", NUMBERS: "rmse", TIMES: "concordance"}
-"""The metric of a study whose recipe names none, by kind of target."""
+DEFAULT_METRICS = {
+    CLASSES: ("auroc", "calibration-error"),
+    LABELS: ("auroc",),
+    NUMBERS: ("rmse",),
+    TIMES: ("concordance",),
+}
+"""The metrics of a study whose recipe names none, by kind of target, the main one first."""
 ACCURACY, LOSS = "accuracy", "loss"
 OF_PREDICTIONS = ("balanced-accuracy", "f1-macro")
 """Metrics over the classes that are there or predicted."""
@@ -77,9 +82,9 @@ def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
     """Return the recipe with the study's metrics; without scikit-learn, without those that need it."""
     named, kind = dict(recipe.evaluate.metrics), targets_of(task, num_classes)
     has_sklearn = find_spec("sklearn") is not None
-    usual = DEFAULT_METRICS.get(kind, "")
-    if not named and usual and (has_sklearn or usual in BY_HAND):
-        named[usual] = usual
+    usual = DEFAULT_METRICS.get(kind, ())
+    if not named and usual and (has_sklearn or usual[0] in BY_HAND):
+        named = {name: name for name in usual}
     few = kind == CLASSES and (num_classes or 0) <= MOST_CLASSES
     if few and has_sklearn and not any(is_matrix(metric) for metric in named.values()):
         named[CONFUSION] = CONFUSION

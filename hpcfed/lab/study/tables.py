@@ -19,11 +19,13 @@ from hpcfed.lab.study.tested import FEW_UNITS, few_events_note, few_units, teste
 from hpcfed.lab.study.view import MEAN, TOGETHER, View, means_over
 
 CONFIDENCE = "95 %"
+TENTH = 10
+"""More sites than these have a worst tenth beside the worst site."""
 EXPLAINED = "Student's t, variance corrected for training samples that splits share (Nadeau and Bengio, 2003)"
 
 
 def results_table(view: View, metric: StudyMetric) -> Table:
-    """A row a method, a column a site, the mean of the sites, and all test samples together: mean and interval."""
+    """A row a method: the mean of the sites, all test samples together, and each site; mean and interval."""
     found = [_shown(view, view.estimates(row, metric)) for row in view.rows]
     rows = [
         (row.title, row.steps, *(estimate_text(one, metric, view.num_values) for one in each))
@@ -33,7 +35,7 @@ def results_table(view: View, metric: StudyMetric) -> Table:
     note = _note(view, metric) + _methods(cells) + _some_splits(view, cells) + _one_value(view, cells)
     note += _unmeasured(view, metric) + _together(view, metric) + _positive(view.study, metric)
     note += tested_note(view.study, metric)
-    return Table("By site", _header(view, metric, "Gradient steps", pools=True), tuple(rows), note)
+    return Table("By site", _header(view, metric, "Gradient steps"), tuple(rows), note)
 
 
 def differences_table(view: View, metric: StudyMetric) -> Table | None:
@@ -60,7 +62,7 @@ def differences_table(view: View, metric: StudyMetric) -> Table | None:
         "where zero lies outside. With so many comparisons some are bold by chance."
     )
     note += _methods(cells) + _one_value(view, cells) + few_events_note(view.study)
-    header = _header(view, metric, pools=True)
+    header = _header(view, metric)
     return Table(f"Difference from {reference.title}", header, tuple(rows), note, frozenset(strong))
 
 
@@ -76,10 +78,13 @@ def spread_table(view: View, metric: StudyMetric) -> Table:
             row.title,
             estimate_text(mean, metric, view.num_values),
             *_extremes(view, means, metric),
+            *([_worst_tenth(means, metric)] if measured.sum() > TENTH else []),
             value_text(float(np.nanstd(means)) if np.isfinite(means).any() else math.nan, metric),
             value_text(whole.mean if whole is not None and not view.study.leaves_out else math.nan, metric),
         ))  # fmt: skip
-    header = ("Method", view.mean_title(metric), "Worst site", "Best site", "Range", "Deviation over sites", TOGETHER)
+    tenth = ("Worst tenth",) if measured.sum() > TENTH else ()
+    extremes = ("Worst site", "Best site", "Range", *tenth, "Deviation over sites")
+    header = ("Method", view.mean_title(metric), *extremes, TOGETHER)
     note = (
         "Worst and best site, range and deviation (divided by the number of sites) are of the means over splits, of "
         f"the sites that means are over.{_together(view, metric)}"
@@ -122,17 +127,17 @@ def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
             percentile_text(float(mean), interval(values), metric) for mean, values in zip(means, found, strict=True)
         ]
         apart = ABSENT if row is reference else signed_interval_text(interval(found[-1] - theirs[-1]), metric)
-        rows.append((row.title, *cells, apart))
+        rows.append((row.title, cells[-1], apart, *cells[:-1]))
     unit = "patients or groups" if view.study.samples.group is not None else "samples"
     note = (
         f"Mean over splits, and 95 % percentile interval over {view.study.options.bootstrap:,} resamples of the {unit} "
         "that each site is tested on, with the models as they are: other test samples are in it, other training "
-        f"samples are not. {ABSENT}: one resample in 20 or more has no value. Last column: of the paired difference. "
-        f"[{ABSENT}]: all resamples have one value, which says nothing of other {unit}."
+        f"samples are not. {ABSENT}: one resample in 20 or more has no value. Minus {reference.title}: of the paired "
+        f"difference. [{ABSENT}]: all resamples have one value, which says nothing of other {unit}."
     ) + _unmeasured(view, metric)
     if few := few_units(view.study):
         note += f" Fewer than {FEW_UNITS} {unit} are tested on at {', '.join(few)}: intervals there are too narrow."
-    header = (*_header(view, metric), f"{MEAN}, minus {reference.title}")
+    header = ("Method", view.mean_title(metric), f"{MEAN}, minus {reference.title}", *view.sites)
     return Table("Bootstrap over patients", header, tuple(rows), note)
 
 
@@ -177,14 +182,27 @@ def _extremes(view: View, means: np.ndarray, metric: StudyMetric) -> tuple[str, 
     return shown[0], shown[1], spread
 
 
+def _worst_tenth(means: np.ndarray, metric: StudyMetric) -> str:
+    """Return the mean over the tenth of the sites, rounded up, with the worst values, of means (N,)."""
+    found = np.sort(means[np.isfinite(means)])
+    if metric.larger_is_better is None or not len(found):
+        return ABSENT
+    tenth = -(-len(found) // 10)
+    return value_text(float((found[:tenth] if metric.larger_is_better else found[-tenth:]).mean()), metric)
+
+
 def _shown(view: View, estimates: list[MeanEstimate | None]) -> list[MeanEstimate | None]:
-    """Return estimates of the sites, their mean and all samples; without these where each split is of one site."""
-    return estimates[:-1] if view.study.leaves_out else estimates
+    """Return estimates of the sites' mean, of all samples, unless each split is of one site, and of the sites.
+
+    So the means are in sight, however many sites follow.
+    """
+    sites, means = estimates[: len(view.sites)], estimates[len(view.sites) :]
+    return [*(means[:-1] if view.study.leaves_out else means), *sites]
 
 
-def _header(view: View, metric: StudyMetric, *more: str, pools: bool = False) -> tuple[str, ...]:
-    together = (TOGETHER,) if pools and not view.study.leaves_out else ()
-    return ("Method", *more, *view.sites, view.mean_title(metric), *together)
+def _header(view: View, metric: StudyMetric, *more: str) -> tuple[str, ...]:
+    together = () if view.study.leaves_out else (TOGETHER,)
+    return ("Method", *more, view.mean_title(metric), *together, *view.sites)
 
 
 def _methods(cells: Sequence[MeanEstimate | None]) -> str:

@@ -136,7 +136,7 @@ def _made(section: Observer, python_path: Sequence[Path]) -> Any:
     if not any(callable(getattr(observer, method, None)) for method in METHODS):
         expected = f"an object with {', '.join(METHODS)}, or one of them"
         raise InputError(
-            f"observers.factory {section.factory!r}", expected=expected, got=f"a {type(observer).__name__}"
+            f"observers.factory {section.factory!r}", expected=expected, got=f"one of {type(observer).__name__}"
         )
     return observer
 

@@ -1,12 +1,15 @@
 # Spack's package of hpcfed; written, not run (no Spack where it was written).
 #
-#     spack repo create ~/hpcfed-repo hpcfed_repo && mkdir -p ~/hpcfed-repo/packages/py_hpcfed
-#     cp jobs/packaging/spack/package.py ~/hpcfed-repo/packages/py_hpcfed/ && spack repo add ~/hpcfed-repo
-#     spack dev-build --source-path "$PWD" py-hpcfed@0.2.0                              # in a clone
+#     spack repo create ~/hpcfed-repo hpcfed_repo                                       # in a clone
+#     cp -r jobs/packaging/spack/py_* ~/hpcfed-repo/spack_repo/hpcfed_repo/packages/    # the folder that it has made
+#     spack repo add ~/hpcfed-repo/spack_repo/hpcfed_repo
+#     spack dev-build --source-path "$PWD" py-hpcfed@0.2.0
 #
-# Repositories of Spack before 1.0 name the folder py-hpcfed, and import PythonPackage from spack.package, too.
+# Spack's packages of July 2026 have all that it depends on, but ijson, which is beside it, and dp-accounting, for
+# privacy, which pip adds. Repositories of Spack before 1.0 name the folders py-hpcfed and py-ijson, and import
+# PythonPackage from spack.package, too.
 
-from spack.package import depends_on, license, variant, version
+from spack.package import depends_on, license, version
 from spack_repo.builtin.build_systems.python import PythonPackage
 
 
@@ -16,8 +19,6 @@ class PyHpcfed(PythonPackage):
     license("Apache-2.0")
 
     version("0.2.0")  # from a clone, by dev-build; hpcfed is not published
-
-    variant("privacy", default=False, description="differential privacy, by dp-accounting")
 
     depends_on("python@3.11:3.13", type=("build", "run"))
     depends_on("py-setuptools@77:", type="build")
@@ -41,4 +42,3 @@ class PyHpcfed(PythonPackage):
     depends_on("py-threadpoolctl@3.2:", type=("build", "run"))
     depends_on("py-torch@2.4:2", type=("build", "run"))
     depends_on("py-xxhash@3.4:", type=("build", "run"))
-    depends_on("py-dp-accounting@0.6", type=("build", "run"), when="+privacy")
