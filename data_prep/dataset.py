@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,14 @@ class Dataset:
     statistics: tuple[np.ndarray, np.ndarray] | None = None
     emptied: Mapping[str, bool] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+
+    def with_tests(self, tests: np.ndarray) -> Dataset:
+        """Return the data set with the samples of a mask, (n,) bool, as test samples of their clients."""
+        assert self.owner is not None
+        train, rows = ~tests, np.arange(len(tests)) if self.rows is None else self.rows
+        x, y, owner, rows = (part[train] for part in (self.x, self.y, self.owner, rows))
+        test_x, test_y, test_owner = (part[tests] for part in (self.x, self.y, self.owner))
+        return replace(self, x=x, y=y, owner=owner, rows=rows, test_x=test_x, test_y=test_y, test_owner=test_owner)
 
     def without_samples(self) -> list[str]:
         """Return the names of the source's clients that have no sample."""

@@ -69,15 +69,12 @@ class UnitImages:
         wanted = images.astype(np.float32)
         whole = np.rint(wanted * WHOLE).astype(np.uint8)
         if self._spool.dtype == np.uint8 and not np.array_equal(as_unit(whole), wanted):
-            self._widen()
+            self._spool = spooled(self._spool.finish(), np.float32)
         self._spool.append(whole if self._spool.dtype == np.uint8 else wanted)
 
     def finish(self) -> np.ndarray:
         """Return all images as a read-only memory map."""
         return self._spool.finish()
-
-    def _widen(self) -> None:
-        self._spool = spooled(self._spool.finish(), np.float32)
 
 
 def as_unit(images: np.ndarray) -> np.ndarray:

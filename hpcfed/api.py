@@ -6,7 +6,7 @@ import atexit
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from os import PathLike
@@ -82,11 +82,9 @@ def run(
 
     Each of them, an `HpcfedError`, is raised on every rank.
     """
-    world = world or connect()
-    watchdog = Watchdog(world)
-    with watchdog.watching(), world.united(), _resolved(_one, source, overrides, keys, world, watchdog, quiet) as found:
-        (recipe,), given = found
-        return run_resolved(recipe, world, quiet, fresh, accept_code, given_twice(overrides), watchdog, given)
+    called = _called(_one, source, overrides, keys, world, quiet=quiet, fresh=fresh, accept_code=accept_code)
+    with called as (call, (recipe,)):
+        return call.run(recipe)
 
 
 def rounds(
@@ -113,7 +111,8 @@ def rounds(
     Raises:
         HpcfedError: as in `run`; of `with_updates`, too little memory, ``secure_aggregation``, or a method without Δ_i.
     """
-    made = _rounds(source, overrides, keys, world, quiet, fresh, accept_code, with_updates)
+    called = _called(_one, source, overrides, keys, world, quiet=quiet, fresh=fresh, accept_code=accept_code)
+    made = _rounds(called, with_updates)
     _loops.add(made)
     return made
 
@@ -128,27 +127,14 @@ def _leave_loops() -> None:
         loop.close()
 
 
-def _rounds(
-    source: Source,
-    overrides: Sequence[str],
-    keys: Mapping[str, Any],
-    world: World | None,
-    quiet: bool,
-    fresh: bool,
-    accept_code: bool,
-    with_updates: bool,
-) -> Generator[Round, None, None]:
-    world = world or connect()
-    watchdog = Watchdog(world)
-    with watchdog.watching(), world.united(), _resolved(_one, source, overrides, keys, world, watchdog, quiet) as found:
-        (recipe,), given = found
-        twice = given_twice(overrides)
+def _rounds(called: Called, with_updates: bool) -> Generator[Round, None, None]:
+    with called as (call, (recipe,)):
         with uncollected():
             from hpcfed.loop import Left, Look
 
         look = Look(with_updates=with_updates)
         with suppress(Left):
-            for each in _trained(recipe, world, quiet, fresh, accept_code, twice, watchdog, given, look):
+            for each in call.train(recipe, look):
                 try:
                     yield each
                 except GeneratorExit:  # the loop was left; the run comes to its end
@@ -175,16 +161,9 @@ def run_seeds(
     Raises:
         HpcfedError: as in `run`; the seeds before are finished, and calling it again goes on with this one.
     """
-    world = world or connect()
-    watchdog = Watchdog(world)
-    with (
-        watchdog.watching(),
-        world.united(),
-        _resolved(load_recipes, source, overrides, keys, world, watchdog, quiet) as found,
-    ):
-        recipes, given = found
-        twice = given_twice(overrides)
-        return [run_resolved(recipe, world, quiet, fresh, accept_code, twice, watchdog, given) for recipe in recipes]
+    called = _called(load_recipes, source, overrides, keys, world, quiet=quiet, fresh=fresh, accept_code=accept_code)
+    with called as (call, recipes):
+        return [call.run(recipe) for recipe in recipes]
 
 
 def _one(*found: Any) -> list[Recipe]:
@@ -192,45 +171,50 @@ def _one(*found: Any) -> list[Recipe]:
 
 
 @contextmanager
-def _resolved(
+def _called(
     load: Callable[..., list[Recipe]],
     source: Source,
     overrides: Sequence[str],
     keys: Mapping[str, Any],
-    world: World,
-    watchdog: Watchdog,
+    world: World | None,
+    *,
     quiet: bool,
-) -> Iterator[tuple[list[Recipe], GivenCode]]:
-    """Yield resolved recipes on every rank, and the code of objects in them, which is importable.
+    fresh: bool,
+    accept_code: bool,
+) -> Iterator[tuple[RunCall, list[Recipe]]]:
+    """Yield, on every rank, a call and its resolved recipes; the code of objects in them is importable.
 
     User modules that changed on disk are imported anew. Objects are those of rank 0, where a text stands for them, and
     so are samples, whose file is removed where the block refuses a recipe before its run names it.
     """
-    watchdog.stage("start: recipe and federation")
-    content = dict(source) if isinstance(source, Mapping) else {}
-    named, given = world.together(lambda: named_objects({**content, **keys}))
-    given = given.on_all_ranks(world)
-    data = DataOfRuns()
+    world = world or connect()
+    watchdog = Watchdog(world)
+    with watchdog.watching(), world.united():
+        watchdog.stage("start: recipe and federation")
+        content = dict(source) if isinstance(source, Mapping) else {}
+        named, given = world.together(lambda: named_objects({**content, **keys}))
+        given = given.on_all_ranks(world)
+        data = DataOfRuns()
 
-    def resolve_all() -> tuple[list[Recipe], list[str]]:
-        samples = _samples(named.get("data"))
-        if samples is not None:
-            named["data"] = data.UNWRITTEN
-        recipes = load(*((named, overrides) if isinstance(source, Mapping) else (source, overrides, named)))
-        recipes = [_finding(recipe, given.folders) for recipe in recipes]
-        old = outdated(recipes[0].python_path)
-        forget(old)
-        if samples is not None:
-            with own_code_named():  # the samples' own
-                say = nobody if quiet else partial(print, file=Output(sys.stdout), flush=True)
-                recipes = data.written(recipes, partial(samples.write, say=say))
-        return [resolve(recipe) for recipe in recipes], old
-
-    with data.removed_if_unused():
-        recipes, old = world.on_root(resolve_all)
-        if not world.is_root:
+        def resolve_all() -> tuple[list[Recipe], list[str]]:
+            samples = _samples(named.get("data"))
+            if samples is not None:
+                named["data"] = data.UNWRITTEN
+            recipes = load(*((named, overrides) if isinstance(source, Mapping) else (source, overrides, named)))
+            recipes = [_finding(recipe, given.folders) for recipe in recipes]
+            old = outdated(recipes[0].python_path)
             forget(old)
-        yield recipes, given
+            if samples is not None:
+                with own_code_named():  # the samples' own
+                    say = nobody if quiet else partial(print, file=Output(sys.stdout), flush=True)
+                    recipes = data.written(recipes, partial(samples.write, say=say))
+            return [resolve(recipe) for recipe in recipes], old
+
+        with data.removed_if_unused():
+            recipes, old = world.on_root(resolve_all)
+            if not world.is_root:
+                forget(old)
+            yield RunCall(world, watchdog, quiet, fresh, accept_code, given_twice(overrides), given), recipes
 
 
 def _samples(data: Any) -> GivenData | None:
@@ -248,68 +232,73 @@ def _finding(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
     return recipe.model_copy(update={"python_path": [*recipe.python_path, *further]}) if further else recipe
 
 
-def run_resolved(
-    recipe: Recipe,
-    world: World,
-    quiet: bool,
-    fresh: bool,
-    accept_code: bool,
-    twice: Sequence[str],
-    watchdog: Watchdog,
-    given: GivenCode = GivenCode(),  # noqa: B008 (it is frozen)
-) -> Result:
-    """Run a resolved recipe, the same on every rank; `twice` are overrides that replaced others of their key."""
-    for _ in _trained(recipe, world, quiet, fresh, accept_code, twice, watchdog, given, None):
-        pass
-    return Result(recipe, given)
+@dataclass(frozen=True)
+class RunCall:
+    """A call that runs recipes on all ranks, and what it was asked besides them.
+
+    Attributes:
+        world: the ranks.
+        watchdog: which watches already.
+        quiet, fresh, accept_code: as of `run`.
+        twice: overrides that replaced others of their key.
+        given: the code of objects that the call gave.
+    """
+
+    world: World
+    watchdog: Watchdog
+    quiet: bool = False
+    fresh: bool = False
+    accept_code: bool = False
+    twice: Sequence[str] = ()
+    given: GivenCode = field(default_factory=GivenCode)
+
+    def run(self, recipe: Recipe) -> Result:
+        """Run a resolved recipe, the same on every rank."""
+        for _ in self.train(recipe):
+            pass
+        return Result(recipe, self.given)
+
+    def train(self, recipe: Recipe, look: Look | None = None) -> Generator[Round, None, None]:
+        """Train a resolved recipe; with `look` yield each round."""
+        world, watchdog = self.world, self.watchdog
+        refuse_both(self.fresh, self.accept_code)
+        watchdog.limit = watchdog_limit(recipe.watchdog)
+        watchdog.stage("start: run folder")
+        folder = RunFolder(recipe.output, fresh=self.fresh)
+        if self.accept_code:
+            world.on_root(lambda: folder.accept_code(recipe))
+        speaks = world.is_root and not self.quiet
+        with Reporter(recipe.name, recipe.rounds, speaks=speaks, live=world.size == 1) as reporter:
+            for text in self.twice:
+                key, _, _ = text.partition("=")
+                reporter.say(f"{recipe.name}: {key} is given more than once; the last, {text}, holds")
+            finished, word = world.on_root(lambda: (folder.is_finished(recipe), folder.code_remark(recipe)))
+            if word:
+                reporter.say(f"{recipe.name}: {word}")
+            if finished:
+                reporter.say(f"{recipe.name}: finished already, see {folder.path}")
+            else:
+                watchdog.stage("start: imports")
+                with uncollected():
+                    from torch import enable_grad, inference_mode
+
+                    from hpcfed.config.user_code.generators import generators_kept
+                    from hpcfed.loop import training
+
+                if self.given.hindrance:
+                    why = f"{self.given.hindrance}; verify and replay will find no code"
+                    reporter.say(f"{recipe.name}: the objects given from Python cannot be recorded: {why}")
+                if code := [one for one in named_code(recipe) if not is_given(one)]:
+                    looked = ", ".join(map(str, recipe.python_path))
+                    runs = f"runs the code {', '.join(code)}, from {looked} or the installed packages"
+                    reporter.say(f"{recipe.name}: {runs}")
+                with generators_kept(), inference_mode(False), enable_grad():
+                    yield from training(recipe, folder, reporter, world, None, watchdog, look)
+                reporter.say(f"{recipe.name}: {counted(folder.rounds(), 'round')} done, see {folder.path}")
 
 
-def _trained(
-    recipe: Recipe,
-    world: World,
-    quiet: bool,
-    fresh: bool,
-    accept_code: bool,
-    twice: Sequence[str],
-    watchdog: Watchdog,
-    given: GivenCode,
-    look: Look | None,
-) -> Generator[Round, None, None]:
-    """Train a resolved recipe; with `look` yield each round."""
-    refuse_both(fresh, accept_code)
-    watchdog.limit = watchdog_limit(recipe.watchdog)
-    watchdog.stage("start: run folder")
-    folder = RunFolder(recipe.output, fresh=fresh)
-    if accept_code:
-        world.on_root(lambda: folder.accept_code(recipe))
-    speaks = world.is_root and not quiet
-    with Reporter(recipe.name, recipe.rounds, speaks=speaks, live=world.size == 1) as reporter:
-        for text in twice:
-            reporter.say(f"{recipe.name}: {text.partition('=')[0]} is given more than once; the last, {text}, holds")
-        finished, word = world.on_root(lambda: (folder.is_finished(recipe), folder.code_remark(recipe)))
-        if word:
-            reporter.say(f"{recipe.name}: {word}")
-        if finished:
-            reporter.say(f"{recipe.name}: finished already, see {folder.path}")
-        else:
-            watchdog.stage("start: imports")
-            with uncollected():
-                from torch import enable_grad, inference_mode
-
-                from hpcfed.config.user_code.generators import generators_kept
-                from hpcfed.loop import training
-
-            if given.hindrance:
-                why = f"{given.hindrance}; verify and replay will find no code"
-                reporter.say(f"{recipe.name}: the objects given from Python cannot be recorded: {why}")
-            if code := [one for one in named_code(recipe) if not is_given(one)]:
-                looked = ", ".join(map(str, recipe.python_path))
-                reporter.say(f"{recipe.name}: runs the code {', '.join(code)}, from {looked} or the installed packages")
-
-            with generators_kept(), inference_mode(False), enable_grad():
-                yield from training(recipe, folder, reporter, world, None, watchdog, look)
-            reporter.say(f"{recipe.name}: {counted(folder.rounds(), 'round')} done, see {folder.path}")
-
+Called = AbstractContextManager[tuple[RunCall, list[Recipe]]]
+"""A call that has not begun, and its recipes."""
 
 SCORES = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
 """Columns of the record that a result shows."""

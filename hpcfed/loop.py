@@ -95,26 +95,6 @@ class Left(Stopped):
     """A loop over the rounds was left; there is a checkpoint."""
 
 
-def train(
-    recipe: Recipe,
-    folder: RunFolder,
-    reporter: Reporter,
-    world: World,
-    device_slot: DeviceSlot | None = None,
-    watchdog: Watchdog | None = None,
-) -> None:
-    """Train a resolved recipe to its last round, from its first or from a checkpoint; leave the record in its folder.
-
-    A rank whose `device_slot` was assigned already, since others than this world's share its node, keeps it; a
-    `watchdog` that watches already goes on.
-
-    Raises:
-        Stopped: a signal or the clock ended the run early, with a checkpoint.
-    """
-    for _ in training(recipe, folder, reporter, world, device_slot, watchdog, None):
-        pass
-
-
 def training(
     recipe: Recipe,
     folder: RunFolder,
@@ -124,10 +104,13 @@ def training(
     watchdog: Watchdog | None = None,
     look: Look | None = None,
 ) -> Iterator[Round]:
-    """Train as `train` does; with `look` yield each round, after which any rank may ask to end the run.
+    """Train a resolved recipe to its last round, from its first or from a checkpoint; leave the record in its folder.
+
+    With `look` yield each round, after which any rank may ask to end the run. A rank whose `device_slot` was assigned
+    already, since others than this world's share its node, keeps it; a `watchdog` that watches already goes on.
 
     Raises:
-        Stopped: as `train`; `Left` on every rank where any has asked.
+        Stopped: a signal or the clock ended the run early, with a checkpoint; `Left` on every rank where any has asked.
     """
     watchdog = watchdog or Watchdog(world, watchdog_limit(recipe.watchdog))
     with (

@@ -6,6 +6,7 @@ and the same file to the last byte, as from the raw data.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def load(raw: Path) -> Dataset:
         source = dict(federation.source)
         if scaled:
             source["standardized"] = f"each client of {raw.name} by its own training rows"
-        hot = {f"{column}={level}" for column, levels in _categories(source) for level in levels}
+        hot = {f"{column}={level}" for column, levels in categories_of(source) for level in levels}
         offsets = federation.test_offsets
         return Dataset(
             name=federation.name,
@@ -77,7 +78,7 @@ def _rows(path: Path, count: int) -> np.ndarray | None:
     return rows
 
 
-def _categories(source: dict[str, Any]) -> list[tuple[str, list[str]]]:
+def categories_of(source: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Return one-hot columns with their levels, as `data_prep.tables` describes them."""
     categories = source.get("categories")
     pairs = categories.items() if isinstance(categories, dict) else ()

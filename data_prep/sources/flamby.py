@@ -90,26 +90,22 @@ def load_heart(raw: str | Path, *, normalization: str = SITES) -> Dataset:
         source["standardized"] = "each hospital by its own training rows: /train/mean, /train/std"
     elif normalization == POOLED:
         scale = Standardization(*(tuple(part.tolist()) for part in _moments(x[~tests])))
-    x = x.astype(np.float32)
     return Dataset(
         name="flamby-heart-disease",
         task="multi-label",
-        x=x[~tests],
-        y=y[~tests],
+        x=x.astype(np.float32),
+        y=y,
         num_classes=1,
-        test_x=x[tests],
-        test_y=y[tests],
         normalization=scale,
         source=source,
-        owner=owner[~tests],
-        test_owner=owner[tests],
+        owner=owner,
         clients=HOSPITALS,
-        rows=rows[~tests],
+        rows=rows,
         features=names,
         indicators=tuple(k for k, name in enumerate(names) if "=" in name),
         statistics=statistics if normalization == SITES else None,
         remarks=(verdict,),
-    )
+    ).with_tests(tests)
 
 
 def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -213,23 +209,19 @@ def load_tcga(raw: str | Path) -> Dataset:
     tests, owner = np.array([test for test, _ in split]), np.array([site for _, site in split])
     entries, verdict = examine(TCGA, paths.values(), title="TCGA-BRCA")
     regions = _regions([row["pid"] for _, row in kept], owner, of_code)
-    rows = np.array([number for number, _ in kept])
     return Dataset(
         name="flamby-tcga-brca",
         task="survival",
-        x=x[~tests],
-        y=y[~tests],
-        test_x=x[tests],
-        test_y=y[tests],
+        x=x,
+        y=y,
         source={"files": entries},
-        owner=owner[~tests],
-        test_owner=owner[tests],
+        owner=owner,
         clients=regions,
-        rows=rows[~tests],
+        rows=np.array([number for number, _ in kept]),
         features=features,
         indicators=tuple(k for k, column in enumerate(x.T) if set(np.unique(column)) <= {0.0, 1.0}),
         remarks=(verdict,),
-    )
+    ).with_tests(tests)
 
 
 def table(path: Path, *needed: str) -> list[dict[str, str]]:

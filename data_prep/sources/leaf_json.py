@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.sources._halves import Half, joined, of_halves
 from data_prep.sources.files import AGAIN, DataSource, Origin, check_folder, damaged, examine, listed
 from data_prep.sources.json_stream import members
 from data_prep.sources.text import LEAF_LETTERS, WINDOW, Alphabet
@@ -35,6 +36,7 @@ VECTORS = Origin("LEAF's or FedProx's synthetic sets as they wrote them: vectors
 SIDE = 28
 FEMNIST_CLASSES = 62
 MOST_CLASSES = 1 << 20
+OF_OTHERS = "test: by other clients than those of training, so one set for all"
 
 
 class Sink(Protocol):
@@ -47,18 +49,15 @@ class Sink(Protocol):
 
 @dataclass
 class LeafHalf:
-    """The training or the test half while it is read: samples of `clients`, with each row's client in `owner`."""
+    """A half while it is read: samples of `clients`, with each row's client in `owner`."""
 
     x: Sink
     y: list[np.ndarray] = field(default_factory=list)
     owner: list[np.ndarray] = field(default_factory=list)
     clients: dict[str, int] = field(default_factory=dict)
 
-    def labels(self) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.int64), *self.y])
-
-    def owners(self) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.int64), *self.owner])
+    def finish(self) -> Half:
+        return Half(self.x.finish(), joined(self.y), joined(self.owner), tuple(self.clients))
 
 
 Decode = Callable[[list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
@@ -78,8 +77,8 @@ def load_femnist(raw: str | Path) -> Dataset:
         return images, _labels(y, FEMNIST_CLASSES)
 
     train, test, source, remarks = _read(Path(raw), FEMNIST, decode, lambda: UnitImages((1, SIDE, SIDE)))
-    x, test_x = alike(train.x.finish(), test.x.finish())
-    return _dataset("femnist", train, test, x, test_x, FEMNIST_CLASSES, source=source, remarks=remarks)
+    train.x, test.x = alike(train.x, test.x)
+    return of_halves("femnist", train, test, FEMNIST_CLASSES, source, remarks, of_others=OF_OTHERS)
 
 
 def load_shakespeare(raw: str | Path) -> Dataset:
@@ -94,10 +93,8 @@ def load_shakespeare(raw: str | Path) -> Dataset:
 
     train, test, source, remarks = _read(Path(raw), SHAKESPEARE, decode, lambda: Spool((WINDOW,), np.uint8))
     remarks += alphabet.verdict(str(raw))
-    x, test_x = train.x.finish(), test.x.finish()
-    return _dataset(
-        "shakespeare", train, test, x, test_x, len(LEAF_LETTERS), LEAF_LETTERS, source=source, remarks=remarks
-    )
+    others, letters = OF_OTHERS, LEAF_LETTERS
+    return of_halves("shakespeare", train, test, len(letters), source, remarks, of_others=others, vocabulary=letters)
 
 
 def load_vectors(raw: str | Path) -> Dataset:
@@ -108,9 +105,8 @@ def load_vectors(raw: str | Path) -> Dataset:
         return _numbers(x, dimension), _labels(y, MOST_CLASSES)
 
     train, test, source, remarks = _read(Path(raw), VECTORS, decode, lambda: Spool((dimension,), np.float64))
-    x, test_x = train.x.finish(), test.x.finish()
-    classes = int(max(half.labels().max(initial=0) for half in (train, test))) + 1
-    return _dataset("leaf-vectors", train, test, x, test_x, classes, source=source, remarks=remarks)
+    classes = int(max(half.y.max(initial=0) for half in (train, test))) + 1
+    return of_halves("leaf-vectors", train, test, classes, source, remarks, of_others=OF_OTHERS)
 
 
 def files(raw: Path) -> tuple[list[Path], list[Path]]:
@@ -136,7 +132,7 @@ def files(raw: Path) -> tuple[list[Path], list[Path]]:
 
 def _read(
     raw: Path, origin: Origin, decode: Decode, sink: Callable[[], Sink]
-) -> tuple[LeafHalf, LeafHalf, dict[str, Any], tuple[str, ...]]:
+) -> tuple[Half, Half, dict[str, Any], tuple[str, ...]]:
     """Return both halves, their provenance, and the verdict on the files."""
     of_train, of_test = files(raw)
     halves = LeafHalf(sink()), LeafHalf(sink())
@@ -146,7 +142,7 @@ def _read(
     if not any(map(len, halves[0].owner)):
         raise damaged(of_train[0], "holds no samples")
     entries, verdict = examine(origin, of_train + of_test, title=origin.title)
-    return *halves, {"files": entries}, (verdict,)
+    return halves[0].finish(), halves[1].finish(), {"files": entries}, (verdict,)
 
 
 def _read_file(path: Path, half: LeafHalf, decode: Decode) -> None:
@@ -231,40 +227,6 @@ def _labels(values: list[Any], classes: int) -> np.ndarray:
     if array.ndim != 1 or not ((array >= 0) & (array < classes) & (array == np.floor(array))).all():
         raise ValueError(f"labels other than 0 … {classes - 1}")
     return array.astype(np.int64)
-
-
-def _dataset(
-    name: str,
-    train: LeafHalf,
-    test: LeafHalf,
-    x: np.ndarray,
-    test_x: np.ndarray,
-    num_classes: int,
-    vocabulary: str | None = None,
-    *,
-    source: dict[str, Any],
-    remarks: tuple[str, ...],
-) -> Dataset:
-    """Combine the halves: test samples keep their clients if all of these are training clients too."""
-    shared = test.clients.keys() <= train.clients.keys()
-    numbers = np.array([train.clients.get(client, -1) for client in test.clients], np.int64)
-    if len(test_x) and not shared:
-        remarks += ("test: by other clients than those of training, so one set for all",)
-    return Dataset(
-        name=name,
-        task="next-token" if vocabulary else "classification",
-        x=x,
-        y=train.labels(),
-        num_classes=num_classes,
-        test_x=test_x if len(test_x) else None,
-        test_y=test.labels() if len(test_x) else None,
-        source=source,
-        owner=train.owners(),
-        test_owner=numbers[test.owners()] if len(test_x) and shared else None,
-        clients=tuple(train.clients),
-        vocabulary=vocabulary,
-        remarks=remarks,
-    )
 
 
 SOURCES = {

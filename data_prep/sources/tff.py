@@ -22,6 +22,7 @@ import h5py
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.sources._halves import Half, joined, of_halves
 from data_prep.sources.cifar import FEDDYN
 from data_prep.sources.files import DataSource, Origin, Published, damaged, examine, locate
 from data_prep.sources.text import Alphabet, TextSamples, windows
@@ -102,20 +103,11 @@ SHAKESPEARE = TffSet(
 )
 
 
-@dataclass
-class Half:
-    """The samples of one file: x and y (n, …), the client of each, and the clients' names."""
-
-    x: np.ndarray
-    y: np.ndarray
-    owner: np.ndarray
-    clients: tuple[str, ...]
-
-
 def load_emnist(raw: str | Path) -> Dataset:
     """Read Federated EMNIST: x (n, 1, 28, 28) uint8, or float32 if pixels are not all k / 255; y (n,) int64."""
     halves = _both(Path(raw), EMNIST, lambda path: _images(path, EMNIST, UnitImages((1, 28, 28)), _unit))
-    halves[0].x, halves[1].x = alike(halves[0].x, halves[1].x)
+    train, test = halves
+    train.x, test.x = alike(train.x, test.x)
     return _dataset(Path(raw), EMNIST, halves)
 
 
@@ -186,7 +178,7 @@ def _images(path: Path, kind: TffSet, sink: Spool | UnitImages, shown: Callable[
         owner.append(np.full(len(own), len(names)))
         names.append(name)
         labels.append(own)
-    return Half(sink.finish(), _joined(labels), _joined(owner), tuple(names))
+    return Half(sink.finish(), joined(labels), joined(owner), tuple(names))
 
 
 def _texts(path: Path, alphabet: Alphabet) -> Half:
@@ -196,10 +188,6 @@ def _texts(path: Path, alphabet: Alphabet) -> Half:
         samples.append(len(names), *windows(alphabet.encode(b"\n".join(snippets).decode("utf-8"))))
         names.append(name)
     return Half(*samples.finish(), tuple(names))
-
-
-def _joined(arrays: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.empty(0, np.int64), *arrays])
 
 
 def _clients(path: Path, kind: TffSet) -> Iterator[tuple[str, dict[str, h5py.Dataset]]]:
@@ -246,27 +234,15 @@ def _blocks(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
 def _dataset(
     raw: Path, kind: TffSet, halves: tuple[Half, Half], vocabulary: str | None = None, remarks: tuple[str, ...] = ()
 ) -> Dataset:
-    train, test = halves
-    paths = _paths(raw, kind)
-    entries, verdict = examine(kind.origin, paths.values(), title=kind.name)
-    numbers = {name: number for number, name in enumerate(train.clients)}
-    shared = bool(len(test.y)) and numbers.keys() >= set(test.clients)
-    test_owner = np.array([numbers[name] for name in test.clients])[test.owner] if shared else None
-    return Dataset(
-        name=kind.name,
-        task="next-token" if vocabulary else "classification",
-        x=train.x,
-        y=train.y,
-        num_classes=kind.num_classes,
-        test_x=test.x if len(test.y) else None,
-        test_y=test.y if len(test.y) else None,
-        normalization=kind.normalization,
-        source={"files": entries},
-        owner=train.owner,
-        test_owner=test_owner,
-        clients=train.clients,
+    entries, verdict = examine(kind.origin, _paths(raw, kind).values(), title=kind.name)
+    return of_halves(
+        kind.name,
+        *halves,
+        kind.num_classes,
+        {"files": entries},
+        (verdict, *remarks),
         vocabulary=vocabulary,
-        remarks=(verdict, *remarks),
+        normalization=kind.normalization,
     )
 
 

@@ -27,13 +27,12 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.sources.files import DataSource, Origin
 from data_prep.streams import stream
+from data_prep.synthetic._draws import checked_spread, features, labels, models
 from hpcfed.errors import InputError
 
 NAME = "feddyn-synthetic"
 HETEROGENEITY = ("homogeneous", "models", "features", "sizes")
 MEDIAN_SIZE = 200
-DECAY = 1.2
-LARGEST_GAMMA = 1e6
 LARGEST_TOTAL = 10**8
 
 
@@ -57,25 +56,22 @@ def generate(
     Raises:
         InputError: an unknown type, a γ that is negative or absurdly large, or a γ for type 0.
     """
-    prox_mu = _strength(type, gamma)
-    of_models, of_features, of_sizes = (prox_mu if type == kind else None for kind in (1, 2, 3))
+    gamma = _strength(type, gamma)
+    of_models, of_features, of_sizes = (gamma if type == kind else None for kind in (1, 2, 3))
     sizes = _sizes(of_sizes, clients, stream(seed, f"{NAME}: sizes"))
-    theta, bias = _models(of_models, (clients, dimension, classes), stream(seed, f"{NAME}: models"))
-    owner = np.repeat(np.arange(clients), sizes)
-    x = _features(of_features, owner, (clients, dimension), stream(seed, f"{NAME}: features"))
-    bounds = np.cumsum(sizes)[:-1]
-    labels = [np.argmax(own @ theta[i] + bias[i], axis=1) for i, own in enumerate(np.split(x, bounds))]
+    own = models(of_models, clients, dimension, classes, stream(seed, f"{NAME}: models"))
+    x, owner = features(of_features, sizes, dimension, stream(seed, f"{NAME}: features"))
     return Dataset(
         name=NAME,
         task="classification",
         x=x,
-        y=np.concatenate(labels),
+        y=labels(x, sizes, *own),
         num_classes=classes,
         source={
             "generator": "FedDyn, appendix A.1.1: synthetic data",
             "type": type,
             "heterogeneity": HETEROGENEITY[type],
-            "gamma": prox_mu,
+            "gamma": gamma,
             "clients": clients,
             "dimension": dimension,
             "classes": classes,
@@ -94,10 +90,7 @@ def _strength(type: int, gamma: float | None) -> float | None:
         if gamma is not None:
             raise InputError("gamma has no effect with type 0, which is homogeneous", remedy="leave it out")
         return None
-    prox_mu = 1.0 if gamma is None else float(gamma)
-    if not 0 <= prox_mu <= LARGEST_GAMMA:
-        raise InputError("gamma", expected=f"a number from 0 to {LARGEST_GAMMA:g}", got=str(gamma))
-    return prox_mu
+    return checked_spread("gamma", gamma)
 
 
 def _sizes(gamma: float | None, num_clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -108,29 +101,6 @@ def _sizes(gamma: float | None, num_clients: int, rng: np.random.Generator) -> n
     if drawn.sum() > LARGEST_TOTAL:
         raise InputError(f"gamma {gamma:g} makes {drawn.sum():.2g} samples", remedy="ask for a smaller gamma")
     return drawn.astype(np.int64)
-
-
-def _models(
-    gamma: float | None, shape: tuple[int, int, int], rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return θ_i (N, d, K) and b_i (N, K): the same for all clients without a γ."""
-    num_clients, dimension, classes = shape
-    models = rng.standard_normal((1 if gamma is None else num_clients, dimension + 1, classes))
-    if gamma is not None:
-        models += rng.normal(0, gamma, (num_clients, 1, 1))
-    models = np.broadcast_to(models, (num_clients, dimension + 1, classes))
-    return models[:, :-1], models[:, -1]
-
-
-def _features(gamma: float | None, owner: np.ndarray, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Return x (n, d) of the clients `owner` (n,), centred at the origin without a γ."""
-    num_clients, dimension = shape
-    deviations = np.sqrt(np.arange(1, dimension + 1) ** -DECAY)
-    x = rng.standard_normal((len(owner), dimension)) * deviations
-    if gamma is None:
-        return x
-    centres = rng.normal(rng.normal(0, gamma, (num_clients, 1)), 1, (num_clients, dimension))
-    return x + centres[owner]
 
 
 SOURCES = {NAME: DataSource(generate, Origin("FedDyn's synthetic classification, made from the seed"))}

@@ -24,14 +24,12 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.sources.files import DataSource, Origin
 from data_prep.streams import stream
+from data_prep.synthetic._draws import TRAIN_FRACTION, checked_spread, features, for_training, labels, models
 from hpcfed.errors import InputError
 
 NAME = "fedprox-synthetic"
 SMALLEST = 50
 LOG_MEAN, LOG_DEVIATION = 4, 2
-TRAIN_FRACTION = 0.9
-DECAY = 1.2
-LARGEST_SPREAD = 1e6
 
 
 def generate(
@@ -55,27 +53,20 @@ def generate(
     Raises:
         InputError: α or β is negative, absurdly large, or set beside `iid`.
     """
-    spreads = None if iid else (_spread("alpha", alpha), _spread("beta", beta))
-    if iid and (alpha, beta) != (None, None):
+    if not iid:
+        alpha, beta = (checked_spread(f"{name} of {NAME}", value) for name, value in (("alpha", alpha), ("beta", beta)))
+    elif (alpha, beta) != (None, None):
         raise InputError("alpha and beta have no effect with iid", remedy="leave them out")
     draws = stream(seed, f"{NAME}: sizes").lognormal(LOG_MEAN, LOG_DEVIATION, clients)
     sizes = SMALLEST + draws.astype(np.int64)
-    weights, bias = _models(spreads, (clients, dimension, classes), stream(seed, f"{NAME}: models"))
-    owner = np.repeat(np.arange(clients), sizes)
-    x = _features(spreads, owner, (clients, dimension), stream(seed, f"{NAME}: features"))
-    own = np.split(x, np.cumsum(sizes)[:-1])
-    y = np.concatenate([np.argmax(rows @ weights[k] + bias[k], axis=1) for k, rows in enumerate(own)])
-    order = stream(seed, f"{NAME}: training halves")
-    train = np.concatenate([order.permutation(size) < int(TRAIN_FRACTION * size) for size in sizes])
-    alpha, beta = (None, None) if spreads is None else spreads
+    own = models(alpha, clients, dimension, classes, stream(seed, f"{NAME}: models"))
+    x, owner = features(beta, sizes, dimension, stream(seed, f"{NAME}: features"))
     return Dataset(
         name=NAME,
         task="classification",
-        x=x[train],
-        y=y[train],
+        x=x,
+        y=labels(x, sizes, *own),
         num_classes=classes,
-        test_x=x[~train],
-        test_y=y[~train],
         source={
             "generator": "FedProx, section 5.1: synthetic data",
             "alpha": alpha,
@@ -87,42 +78,8 @@ def generate(
             "train_fraction": TRAIN_FRACTION,
             "seed": seed,
         },
-        owner=owner[train],
-        test_owner=owner[~train],
-        rows=np.flatnonzero(train),
-    )
-
-
-def _spread(name: str, value: float | None) -> float:
-    spread = 1.0 if value is None else float(value)
-    if not 0 <= spread <= LARGEST_SPREAD:
-        raise InputError(f"{name} of {NAME}", expected=f"a number from 0 to {LARGEST_SPREAD:g}", got=str(value))
-    return spread
-
-
-def _models(
-    spreads: tuple[float, float] | None, shape: tuple[int, int, int], rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return W_k (N, d, K) and b_k (N, K): the same for all clients without spreads."""
-    num_clients, dimension, classes = shape
-    models = rng.standard_normal((1 if spreads is None else num_clients, dimension + 1, classes))
-    if spreads is not None:
-        models += rng.normal(0, spreads[0], (num_clients, 1, 1))
-    models = np.broadcast_to(models, (num_clients, dimension + 1, classes))
-    return models[:, :-1], models[:, -1]
-
-
-def _features(
-    spreads: tuple[float, float] | None, owner: np.ndarray, shape: tuple[int, int], rng: np.random.Generator
-) -> np.ndarray:
-    """Return x (n, d) of the clients `owner` (n,), around the origin without spreads."""
-    num_clients, dimension = shape
-    deviations = np.sqrt(np.arange(1, dimension + 1) ** -DECAY)
-    x = rng.standard_normal((len(owner), dimension)) * deviations
-    if spreads is None:
-        return x
-    centres = rng.normal(rng.normal(0, spreads[1], (num_clients, 1)), 1, (num_clients, dimension))
-    return x + centres[owner]
+        owner=owner,
+    ).with_tests(~for_training(NAME, seed, sizes))
 
 
 SOURCES = {NAME: DataSource(generate, Origin("FedProx's synthetic(α, β), made from the seed"))}

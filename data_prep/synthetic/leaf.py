@@ -21,21 +21,21 @@ data/synthetic/ and data/utils/split_data.py of its code. Boukhari et al., arXiv
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.sources.files import DataSource, Origin
-from data_prep.streams import stream
+from data_prep.synthetic._draws import TRAIN_FRACTION, deviations, for_training
 from hpcfed.errors import InputError
 
 NAME = "leaf-synthetic"
 SEED = 931231
 LARGEST_SEED = 2**32 - 1
-TRAIN_FRACTION = 0.9
 SMALLEST, LARGEST = 5, 1000
 LOG_MEAN, LOG_DEVIATION = 3, 2
 NOISE = 0.1
-DECAY = 1.2
 
 
 def generate(seed: int = SEED, *, clients: int = 1000, dimension: int = 60, classes: int = 5) -> Dataset:
@@ -51,16 +51,12 @@ def generate(seed: int = SEED, *, clients: int = 1000, dimension: int = 60, clas
         raise InputError(f"seed of {NAME}", expected=f"at most {LARGEST_SEED}", got=str(seed))
     sizes = _sizes(seed, clients)
     x, y = _samples(seed, sizes, dimension, classes)
-    train = _for_training(seed, sizes)
-    owner = np.repeat(np.arange(clients), sizes)
-    return Dataset(
+    dataset = Dataset(
         name=NAME,
         task="classification",
-        x=x[train],
-        y=y[train],
+        x=x,
+        y=y,
         num_classes=classes,
-        test_x=x[~train],
-        test_y=y[~train],
         source={
             "generator": "LEAF, data/synthetic, one cluster",
             "clients": clients,
@@ -69,9 +65,9 @@ def generate(seed: int = SEED, *, clients: int = 1000, dimension: int = 60, clas
             "train_fraction": TRAIN_FRACTION,
             "seed": seed,
         },
-        owner=owner[train],
-        rows=np.flatnonzero(train),
+        owner=np.repeat(np.arange(clients), sizes),
     )
+    return replace(dataset.with_tests(~for_training(NAME, seed, sizes)), test_owner=None)
 
 
 def _sizes(seed: int, num_clients: int) -> np.ndarray:
@@ -85,23 +81,17 @@ def _samples(seed: int, sizes: np.ndarray, dimension: int, classes: int) -> tupl
     rng = np.random.RandomState(seed)
     q = rng.normal(size=(dimension + 1, classes))
     mean_scale = rng.normal(rng.normal(), 1)
-    deviations = np.sqrt(np.arange(1, dimension + 1) ** -DECAY)
+    deviation = deviations(dimension)
     x, y = np.empty((sizes.sum(), dimension)), np.empty(sizes.sum(), np.int64)
     stops = np.cumsum(sizes)
     for start, stop in zip(stops - sizes, stops, strict=True):
         rng.random_sample()  # the cluster
         centre = rng.normal(rng.normal(), 1, dimension)
-        x[start:stop] = centre + deviations * rng.standard_normal((stop - start, dimension))
+        x[start:stop] = centre + deviation * rng.standard_normal((stop - start, dimension))
         model = q * rng.normal(mean_scale, NOISE)
         noise = rng.normal(0, NOISE, (stop - start, classes))
         y[start:stop] = np.argmax(model[0] + x[start:stop] @ model[1:] + noise, axis=1)
     return x, y
-
-
-def _for_training(seed: int, sizes: np.ndarray) -> np.ndarray:
-    """Return a mask (n,): true for ⌊0.9 n_k⌋ samples of each client, drawn without replacement."""
-    rng = stream(seed, f"{NAME}: training halves")
-    return np.concatenate([rng.permutation(size) < int(TRAIN_FRACTION * size) for size in sizes])
 
 
 SOURCES = {NAME: DataSource(generate, Origin("LEAF's synthetic classification, made from the seed"), seed=SEED)}

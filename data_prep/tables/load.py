@@ -5,8 +5,10 @@ Neither pass holds more than a block of rows, so tables may be larger than memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,6 @@ def load(
     Raises:
         InputError: files that are not tables, or do not fit each other or the options.
     """
-    missing.check_way(options.missing)
     if options.task == "next-token" and options.missing in (missing.MEAN, missing.MEDIAN):
         raise InputError(f"--missing {options.missing} has no effect with tokens", remedy="use drop")
     train = [path for files in clients.values() for path in files]
@@ -55,26 +56,16 @@ def load(
     paths = [*train, *tests]
     with all_encodings_told(paths):
         plan = plan_of(paths, options, tests)
-    rows: list[np.ndarray] = []
-    of_rows: list[np.ndarray] = []
-    of_tests: list[np.ndarray] = []
-
-    def pieces() -> Iterator[tuple[str, Any]]:
-        if options.client is not None:
-            yield from ((client, Blocks([])) for client in sorted(plan.clients))
-            for number, path in enumerate(train):
-                for block in blocks(path, options.missing_codes):
-                    yield from _by_client(plan, block, number, rows, of_rows)
-            return
-        for client, files in clients.items():
-            yield client, Blocks(_of(plan, client, files, of_rows, rows, train))
-
-    test: Any = Blocks(_of(plan, "the test set", common, of_tests)) if common else None
+    training, testing = Conversion(plan, train), Conversion(plan, tests)
+    pieces: Iterable[tuple[str, Any]] = ((client, Blocks(training.of(client, clients[client]))) for client in clients)
+    if options.client is not None:
+        pieces = chain(((client, Blocks([])) for client in sorted(plan.clients)), training.by_client())
+    test: Any = Blocks(testing.of("the test set", common)) if common else None
     if own:
-        test = {client: Blocks(_of(plan, f"test of {client}", files, of_tests)) for client, files in own.items()}
+        test = {client: Blocks(testing.of(f"test of {client}", files)) for client, files in own.items()}
     dataset = gather(
         name,
-        pieces(),
+        pieces,
         test=test,
         task=options.task,
         num_classes=None if plan.classes is None else plan.classes.count,
@@ -82,9 +73,9 @@ def load(
         in_pieces=True,
         missing=options.missing,
     )
-    places = np.concatenate(rows) if rows else np.empty((0, 2), np.int64)
-    group = np.concatenate(of_rows) if of_rows else None
-    test_group = np.concatenate([np.empty(0, np.int64), *of_tests])
+    places = np.concatenate([np.empty((0, 2), np.int64), *training.rows])
+    group = np.concatenate(training.groups) if training.groups else None
+    test_group = np.concatenate([np.empty(0, np.int64), *testing.groups])
     return replace(
         dataset,
         rows=places[:, 1] if len(train) == 1 else places,
@@ -93,7 +84,7 @@ def load(
         categories=() if plan.image else plan.categories,
         fill=dataset.fill if plan.missing else "",
         group=group,
-        test_group=test_group if of_tests else None,
+        test_group=test_group if testing.groups else None,
         emptied={one: one in plan.labelled for one in dataset.without_samples() if plan.dropped[one]},
         remarks=(
             *plan.remarks(paths, plan.clients or clients),
@@ -103,45 +94,51 @@ def load(
     )
 
 
-def _of(
-    plan: TablePlan,
-    part: str,
-    files: Files,
-    of_rows: list[np.ndarray],
-    rows: list[np.ndarray] | None = None,
-    train: Files = (),
-) -> Iterator[Pair]:
-    """Yield the samples of some files; append their groups to `of_rows` and their row numbers to `rows`."""
-    for path in files:
-        for block in blocks(path, plan.options.missing_codes):
-            x, y, kept, labelled = samples(plan, block)
-            plan.dropped[part] += len(block) - len(kept)
-            plan.labelled.update((part,) if labelled.any() else ())
-            if (group := groups(plan, block, kept)) is not None:
-                of_rows.append(group)
-            if rows is not None:
-                rows.append(np.column_stack([np.full(len(kept), train.index(path)), block.start + kept]))
-            yield x, y
+@dataclass
+class Conversion:
+    """Conversion of the rows of training tables, or of test sets, to samples; of each sample so far its file, by number
+    in `paths`, and row, and its group.
+    """
 
+    plan: TablePlan
+    paths: Files
+    rows: list[np.ndarray] = field(default_factory=list)
+    groups: list[np.ndarray] = field(default_factory=list)
 
-def _by_client(
-    plan: TablePlan, block: Block, number: int, rows: list[np.ndarray], of_rows: list[np.ndarray]
-) -> Iterator[tuple[str, Any]]:
-    """Yield the samples of a block, client by client; append as `_of`."""
-    assert plan.options.client is not None
-    names, codes = cells.distinct(block.columns[plan.options.client])
-    x, y, kept, labelled = samples(plan, block)
-    plan.labelled.update(names[code] for code in np.unique(codes[labelled]).tolist())
-    whole = np.bincount(codes[codes >= 0], minlength=len(names))
-    left = np.bincount(codes[kept], minlength=len(names))
-    plan.dropped.update({name: int(n) for name, n in zip(names, whole - left, strict=True) if n})
-    plan.dropped["no client"] += int((codes < 0).sum())
-    order = np.argsort(codes[kept], kind="stable")
-    ends = np.cumsum(left)
-    group = groups(plan, block, kept)
-    for name, mine in zip(names, np.split(order, ends[:-1]), strict=True):
-        if len(mine):
-            if group is not None:
-                of_rows.append(group[mine])
-            rows.append(np.column_stack([np.full(len(mine), number), block.start + kept[mine]]))
-            yield name, Blocks([(x[mine], y[mine])])
+    def of(self, part: str, files: Files) -> Iterator[Pair]:
+        """Yield the samples of a client's, or a test set's, files."""
+        for path in files:
+            for block in self._blocks(path):
+                x, y, kept, labelled = samples(self.plan, block)
+                self.plan.dropped[part] += len(block) - len(kept)
+                self.plan.labelled.update((part,) if labelled.any() else ())
+                self._add(path, block.start + kept, groups(self.plan, block, kept))
+                yield x, y
+
+    def by_client(self) -> Iterator[tuple[str, Any]]:
+        """Yield the samples of tables with a column of clients, client by client in each block."""
+        plan = self.plan
+        assert plan.options.client is not None
+        for path in self.paths:
+            for block in self._blocks(path):
+                names, codes = cells.distinct(block.columns[plan.options.client])
+                x, y, kept, labelled = samples(plan, block)
+                plan.labelled.update(names[code] for code in np.unique(codes[labelled]).tolist())
+                whole = np.bincount(codes[codes >= 0], minlength=len(names))
+                left = np.bincount(codes[kept], minlength=len(names))
+                plan.dropped.update({name: int(n) for name, n in zip(names, whole - left, strict=True) if n})
+                plan.dropped["no client"] += int((codes < 0).sum())
+                order = np.argsort(codes[kept], kind="stable")
+                group = groups(plan, block, kept)
+                for name, mine in zip(names, np.split(order, np.cumsum(left)[:-1]), strict=True):
+                    if len(mine):
+                        self._add(path, block.start + kept[mine], None if group is None else group[mine])
+                        yield name, Blocks([(x[mine], y[mine])])
+
+    def _blocks(self, path: Path) -> Iterator[Block]:
+        return blocks(path, self.plan.options.missing_codes)
+
+    def _add(self, path: Path, rows: np.ndarray, group: np.ndarray | None) -> None:
+        self.rows.append(np.column_stack([np.full(len(rows), self.paths.index(path)), rows]))
+        if group is not None:
+            self.groups.append(group)

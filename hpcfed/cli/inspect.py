@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -15,7 +15,7 @@ from hpcfed.cli.documents.inspect import inspect_document
 from hpcfed.data.content import content_hash
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import (
-    FIGURE_TYPES,
+    check_picture,
     classes_for_share,
     describe_partition,
     save_figure,
@@ -28,6 +28,7 @@ from hpcfed.data.sites import (
     Labels,
     absences,
     feature_names,
+    first_named,
     labels_of,
     mean_differences,
     missing_shares,
@@ -53,9 +54,7 @@ MAX_LISTED = 12
 @JSON
 def command(file: Path, picture: Path | None, verify: bool, as_json: bool) -> None:
     """Show the contents of a federation file: clients, samples, classes, sizes, provenance."""
-    if picture is not None and picture.suffix not in FIGURE_TYPES:
-        got = picture.suffix or "no ending"
-        raise InputError("unknown type of picture", where=str(picture), expected=", ".join(FIGURE_TYPES), got=got)
+    check_picture(picture)
     emit = printer("inspect", asked=as_json)
     with Federation.open(file) as federation:
         labels = labels_of(federation)
@@ -79,20 +78,17 @@ def _show(federation: Federation, labels: Labels | None, picture: Path | None, *
     console.print(_facts(federation, labels, targets))
     if verify:
         console.print(_verified(federation))
-    if 1 < federation.num_clients <= MOST_SITES:
+    few = 1 < federation.num_clients <= MOST_SITES
+    if few:
         console.print(_sites(federation, labels, targets))
     if labels is not None and not _listed(federation, labels):
         for line in text_heat_map(labels.counts, site_names(federation)):
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
     for absence in absences(federation, labels) if labels is not None else ():
         console.print(absence, soft_wrap=True)
-    if 1 < federation.num_clients <= MOST_SITES and (missing := missing_shares(federation)):
-        shares, note = _missing(federation, missing)
-        console.print(shares)
+    for table, note in (*_missing(federation), *_shifts(federation)) if few else ():
+        console.print(table)
         console.print(note, soft_wrap=True)
-    if 1 < federation.num_clients <= MOST_SITES and (shifts := _shifts(federation)) is not None:
-        console.print(shifts[0])
-        console.print(shifts[1], soft_wrap=True)
     if picture is not None:
         console.print(f"picture: {picture}", soft_wrap=True)
 
@@ -118,16 +114,25 @@ def _sites(federation: Federation, labels: Labels | None, targets: Mapping[str, 
     return table
 
 
-def _missing(federation: Federation, shares: Mapping[str, np.ndarray]) -> tuple[Table, str]:
-    """Return the table of the columns with most missing values at a site, and a line on it."""
-    table = Table(title="Missing values", title_justify="left", box=None)
+def _by_site(title: str, federation: Federation) -> Table:
+    """Return a table without rows: features by site."""
+    table = Table(title=title, title_justify="left", box=None)
     table.add_column("feature", overflow="fold")
     for name in site_names(federation):
         table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _missing(federation: Federation) -> Iterator[tuple[Table, str]]:
+    """Yield the table of the columns with most missing values at a site, and a line on it; nothing without any."""
+    shares = missing_shares(federation)
+    if not shares:
+        return
+    table = _by_site("Missing values", federation)
     for column in sorted(shares, key=lambda column: -shares[column].max())[:MAX_LISTED]:
         table.add_row(column, *map(_percent, shares[column].tolist()))
     more = f"; {len(shares) - MAX_LISTED:,} more columns have some" if len(shares) > MAX_LISTED else ""
-    return table, f"of a site's training samples; they have been filled{more}"
+    yield table, f"of a site's training samples; they have been filled{more}"
 
 
 def _percent(share: float) -> str:
@@ -137,24 +142,20 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share else "–"
 
 
-def _shifts(federation: Federation) -> tuple[Table, str] | None:
-    """Return the table of the features that differ most between sites, and a line on it; None if x has no features."""
+def _shifts(federation: Federation) -> Iterator[tuple[Table, str]]:
+    """Yield the table of the features that differ most between sites, and a line on it; nothing without features."""
     found = mean_differences(federation)
     if found is None:
-        return None
+        return
     largest = np.nan_to_num(np.abs(found), nan=0.0).max(axis=0)
     order = np.argsort(-largest, kind="stable")[:MAX_LISTED]
-    table = Table(title="Standardised mean differences", title_justify="left", box=None)
-    table.add_column("feature", overflow="fold")
-    names = feature_names(federation)
-    for name in site_names(federation):
-        table.add_column(name, justify="right", overflow="fold")
+    table, names = _by_site("Standardised mean differences", federation), feature_names(federation)
     for feature in order.tolist():
         cells = (f"{value:+.2f}".replace("-", "−") if np.isfinite(value) else "–" for value in found[:, feature])
         table.add_row(names[feature], *cells)
     large = int((largest >= LARGE).sum())
     line = f"of a site's training samples from all others'; from {LARGE} large: {large} of {len(largest)} features"
-    return table, line if federation.filled("train") is None else f"{line}; filled cells are left out"
+    yield table, line if federation.filled("train") is None else f"{line}; filled cells are left out"
 
 
 def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, Sequence[str]]) -> Table:
@@ -168,10 +169,8 @@ def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, 
     table.add_row("samples", f"{federation.num_samples:,} to train on, {federation.num_test:,} in the test set")
     table.add_row("sizes", f"min {sizes.min():,}, median {np.median(sizes):,.10g}, max {sizes.max():,}")
     if (sizes == 0).any():
-        empty = np.flatnonzero(sizes == 0)
-        names = [federation.client_name(k) for k in empty[:MAX_LISTED].tolist()]
-        listed = first_of(names, MAX_LISTED, len(empty))
-        table.add_row("", f"{counted(len(empty), 'client')} without samples: {listed}")
+        empty = counted((sizes == 0).sum(), "client")
+        table.add_row("", f"{empty} without samples: {first_named(federation, sizes == 0, MAX_LISTED)}")
     if federation.num_classes is not None:
         table.add_row("classes", f"{federation.num_classes:,}")
     if labels is not None and federation.task == "classification":

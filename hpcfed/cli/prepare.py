@@ -27,7 +27,8 @@ from hpcfed.cli.documents._parts import federation_facts
 from hpcfed.cli.documents.prepare import PrepareDocument
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import describe_partition
-from hpcfed.errors import InputError, counted, cut, first_of, nearest, visible
+from hpcfed.data.sites import first_named
+from hpcfed.errors import InputError, counted, cut, nearest, visible
 
 NAMES = {"client_column": "client"}
 MAX_LISTED = 8
@@ -223,12 +224,12 @@ def _summary(federation: Federation, *, is_natural: bool, is_own: bool) -> Itera
     spread = f"{sizes.min():,} to {counted(sizes.max(), 'sample')}, median {np.median(sizes):,.10g}"
     yield f"split    {describe_partition(federation)}"
     yield f"clients  {federation.num_clients:,} with {spread}"
-    if empty := _named(federation, sizes == 0):
+    if empty := first_named(federation, sizes == 0, MAX_LISTED):
         remedy = "; --min-samples 1 leaves such clients out" if is_natural else ""
         yield f"         without a sample to train on: {empty}{remedy}"
     yield f"test     {_tests(federation)}"
     tests = federation.test_offsets
-    if tests is not None and (untested := _named(federation, (np.diff(tests) == 0) & (sizes > 0))):
+    if tests is not None and (untested := first_named(federation, (np.diff(tests) == 0) & (sizes > 0), MAX_LISTED)):
         yield f"         without a sample to test on: {untested}"
     if not federation.num_test:
         also = f"name one {TEST!r}, or " if is_own else ""
@@ -245,13 +246,6 @@ def _tell(line: str) -> None:
 def _in_line(remark: str) -> str:
     """Return a remark in one line, cut; words of tables may have line breaks."""
     return cut(visible("⏎".join(remark.splitlines())))
-
-
-def _named(federation: Federation, which: np.ndarray) -> str:
-    """Return the first few names of the clients in the mask `which`, (N,) bool; "" for none."""
-    found = np.flatnonzero(which)
-    names = [federation.client_name(k) for k in found[:MAX_LISTED].tolist()]
-    return first_of(names, MAX_LISTED, len(found))
 
 
 def _tests(federation: Federation) -> str:

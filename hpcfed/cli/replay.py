@@ -25,9 +25,10 @@ def command(
     It begins from the nearest checkpoint, and computes the rounds in between. Exit code 1: the update is not the
     recorded one. From Python: hpcfed.replay(run, round, client).
     """
+    from hpcfed.data.picture import check_picture
     from hpcfed.io.console import Console
     from hpcfed.provenance.replay.replay import replay
-    from hpcfed.provenance.replay.show import check_picture, draw, lines, table
+    from hpcfed.provenance.replay.show import draw, lines, table
 
     check_picture(picture)
     ask = asked_on_terminal()

@@ -64,7 +64,7 @@ def command(
     RUN is the output folder of a run, of a sweep, or a folder of such folders. Runs that differ only in their seed are
     averaged; each is labelled by its method, or by its `name` if names distinguish the runs.
     """
-    from hpcfed.lab.report import compare, write_comparison
+    from hpcfed.lab.report.comparison import compare, write_comparison
     from hpcfed.lab.report.page import left_out, warnings
 
     emit = printer("report", asked=as_json)

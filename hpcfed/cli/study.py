@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,26 +57,15 @@ if TYPE_CHECKING:
 def command(
     recipe: str,
     overrides: tuple[str, ...],
-    methods: str,
-    splits: int | None,
-    kind: str,
-    fraction: float | None,
-    split_seed: int,
     seeds: str | None,
-    rounds: int | None,
-    baselines: str,
-    standardize: str | None,
-    tune: tuple[str, ...],
-    bootstrap: int,
     groups: int | None,
-    output: Path | None,
     retry: bool,
     fresh: bool,
     accept_code: bool,
     quiet: bool,
     as_json: bool,
     array: int | None,
-    **job: Any,
+    **others: Any,
 ) -> None:
     """Compare methods and baselines at a few sites, on splits of their samples, and write one page.
 
@@ -98,11 +87,11 @@ def command(
     from hpcfed.ranks.signals import catch_signals
     from hpcfed.ranks.world import connect
 
+    asked = {one.name: others[one.name] for one in fields(StudyOptions) if one.name in others}
+    job = {name: value for name, value in others.items() if name not in asked}
+
     def read() -> Study:
-        chosen = parse_seeds(seeds) if seeds else []
-        options = StudyOptions(
-            methods, kind, splits, fraction, split_seed, chosen, baselines, standardize, rounds, output, tune, bootstrap
-        )
+        options = StudyOptions(**asked, seeds=parse_seeds(seeds) if seeds else [])
         return read_study(recipe, overrides, options)
 
     world, emit = connect(), printer("study", asked=as_json)

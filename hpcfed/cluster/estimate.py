@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 
 from hpcfed.assembly import assemble
+from hpcfed.cluster.doctor.probe import seconds_of
 from hpcfed.cohort import Cohort, Cohorts
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import Diverged, InputError
@@ -204,7 +205,7 @@ def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: An
     evaluated = 0.0
     if recipe.evaluate.every and parts.federation.num_test:
         model = simulation.evaluated()
-        evaluated = min(_seconds(lambda: evaluator(model, test=True, train=False)) for _ in range(2))
+        evaluated = min(seconds_of(lambda: evaluator(model, test=True, train=False)) for _ in range(2))
     device = parts.model.vector.device
     measured = StepTimes(
         device="one core" if device.type == "cpu" else accelerator(device).name(device),
@@ -225,16 +226,10 @@ def _mask_seconds(masks: Masks, size: int, words: int, ranks: int) -> float:
     """
     some = min(words, MASKED_WORDS)
     pair = masks.of_round(1, (0, 1), np.ones(2), np.ones(2))
-    a_word = min(_seconds(lambda: pair.of([0], some)) for _ in range(2)) / some
+    a_word = min(seconds_of(lambda: pair.of([0], some)) for _ in range(2)) / some
     left = size * (1 - masks.dropout)
     mine = left / ranks
     return a_word * words * (mine * (size - mine) + left * (size - left))
-
-
-def _seconds(work: Any) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from rich.text import Text
 from hpcfed.data.federation import Federation
 from hpcfed.data.samples import draw_samples, has_pictures, samples_height
 from hpcfed.data.sites import MOST_LABELS, MOST_SITES, Labels, site_names
+from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.console import short_names
 from hpcfed.io.figure import literal, rendered
@@ -29,6 +30,17 @@ SHADES = "·░▒▓█"
 STYLES = ("bright_black", "blue", "cyan", "yellow", "bright_red")
 FIGURE_3_SHARES = (0.4, 0.6, 0.8)
 FIGURE_TYPES = (".png", ".pdf", ".svg")
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture of an unknown type.
+
+    Raises:
+        InputError: the file's suffix is no picture's.
+    """
+    if path is not None and path.suffix not in FIGURE_TYPES:
+        got = path.suffix or "no ending"
+        raise InputError("unknown type of picture", where=str(path), expected=", ".join(FIGURE_TYPES), got=got)
 
 
 def classes_for_share(counts: np.ndarray, share: float = 0.8) -> np.ndarray:

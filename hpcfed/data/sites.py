@@ -80,6 +80,12 @@ def site_names(federation: Federation) -> list[str]:
     return [str(k) for k in range(federation.num_clients)] if names == given else names
 
 
+def first_named(federation: Federation, which: np.ndarray, most: int) -> str:
+    """Return the first few names of the clients in the mask `which`, (N,) bool; "" for none."""
+    found = np.flatnonzero(which)
+    return first_of([federation.client_name(k) for k in found[:most].tolist()], most, len(found))
+
+
 def absences(federation: Federation, labels: Labels) -> Iterator[str]:
     """Yield a line for each label that clients with samples lack."""
     names, filled = site_names(federation), np.flatnonzero(labels.counts.sum(axis=1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -35,5 +34,5 @@ def begin_after(folder: Path, run: Path, start: int, recipe: Recipe) -> None:
     for suffix in (".server", ".clients"):
         if there.with_suffix(suffix).exists():
             shutil.copyfile(there.with_suffix(suffix), here.with_suffix(suffix))
-    manifest = replace(Manifest.read(there.with_suffix(".json")), recipe=identity(recipe))
+    manifest = Manifest.read(there.with_suffix(".json")).model_copy(update={"recipe": identity(recipe)})
     write_whole(here.with_suffix(".json"), manifest.to_json())

@@ -66,13 +66,6 @@ class Parting:
         return SAME if self.round is None else PART
 
 
-def compare(
-    runs: Sequence[Path], data: Path | None, code: Path | None, say: Say, permission: Permission = NO_PERMISSION
-) -> int:
-    """Print the first difference of two runs and its cause, as `parting` does; return the exit code."""
-    return parting(runs, data, code, say, permission).code
-
-
 def parting(
     runs: Sequence[Path], data: Path | None, code: Path | None, say: Say, permission: Permission = NO_PERMISSION
 ) -> Parting:

@@ -144,6 +144,6 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
 
 def _measured(manifest: Path) -> Mapping[str, str]:
     try:
-        return Manifest.read(manifest).progress["stopping"].get("measured") or {}
+        return Manifest.read(manifest).progress.stopping.measured
     except Damaged:  # which is told elsewhere
         return {}

@@ -1,6 +1,10 @@
 """The structure of the package: its rooms by level, cycles between them, the longest modules, and its size.
 
     python jobs/bench/rooms.py
+    python jobs/bench/rooms.py --since COMMIT
+
+The second says how many of COMMIT's lines of code are still there and how many came later, by git blame; it takes
+minutes. A line that moved or was only indented anew is as old as it was.
 
 A room is a folder of hpcfed/, or a module at its root. A room's level is one above the highest of those it imports
 from, at run time or for types; rooms that import each other in a circle have none, and are listed with those imports.
@@ -9,11 +13,15 @@ Lines of code are those without comments, blank lines and docstrings; a docstrin
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
+import os
+import subprocess
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -54,8 +62,8 @@ def levels(uses: dict[str, set[str]]) -> tuple[list[set[str]], set[str]]:
     return found, left
 
 
-def lines_of_code(text: str) -> int:
-    """Return the number of a module's lines that hold code."""
+def lines_of_code(text: str) -> set[int]:
+    """Return the numbers of a module's lines that hold code, from 1."""
     skipped, found = set(), set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -63,17 +71,45 @@ def lines_of_code(text: str) -> int:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.string.strip() and token.type != tokenize.COMMENT:
             found |= {*range(token.start[0], token.end[0] + 1)}
-    return len(found - skipped)
+    return found - skipped
 
 
 def sizes(folder: str) -> Counter[str]:
     """Return lines of code by entry of a folder at the root of the repository."""
     found = Counter[str]()
     for path in (ROOT / folder).rglob("*.py"):
-        found[path.relative_to(ROOT / folder).with_suffix("").parts[0]] += lines_of_code(
-            path.read_text(encoding="utf-8")
-        )
+        lines = lines_of_code(path.read_text(encoding="utf-8"))
+        found[path.relative_to(ROOT / folder).with_suffix("").parts[0]] += len(lines)
     return found
+
+
+def git(*command: str) -> str:
+    """Return what git prints on this repository."""
+    return subprocess.run(["git", "-C", ROOT, *command], check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+
+
+def ages(path: str, since: int) -> tuple[int, int]:
+    """Return how many of a committed module's lines of code are no younger than `since`, in seconds, and the others."""
+    code, old, number, committed = lines_of_code(git("show", f"HEAD:{path}")), 0, 0, 0
+    for line in git("blame", "-w", "-M", "-C", "--line-porcelain", "HEAD", "--", path).split("\n"):
+        if line.startswith("committer-time "):
+            committed = int(line.split()[1])
+        elif line.startswith("\t"):
+            number += 1
+            old += number in code and committed <= since
+    return old, len(code) - old
+
+
+def print_ages(commit: str) -> None:
+    """Print, by room or module, how many lines of code a commit already had and how many were added since."""
+    since, found = int(git("log", "-1", "--format=%ct", commit)), defaultdict[str, Counter[str]](Counter)
+    paths = [path for path in git("ls-files", "hpcfed", "data_prep").split() if path.endswith(".py")]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for path, (old, new) in zip(paths, threads.map(lambda path: ages(path, since), paths), strict=True):
+            for room in ("hpcfed and data_prep", "/".join(path.split("/")[:3])):
+                found[room].update(old=old, new=new)
+    for room, lines in sorted(found.items(), key=lambda entry: -entry[1].total()):
+        print(f"{room}: {lines['old']:,} of {commit}'s, {lines['new']:,} added since")
 
 
 def print_sizes() -> None:
@@ -90,7 +126,8 @@ def print_sizes() -> None:
           ", ".join(f"{folder} {sizes(folder).total():,}" for folder in ("jobs", "tests")))  # fmt: skip
 
 
-def main() -> None:
+def print_structure() -> None:
+    """Print the rooms by level, the longest modules and functions, and lines of code."""
     uses: dict[str, set[str]] = defaultdict(set)
     why: dict[tuple[str, str], list[str]] = defaultdict(list)
     modules, functions = [], []
@@ -122,6 +159,13 @@ def main() -> None:
     longest = sorted(functions, reverse=True)[:LONGEST]
     print("longest functions:", ", ".join(f"{name} {lines}" for lines, name in longest))
     print_sizes()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--since", metavar="COMMIT", help="say how many lines are older; takes minutes")
+    since = parser.parse_args().since
+    print_ages(since) if since else print_structure()
 
 
 if __name__ == "__main__":

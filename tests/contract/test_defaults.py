@@ -13,7 +13,7 @@ from hpcfed import algorithms
 from hpcfed.assembly import resolve
 from hpcfed.config.load import dump_yaml, load_recipe
 from hpcfed.errors import InputError
-from hpcfed.lab.report import compare
+from hpcfed.lab.report.comparison import compare
 from hpcfed.lab.report.page import warnings
 from hpcfed.lab.report.unlike import unlike
 from hpcfed.lab.sweep.grid import parse_grids

@@ -21,7 +21,7 @@ from hpcfed.config.load import load_recipe
 from hpcfed.lab.report.group import group_runs
 from hpcfed.lab.report.page import warnings
 from hpcfed.lab.report.read import read_run
-from hpcfed.provenance.compare import compare
+from hpcfed.provenance.compare import parting
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
 from hpcfed.rng import LEAST_SECRET, Purpose, normals, stream
@@ -351,7 +351,7 @@ def test_the_holder_of_the_seed_alone_can_verify_and_replay(place):
     assert "bit for bit" in said[-1]
     assert len(hpcfed.replay(found.folder, 2, 1).steps) == 4
     louder = run(place, "louder", algorithm={"name": "scaffold"}, rounds=2, means=LOUDER, **secret(place))
-    assert compare([found.folder, louder.folder], None, None, said.append) == 1
+    assert parting([found.folder, louder.folder], None, None, said.append).code == 1
     assert "part in round 1" in said
     (place / "secret.txt").rename(place / "elsewhere")
     for call in (

@@ -64,7 +64,7 @@ def serve() -> None:
     for name in (
         "hpcfed.loop",
         "hpcfed.lab.sweep.run",
-        "hpcfed.lab.report",
+        "hpcfed.lab.report.comparison",
         "matplotlib.backends.backend_agg",
         "matplotlib.backends.backend_pdf",
     ):

@@ -16,7 +16,7 @@ from hpcfed.cli.report import print_table
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError, Stopped
 from hpcfed.lab.cite import bibtex
-from hpcfed.lab.report import compare, write_comparison
+from hpcfed.lab.report.comparison import compare, write_comparison
 from hpcfed.lab.report.read import read_code
 from hpcfed.lab.sweep.claims import Claims, RunState
 from hpcfed.lab.watch.follow import Watch

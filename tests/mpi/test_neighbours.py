@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 import hpcfed
-from hpcfed.provenance.compare import PART, compare
+from hpcfed.provenance.compare import PART, parting
 from hpcfed.provenance.replay.replay import replay
 from hpcfed.provenance.replay.show import lines
 from hpcfed.provenance.verify.verify import DIFFERS, IN_PART, Verification, verify
@@ -62,7 +62,7 @@ def test_compare_blames_no_sum_for_what_neighbours_do(kind, hashes, world, folde
     if not world.is_root:
         return
     said: list[str] = []
-    assert compare([folder / "honest", folder / "rounded"], None, None, said.append) == PART
+    assert parting([folder / "honest", folder / "rounded"], None, None, said.append).code == PART
     text = "\n".join(said)
     assert "reduction and algorithm" not in text
     for run in ("honest", "rounded"):  # both are computed on this machine
@@ -82,7 +82,7 @@ def test_what_the_sentinel_found_by_rank_is_blamed_before_a_sum(hashes, world, f
     if not world.is_root:
         return
     said: list[str] = []
-    assert compare([folder / "honest", folder / "rounded"], None, None, said.append) == PART
+    assert parting([folder / "honest", folder / "rounded"], None, None, said.append).code == PART
     text = "\n".join(said)
     assert "reduction and algorithm" not in text
     said_by_itself = r"its record says bitwise: false: from round \d on: the update of client \d was another"

@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -407,7 +406,7 @@ def test_a_checkpoint_of_another_version_is_refused(world, folder):
     path = run / "checkpoints" / "round-00000004.json"
 
     def advance() -> None:
-        path.write_text(replace(Manifest.read(path), version=99).to_json())
+        path.write_text(Manifest.read(path).model_copy(update={"version": 99}).to_json())
 
     world.on_root(advance)
     with pytest.raises(InputError, match=r"another version of hpcfed: expected layout 3, got 99"):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
+from hpcfed.lab.report.comparison import compare, write_comparison
 from hpcfed.lab.report.read import Run, find_runs, read_run
 from tests.pictures import blank_pictures  # noqa: F401  (a fixture)
 
@@ -80,6 +81,12 @@ def make_rows(rounds: int, method: str, seed: int, every: int = 1) -> list[dict[
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Read every run in or at the folders."""
     return [read_run(folder) for folder in find_runs(folders)[0]]
+
+
+def make_report(
+    runs: Sequence[Path], output: Path | None = None, targets: Sequence[float] = (), *, figures: bool = True
+) -> Path:
+    return write_comparison(compare(runs, targets), output, figures=figures)
 
 
 def write_run(

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.lab.report import make_report
 from tests.report import browser
-from tests.report.conftest import make_rows, write_clients, write_run
+from tests.report.conftest import make_report, make_rows, write_clients, write_run
 
 pytestmark = pytest.mark.skipif(
     browser.CHROMIUM is None and os.environ.get("CI") != "true", reason="needs chromium (apt-get install chromium)"

@@ -10,7 +10,7 @@ import pytest
 
 from hpcfed.errors import InputError
 from hpcfed.io.figure_style import PAGE
-from hpcfed.lab.report import compare
+from hpcfed.lab.report.comparison import compare
 from hpcfed.lab.report.group import differences, group_runs, method_name
 from hpcfed.lab.report.measure import (
     CRITERIA,
@@ -172,9 +172,9 @@ def test_never_reached_is_counted_and_in_no_mean(accuracies):
     (group,) = group_runs(read_runs(folders))
     cost = reach(group, ACCURACY, 0.8)
     assert (cost.reached, cost.runs) == (2, 3)
-    assert (cost.rounds.mean, cost.rounds.std) == (3, pytest.approx(math.sqrt(2)))
-    assert cost.params.mean == 3 * 2 * 1_781_100
-    assert cost.seconds.mean == pytest.approx(3 * 0.26)
+    assert (cost.spent["rounds"].mean, cost.spent["rounds"].std) == (3, pytest.approx(math.sqrt(2)))
+    assert cost.spent["params"].mean == 3 * 2 * 1_781_100
+    assert cost.spent["seconds"].mean == pytest.approx(3 * 0.26)
     results, targets = compare(folders, [0.8, 0.99]).results
     assert targets.rows[0][:3] == ("FedAvg", "80 %", "2 of 3: 3 ± 1.4")
     assert targets.rows[1][2:] == ("not reached", "–", "–", "–")

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from hpcfed.cli.report import command
 from hpcfed.errors import InputError
 from hpcfed.io.figure_style import PAPER, blank, to_files, to_svg
-from hpcfed.lab.report import compare, make_report
+from hpcfed.lab.report.comparison import compare
 from hpcfed.lab.report.page import _title
 from hpcfed.lab.report.plots import Scene
 from hpcfed.lab.report.sections import ACCURACY, LOSS, own_metrics
-from tests.report.conftest import make_rows, write_clients, write_run
+from tests.report.conftest import make_report, make_rows, write_clients, write_run
 
 FILES = {
     *(

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import InputError
-from hpcfed.lab.report import compare, make_report
 from hpcfed.lab.report.clients import Fairness, read_clients
+from hpcfed.lab.report.comparison import compare
 from hpcfed.lab.report.measure import core_hours
 from hpcfed.lab.report.paired import difference, difference_curve, pairs, shared_draws, student
 from hpcfed.lab.report.read import read_run
 from hpcfed.lab.report.tables import clients_table, sites_table, timing_table
-from tests.report.conftest import write_clients, write_run
+from tests.report.conftest import make_report, write_clients, write_run
 
 
 def test_student_against_tables():

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 import hpcfed
 from hpcfed.cli.report import command
-from hpcfed.lab.report import make_report
 from tests.contract.test_add_a_method import block
 from tests.federations import blobs, write_federation
 from tests.launch import ROOT, launch
 from tests.mpi.recipes import small, write_recipe
+from tests.report.conftest import make_report
 from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi

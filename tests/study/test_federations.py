@@ -22,7 +22,7 @@ NUMBER = sum(sum(sizes) for sizes in SIZES.values())
 def written(folder: Path, data: Path, scale: str, kind: str = "holdout", number: int = 0):
     """Write a split of a federation file; return the samples, the split and its files."""
     samples = read_samples(data)
-    splits = make_splits(kind, samples.owner, samples.label, 3, 0.25, 0, samples.sites, samples.labels)
+    splits = make_splits(kind, samples.divisible, 3, 0.25, 0)
     split, files = splits.each[number], files_of(folder, number)
     write_split(files, samples, split, scale, {"kind": kind})
     return samples, split, files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -76,7 +77,7 @@ def test_missing_cells_are_filled_from_the_training_part_alone(tables, tmp_path,
     text = [raw[SITES[file]][row] for file, row in rows]
     numbers = np.array([[float(cell or "nan") for cell in row[1:3]] for row in text], np.float32)
     wards = np.array([[[np.nan, ward == row[3]][row[3] != ""] for ward in WARDS] for row in text])
-    split = make_splits("holdout", samples.owner, samples.label, 1, 0.25, 0, SITES, samples.labels).each[0]
+    split = make_splits("holdout", samples.divisible, 1, 0.25, 0).each[0]
     files = files_of(tmp_path, 0)
     write_split(files, samples, split, "none", {})
     training = split.training
@@ -130,7 +131,7 @@ def test_no_patient_is_in_both_parts(tables, tmp_path):
             assert (np.diff(federation.test_offsets) > 0).all()
     samples = read_samples(path)
     for kind, count, low, high in (("holdout", 4, 0.15, 0.35), ("k-fold", 4, 0.15, 0.35)):
-        found = make_splits(kind, samples.owner, samples.label, count, 0.25, 0, SITES, samples.labels, samples.group)
+        found = make_splits(kind, samples.divisible, count, 0.25, 0)
         tests = np.array([split.tests for split in found.each])
         for part in tests:
             assert len(np.intersect1d(samples.group[part], samples.group[~part])) == 0
@@ -152,14 +153,13 @@ def test_patients_of_several_sites(tables, tmp_path):
     assert any("groups are of several clients; where each client numbers its own" in line for line in dataset.remarks)
     path = prepared(tmp_path / "raw", tmp_path / "f.h5", "--group", "patient", "--missing", "mean")
     samples = read_samples(path)
-    arguments = (samples.owner, samples.label, 2, 0.25, 0, SITES, samples.labels, samples.group)
-    for split in make_splits("holdout", *arguments).each:
+    for split in make_splits("holdout", samples.divisible, 2, 0.25, 0).each:
         assert len(np.intersect1d(samples.group[split.tests], samples.group[~split.tests])) == 0
     with pytest.raises(InputError, match=r"leave-one-site-out: .* groups are of several sites: got one of north and"):
-        make_splits("leave-one-site-out", *arguments)
+        make_splits("leave-one-site-out", samples.divisible, 2, 0.25, 0)
     one = np.where(samples.owner == 1, 10**6, samples.group)
     with pytest.raises(InputError, match="site 'south' has too few groups: expected at least 2, got 1"):
-        make_splits("holdout", *arguments[:-1], one)
+        make_splits("holdout", replace(samples.divisible, group=one), 2, 0.25, 0)
 
 
 def test_parts_have_their_shares_of_each_stratum():

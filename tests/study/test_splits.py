@@ -8,7 +8,7 @@ import pytest
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
 from hpcfed.errors import InputError
-from hpcfed.lab.study.splits import make_splits
+from hpcfed.lab.study.splits import Divisible, make_splits
 
 RNG = np.random.default_rng(0)
 SITE = np.repeat([0, 1, 2], (61, 34, 23))
@@ -17,7 +17,7 @@ NAMES = ["a", "b", "c"]
 
 
 def split(kind: str, count: int = 5, *, label=LABEL, fraction: float = 0.2, seed: int = 0):
-    return make_splits(kind, SITE, label, count, fraction, seed, NAMES, ["well", "ill"])
+    return make_splits(kind, Divisible(SITE, label, NAMES, ["well", "ill"]), count, fraction, seed)
 
 
 def counts(tests: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hpcfed.lab.report.read import run_folders
 from hpcfed.lab.sweep.grid import parse_grids
 from hpcfed.lab.sweep.plan import make_plan
 from hpcfed.lab.sweep.run import run_sweep
-from hpcfed.loop import train
+from hpcfed.loop import Round, training
 from hpcfed.ranks.world import World
 from hpcfed.reduce.checks import ranks_differ
 from tests.launch import own_line
@@ -181,12 +182,12 @@ def test_a_run_whose_ranks_differ_fails_and_the_next_begins(tmp_path, monkeypatc
     plan = make_plan(write_recipe(tmp_path, rounds=1), [], [], [0, 1], tmp_path / "sweep")
     first = plan.units[0].recipe.output
 
-    def diverging(recipe: Recipe, *rest: Any) -> None:
+    def diverging(recipe: Recipe, *rest: Any) -> Iterator[Round]:
         if recipe.output == first:
             raise ranks_differ(1, "rank 1 on node2")
-        train(recipe, *rest)
+        return training(recipe, *rest)
 
-    monkeypatch.setattr("hpcfed.loop.train", diverging)
+    monkeypatch.setattr("hpcfed.loop.training", diverging)
     assert run_sweep(plan, World(), quiet=True) is False
     assert endings(plan.folder) == {"failed": 1, "finished": 1}
 

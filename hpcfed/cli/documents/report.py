@@ -14,7 +14,7 @@ from hpcfed.lab.report.paired import paired_differences
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpcfed.lab.report import Comparison
+    from hpcfed.lab.report.comparison import Comparison
     from hpcfed.lab.report.group import Group
     from hpcfed.lab.report.measure import Reach
     from hpcfed.lab.report.read import Run
@@ -151,8 +151,6 @@ class ReportDocument:
 
 
 DOCUMENT = ReportDocument
-SPENT = "rounds", "params", "bytes_up", "bytes_down", "gradients", "seconds"
-"""Costs of a target, as `Reach` names them."""
 
 
 def report_document(comparison: Comparison, page: Path, made: Sequence[Path], remarks: Sequence[str]) -> ReportDocument:
@@ -214,5 +212,5 @@ def _method(group: Group, comparison: Comparison) -> ReportedMethod:
 
 
 def _cost(group: Group, cost: Reach) -> TargetCost:
-    spent = {name: over_runs(getattr(cost, name)) for name in SPENT}
+    spent = {name: over_runs(found) for name, found in cost.spent.items()}
     return TargetCost(group.label, cost.target, cost.reached, cost.runs, **spent)

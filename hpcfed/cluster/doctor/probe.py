@@ -93,7 +93,7 @@ def _shortest(work: Callable[[], object], for_seconds: float = 0.15, at_least: i
     times: list[float] = []
     end = time.perf_counter() + for_seconds
     while len(times) < at_least or time.perf_counter() < end:
-        times.append(_seconds(work))
+        times.append(seconds_of(work))
     return min(times)
 
 
@@ -112,9 +112,9 @@ def _allreduce_seconds(world: World, size: int) -> float:
     """Return rank 0's median seconds, over repetitions of about `ENOUGH` seconds together."""
     buffer = np.zeros(size // 8, dtype=np.int64)
     for _ in range(2):  # the first call sets up connections
-        first = world.broadcast(_seconds(lambda: world.sum_in_place(buffer)))
+        first = world.broadcast(seconds_of(lambda: world.sum_in_place(buffer)))
     repeats = min(max(int(ENOUGH / max(first, 1e-9)), FEWEST), MOST)
-    return world.broadcast(median(_seconds(lambda: world.sum_in_place(buffer)) for _ in range(repeats)))
+    return world.broadcast(median(seconds_of(lambda: world.sum_in_place(buffer)) for _ in range(repeats)))
 
 
 def _one_way_seconds(world: World, size: int) -> float:
@@ -137,14 +137,15 @@ def _file_speeds(folder: Folder) -> tuple[float | None, float | None]:
     try:
         with tempfile.TemporaryDirectory(dir=folder.path, prefix=".hpcfed-doctor-") as scratch:
             large, small = Path(scratch) / "large", Path(scratch) / "small"
-            seconds = _seconds(lambda: write_whole(large, content))
-            small_seconds = median(_seconds(lambda: write_whole(small, "{}\n")) for _ in range(FILES))
+            seconds = seconds_of(lambda: write_whole(large, content))
+            small_seconds = median(seconds_of(lambda: write_whole(small, "{}\n")) for _ in range(FILES))
     except OSError:
         return None, None
     return WRITTEN / 1e6 / seconds, small_seconds
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return the seconds that a call takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

@@ -42,21 +42,6 @@ class Comparison:
     differences: tables.Table | None
 
 
-def make_report(
-    runs: Sequence[Path], output: Path | None = None, targets: Sequence[float] = (), *, figures: bool = True
-) -> Path:
-    """Write ``report.html`` and optionally ``figures/`` (PNG and PDF) and ``tables/`` (CSV and LaTeX) from run folders.
-
-    Returns the page's path.
-
-    `output` defaults to the run's own folder for one run, and to ``report`` for several. `targets` are fractions for
-    accuracies, else losses; by default the report chooses a target that even the worst run reached.
-
-    Raises InputError: a folder is no run or has no rounds yet, a target is out of range, or `output` holds other files.
-    """
-    return write_comparison(compare(runs, targets), output, figures=figures)
-
-
 def compare(
     runs: Sequence[Path],
     targets: Sequence[float] = (),
@@ -68,7 +53,10 @@ def compare(
 
     Values are means of `window` consecutive evaluations; `baseline` is the label of the group that the others are
     compared with (by default FedAvg, or else the first); results, targets and differences are of the test set's
-    `metric` (by default accuracy, or else the loss).
+    `metric` (by default accuracy, or else the loss). `targets` are fractions for accuracies, else losses; by default
+    the report chooses a target that even the worst run reached.
+
+    Raises InputError: a folder is no run or has no rounds yet, or a target is out of range.
     """
     found, waiting = find_runs([Path(run) for run in runs])
     read = [read_run(folder) for folder in found]
@@ -91,8 +79,12 @@ def compare(
 
 
 def write_comparison(comparison: Comparison, output: Path | None = None, *, figures: bool = True) -> Path:
-    """Write the page, and optionally figures and tables, into `output` (defaults as in `make_report`); return its
-    path.
+    """Write ``report.html`` and optionally ``figures/`` (PNG and PDF) and ``tables/`` (CSV and LaTeX); return the
+    page's path.
+
+    `output` defaults to the run's own folder for one run, and to ``report`` for several.
+
+    Raises InputError: `output` holds other files.
     """
     folder = choose_folder(comparison.runs, None if output is None else Path(output))
     groups = comparison.groups

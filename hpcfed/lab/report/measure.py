@@ -7,7 +7,7 @@ as such and enters no mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any, Literal
@@ -183,36 +183,26 @@ def round_reached(run: Run, criterion: Criterion, target: float, window: int = 1
     return int(reached[0]) + 1 if len(reached) else None
 
 
+SPENT = {"rounds": "round", **{name: name for name in ("params", "bytes_up", "bytes_down", "gradients", "seconds")}}
+"""Costs of a target, and the columns that have them."""
+
+
 @dataclass(frozen=True)
 class Reach:
-    """Cost of reaching a target: spreads over the `reached` of a group's `runs` runs, None if unknown."""
+    """Cost of reaching a target: each of `SPENT` over the `reached` of a group's `runs` runs, None if unknown."""
 
     target: float
     reached: int
     runs: int
-    rounds: Spread | None
-    params: Spread | None  # sent up and down
-    bytes_up: Spread | None
-    bytes_down: Spread | None
-    gradients: Spread | None
-    seconds: Spread | None
+    spent: Mapping[str, Spread | None]
 
 
 def reach(group: Group, criterion: Criterion, target: float, window: int = 1) -> Reach:
     """Return the cost of the group's runs up to the round in which they reached the target."""
     rounds = [(run, round_reached(run, criterion, target, window)) for run in group.runs]
     arrived = [(run, number) for run, number in rounds if number is not None]
-    return Reach(
-        target=target,
-        reached=len(arrived),
-        runs=len(group.runs),
-        rounds=spread(number for _, number in arrived),
-        params=spread(run.column("params")[number - 1] for run, number in arrived),
-        bytes_up=spread(run.column("bytes_up")[number - 1] for run, number in arrived),
-        bytes_down=spread(run.column("bytes_down")[number - 1] for run, number in arrived),
-        gradients=spread(run.column("gradients")[number - 1] for run, number in arrived),
-        seconds=spread(run.column("seconds")[number - 1] for run, number in arrived),
-    )
+    spent = {name: spread(run.column(column)[number - 1] for run, number in arrived) for name, column in SPENT.items()}
+    return Reach(target, len(arrived), len(group.runs), spent)
 
 
 def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 
 from hpcfed.config.load import dump_yaml
-from hpcfed.errors import counted, visible
+from hpcfed.errors import counted, first_of, visible
 from hpcfed.io.figure_style import DARK, DASHES, LIGHT
 from hpcfed.lab.report.group import Group, flatten
 from hpcfed.lab.report.tables import Table
@@ -26,6 +26,8 @@ from hpcfed.version import __version__
 
 TITLED, LONGEST = 4, 80
 """Maximum number of groups in the title, and of characters if it has more than one."""
+MOST_NAMED = 3
+"""Most runs or clients that a warning names."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def rendered(template: str, *rooms: str, **content: Any) -> str:
 
 def _title(labels: Sequence[str]) -> str:
     named = next((n for n in range(TITLED, 1, -1) if len(", ".join(labels[:n])) <= LONGEST), 1)
-    return _some(labels, named)
+    return first_of(labels, named)
 
 
 def line_key(index: int) -> tuple[str, str]:
@@ -124,7 +126,7 @@ def warnings(groups: Sequence[Group]) -> list[str]:
                 notes.append(f"{group.label}: {status}: {', '.join(names)}. Its last evaluation stands for its end.")
         if skipped := sum((Counter(run.skipped) for run in group.runs), Counter()):
             rounds = counted(sum(run.num_rounds for run in group.runs), "round")
-            whose = _some([f"client {client} in {count:,}" for client, count in sorted(skipped.items())])
+            whose = first_of([f"client {client} in {count:,}" for client, count in sorted(skipped.items())], MOST_NAMED)
             why = why_skipped(masked=bool(group.recipe.get("secure_aggregation")))
             notes.append(f"{group.label}: {why}, of {rounds}: {whose}.")
         for run in group.runs[:1]:
@@ -135,11 +137,11 @@ def warnings(groups: Sequence[Group]) -> list[str]:
             seeds = ", ".join(dict.fromkeys(run.seed for run in group.repeats))
             notes.append(
                 f"{group.label}: more than one run of seed {seeds}: each seed counts once; left out: "
-                f"{_some([str(run.folder) for run in group.repeats])}."
+                f"{first_of([str(run.folder) for run in group.repeats], MOST_NAMED)}."
             )
     ended = {group.label: _rounds(group) for group in groups}
     if len({rounds for rounds in ended.values() if rounds}) > 1:
-        lengths = _some([f"{label} {rounds}" for label, rounds in ended.items() if rounds])
+        lengths = first_of([f"{label} {rounds}" for label, rounds in ended.items() if rounds], MOST_NAMED)
         notes.append(
             f"Not all ran for the same number of rounds ({lengths}): final and best values are not like for like."
         )
@@ -155,14 +157,10 @@ def _rounds(group: Group) -> str:
     return " to ".join(map(str, sorted({min(ended), max(ended)}))) if ended else ""
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
 def left_out(waiting: Sequence[Path]) -> list[str]:
     """Say which run folders are left out of the tables, if any."""
-    return [f"Left out, for they have no rounds yet: {_some([str(run) for run in waiting])}."] if waiting else []
+    names = first_of([str(run) for run in waiting], MOST_NAMED)
+    return [f"Left out, for they have no rounds yet: {names}."] if waiting else []
 
 
 def _data(groups: Sequence[Group]) -> list[tuple[str, str]]:

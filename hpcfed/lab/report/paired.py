@@ -154,12 +154,15 @@ def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float])
     """Return the mean difference of `value`, group minus baseline, over the pairs that have both; None without any."""
     apart = np.array([value(theirs) - value(ours) for ours, theirs in paired])
     apart = apart[np.isfinite(apart)]
-    if not len(apart):
-        return None
-    half = None
-    if np.ptp(apart) > 0:
-        half = student(len(apart) - 1) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
-    return MeanEstimate(float(apart.mean()), half, len(apart))
+    return estimated(apart) if len(apart) else None
+
+
+def estimated(values: np.ndarray, noise: float = 0.0) -> MeanEstimate:
+    """Return the mean of (n,) values with Student's interval; a mean, or a range of values, up to `noise` is zero."""
+    mean, half = float(values.mean()), None
+    if np.ptp(values) > noise:
+        half = student(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return MeanEstimate(0.0 if abs(mean) <= noise else mean, half, len(values))
 
 
 @dataclass(frozen=True)

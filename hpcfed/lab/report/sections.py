@@ -33,59 +33,30 @@ AGAINST = {
 
 def _against_all(column: str, what: str) -> Iterator[LinePlot]:
     for against, (short, words) in AGAINST.items():
-        file = f"{column.replace('_', '-')}-{short}"
-        yield LinePlot(file, column, against, what, f"{what.capitalize()} against {words}.")
+        yield LinePlot(_file(column, short), column, against, what, f"{what.capitalize()} against {words}.")
+
+
+def _file(column: str, against: str) -> str:
+    return f"{column.replace('_', '-')}-{against}"
 
 
 ACCURACY = PageSection("Test accuracy", tuple(_against_all("test_accuracy", "test accuracy")))
 LOSS = PageSection("Test loss", tuple(_against_all("test_loss", "test loss")))
+OVER_ROUNDS = {
+    "local_loss": ("local training loss", "Loss of local training: mean over the cohort's minibatches."),
+    "train_loss": ("training loss", "Training loss of the global model: unweighted mean over all clients."),
+    "train_accuracy": ("training accuracy", "Training accuracy of the global model: unweighted mean over all clients."),
+    "server_lr": ("server step size $\\eta_g$", "Server step size η_g of each round."),
+}
+"""Columns drawn against rounds alone, with their labels and captions."""
 TRAINING = PageSection(
     "Training and server",
-    (
-        LinePlot(
-            "local-loss-rounds",
-            "local_loss",
-            "round",
-            "local training loss",
-            "Loss of local training: mean over the cohort's minibatches.",
-        ),
-        LinePlot(
-            "train-loss-rounds",
-            "train_loss",
-            "round",
-            "training loss",
-            "Training loss of the global model: unweighted mean over all clients.",
-        ),
-        LinePlot(
-            "train-accuracy-rounds",
-            "train_accuracy",
-            "round",
-            "training accuracy",
-            "Training accuracy of the global model: unweighted mean over all clients.",
-        ),
-        LinePlot(
-            "server-lr-rounds",
-            "server_lr",
-            "round",
-            "server step size $\\eta_g$",
-            "Server step size η_g of each round.",
-        ),
-    ),
+    tuple(LinePlot(_file(column, "rounds"), column, "round", *words) for column, words in OVER_ROUNDS.items()),
 )
-DIFFERENCES = PageSection(
-    "Seed by seed",
-    (
-        DifferencePlot(
-            "difference-rounds",
-            "Mean difference from the baseline's run of the same seed, with its 95 % confidence interval.",
-        ),
-    ),
-)
-CLIENTS = PageSection(
-    "Clients",
-    (ClientsPlot("clients", "What each client gets from the last model evaluated, clients in order, worst first."),),
-    clients_table,
-)
+SEED_BY_SEED = "Mean difference from the baseline's run of the same seed, with its 95 % confidence interval."
+DIFFERENCES = PageSection("Seed by seed", (DifferencePlot("difference-rounds", SEED_BY_SEED),))
+WORST_FIRST = "What each client gets from the last model evaluated, clients in order, worst first."
+CLIENTS = PageSection("Clients", (ClientsPlot("clients", WORST_FIRST),), clients_table)
 SITES = PageSection("Clients by name", (), sites_table)
 TIME = PageSection("Time", (SecondsPlot("seconds", "Where the time of a round goes."),), timing_table)
 

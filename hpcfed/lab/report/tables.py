@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,10 +127,9 @@ def _reach_row(group: Group, criterion: Criterion, cost: Reach, sent: Collection
         measured = any(np.isfinite(run.column(criterion.column)).any() for run in group.runs)
         said = "not reached yet" if ongoing else "not reached" if measured else "not measured"
         return group.label, target, said, *[ABSENT] * (len(sent) + 2)
-    rounds = _cell(cost.rounds, rounds_text, cost.runs)
-    counts = [_cell(getattr(cost, column), count_text, cost.reached) for column in sent]
-    gradients = _cell(cost.gradients, count_text, cost.reached)
-    return group.label, target, rounds, *counts, gradients, _cell(cost.seconds, seconds_text, cost.reached)
+    rounds, seconds = _cell(cost.spent["rounds"], rounds_text, cost.runs), cost.spent["seconds"]
+    counts = [_cell(cost.spent[column], count_text, cost.reached) for column in (*sent, "gradients")]
+    return group.label, target, rounds, *counts, _cell(seconds, seconds_text, cost.reached)
 
 
 def differences_table(
@@ -258,9 +256,7 @@ def _of_client(measured: Sequence[Clients], measure: str, client: int, unit: Qua
     """Return a measure of one client over the runs of a group."""
     values = [entry.measures[measure][client] for entry in measured if measure in entry.measures]
     what = Criterion(measure, measure, True, unit)
-    return _cell(
-        spread(value for value in values if math.isfinite(value)), lambda one: criterion_text(one, what), len(values)
-    )
+    return _cell(spread(values), lambda one: criterion_text(one, what), len(values))
 
 
 def _fairness(measured: Sequence[Clients], model: str) -> tuple[str, ...]:

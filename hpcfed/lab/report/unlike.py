@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hpcfed.errors import first_of
+
 SHOWN = 4
 """Most labels of a value in a line."""
 
@@ -38,8 +40,4 @@ def _by_value(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[str]]:
 
 
 def _shown(found: Mapping[str, Sequence[str]]) -> str:
-    parts = []
-    for value, labels in found.items():
-        more = f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
-        parts.append(f"{value} for {', '.join(labels[:SHOWN])}{more}")
-    return "; ".join(parts)
+    return "; ".join(f"{value} for {first_of(labels, SHOWN)}" for value, labels in found.items())

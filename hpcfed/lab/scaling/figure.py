@@ -23,9 +23,11 @@ def draw(study: ScalingStudy) -> dict[str, bytes]:
     figure, axes = panels(SHEET, 2, 2)
     time, efficiency, communication, imbalance = axes.ravel()
     _time(time, study)
-    _share(efficiency, study, "efficiency", lambda row: row.efficiency)
-    _share(communication, study, "communication, share of a round", lambda row: row.communication)
-    _imbalance(imbalance, study)
+    _values(efficiency, study, "efficiency", lambda row: row.efficiency)
+    _values(communication, study, "communication, share of a round", lambda row: row.communication)
+    for axes in (efficiency, communication):
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1, decimals=None, symbol=" %"))
+    _values(imbalance, study, "slowest rank's work over average", lambda row: row.imbalance)
     handles, labels = time.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
     doubts = sorted({row.note for row in (*study.rows, *study.predictions) if row.note})
@@ -53,23 +55,12 @@ def _time(axes: Axes, study: ScalingStudy) -> None:
     _ranks(axes, "time of a round")
 
 
-def _share(axes: Axes, study: ScalingStudy, label: str, value: Callable[[ScalingRow], float]) -> None:
-    _values(axes, study, value)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1, decimals=None, symbol=" %"))
-    _ranks(axes, label)
-
-
-def _imbalance(axes: Axes, study: ScalingStudy) -> None:
-    _values(axes, study, lambda row: row.imbalance)
-    axes.set_ylim(bottom=0)
-    _ranks(axes, "slowest rank's work over average")
-
-
-def _values(axes: Axes, study: ScalingStudy, value: Callable[[ScalingRow], float]) -> None:
+def _values(axes: Axes, study: ScalingStudy, label: str, value: Callable[[ScalingRow], float]) -> None:
     axes.plot(*_line(study.rows, value), "o", color=MEASURED)
     if study.predictions:
         axes.plot(*_line(study.predictions, value), **PREDICTED)
+    axes.set_ylim(bottom=0)
+    _ranks(axes, label)
 
 
 def _ends(rows: Sequence[ScalingRow]) -> list[float]:

@@ -31,6 +31,7 @@ from hpcfed.lab.loaded import load
 from hpcfed.lab.study.arms import ALONE, ENSEMBLE, Arm
 from hpcfed.lab.study.ensemble import functions_of, mean_prediction, test_samples
 from hpcfed.lab.study.measures import StudyMetric
+from hpcfed.lab.study.results import TUNED
 from hpcfed.lab.study.statistics import Ends, auroc_interval
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def single_intervals(view: View) -> Single:
         outputs = _outputs(view, split)
         for site, (_, target) in test_samples(study, split).items():
             for row in view.rows:
-                each = [ranking_scores(one.numpy()) for one in _of_row(study, row, outputs, site)]
+                each = [ranking_scores(one.numpy()) for one in _of_row(row, outputs, site)]
                 finite = bool(each) and all(np.isfinite(one).all() for one in each)
                 if finite and (ends := auroc_interval(each, target.numpy() == 1)) is not None:
                     for name in names:
@@ -166,7 +167,7 @@ def _measures(view: View, names: Sequence[str], progress: ResampleProgress) -> M
             own = study.samples.owner == site
             places = np.searchsorted(_tested(study, site), np.flatnonzero(one.tests & own))
             for row in view.rows:
-                each = _of_row(study, row, outputs, site)
+                each = _of_row(row, outputs, site)
                 for name, weigh in weighs.items() if each else ():
                     of_split = _OfSplit(places, [weigh(output, target) for output in each])
                     at_sites = found.setdefault((row.key, name), {})
@@ -222,12 +223,9 @@ def _of_arm(study: Study, arm: Arm, split: int, seed: Seeds, tests: Mapping[int,
         return {site: modules[site](x).double() for site, (x, _) in tests.items()}
 
 
-def _of_row(study: Study, row: StudyRow, outputs: Mapping[str, list[Outputs]], site: int) -> list[torch.Tensor]:
-    """Return the outputs whose mean metric is the row's value on a site; none for a row without stored models."""
-    if row.key == ALONE:
-        arms = [arm.key for arm in study.arms if arm.kind == ALONE and (arm.site == site) != study.leaves_out]
-    else:
-        arms = [row.key]
+def _of_row(row: StudyRow, outputs: Mapping[str, list[Outputs]], site: int) -> list[torch.Tensor]:
+    """Return the outputs whose mean metric is the row's value on a site; none of models that no run keeps."""
+    arms = () if row.model == TUNED else row.arms[site]
     return [one[site] for arm in arms for one in outputs.get(arm, ())]
 
 

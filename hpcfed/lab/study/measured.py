@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hpcfed.errors import InputError
 from hpcfed.lab.frame import clients_table
 from hpcfed.lab.study.arms import Arm
 from hpcfed.lab.study.plan import Study
-from hpcfed.lab.study.results import GLOBAL, RunResult, StudyResults, Values
+from hpcfed.lab.study.results import GLOBAL, RunResult, StudyResults, Values, is_number
 from hpcfed.run_folder.files import CLIENTS
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
@@ -56,7 +55,7 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
     if out is not None:
         curves = {
             (GLOBAL, out, metric): [
-                (row["round"], row[f"test_{metric}"]) for row in evaluated if _is_number(row.get(f"test_{metric}"))
+                (row["round"], row[f"test_{metric}"]) for row in evaluated if is_number(row.get(f"test_{metric}"))
             ]
             for metric in last
         }
@@ -75,7 +74,7 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
         values = {name: _parsed(text) for name, text in row.items() if name not in UNMEASURED_COLUMNS}
         sites[row["model"], site] = values
         for metric, value in values.items():
-            if _is_number(value):
+            if is_number(value):
                 curves.setdefault((row["model"], site, metric), []).append((int(row["round"]), value))
     if measured and {*rounds.values()} != {measured}:
         expected, remedy = f"rows of round {measured} for all sites", "remove the run's folder to train it again"
@@ -91,7 +90,3 @@ def _parsed(text: str | None) -> Any:
         return json.loads(text)
     except ValueError:
         return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -198,7 +198,7 @@ def _confusions(view: View) -> Iterator[StudyChapter]:
         return
     pictures = []
     for number, row in enumerate(view.rows):
-        counts = row.counts(name)
+        counts = view.counts(row, name)
         if counts is not None:
             svg = to_svg(draw_confusion(counts, view.study.samples.labels), f"confusion-{number}")
             pictures.append(Picture(f"confusion-{number}", row.title, svg))

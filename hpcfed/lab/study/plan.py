@@ -160,12 +160,9 @@ class Study:
         samples, options = self.samples, self.options
         with naming_tune():
             splits = [
-                inner_split(
-                    split, number, samples.owner, samples.label, options.test_fraction, options.split_seed,
-                    samples.sites, samples.group,
-                )
+                inner_split(split, number, samples.divisible, options.test_fraction, options.split_seed)
                 for number, split in enumerate(self.splits.each)
-            ]  # fmt: skip
+            ]
         inner = Splits(tuple(splits))
         return replace(
             self,
@@ -286,10 +283,8 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
     first = first.model_copy(update={"data_content": None})  # splits are new files
     if options.standardize is None:
         options = replace(options, standardize=samples.scale)
-    splits = make_splits(
-        options.kind, samples.owner, samples.label, options.splits or 5, options.test_fraction,
-        options.split_seed, samples.sites, samples.labels, samples.group,
-    )  # fmt: skip
+    fraction, seed = options.test_fraction, options.split_seed
+    splits = make_splits(options.kind, samples.divisible, options.splits or 5, fraction, seed)
     recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)
     metrics = metrics_of(recipe, samples.dataset.task)
     labels = tested_labels(samples, splits)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.lab.study.arms import ALONE, ENSEMBLE, FEDERATED, PERSONALISED, Arm
@@ -15,35 +13,41 @@ from hpcfed.lab.study.results import GLOBAL, OWN, TUNED, StudyResults
 
 @dataclass(frozen=True)
 class StudyRow:
-    """One row: its name in files, its title, its gradient steps, and its values.
+    """One row: its name in files, its title, its gradient steps, and the models that it shows.
 
-    `values` maps a metric and a site to one value a split, (J,), `whole` a metric to the values on all test samples
-    together; nan where there is none. `curve` names the arm and model of its learning curves, "" for none.
+    `arms` are, for each site, the keys of those whose mean is the row's value there, `model` which model of theirs.
     """
 
     key: str
     title: str
     steps: str
-    values: Callable[[str, int], list[float]]
-    whole: Callable[[str], list[float]]
-    counts: Callable[[str], np.ndarray | None]
-    arm: str = ""
+    arms: Sequence[Sequence[str]]
     model: str = GLOBAL
+
+    @property
+    def arm(self) -> str:
+        """The arm that is shown at all sites; "" where sites have different ones."""
+        first, *others = self.arms[0]
+        return first if not others and all(own == [first] for own in self.arms) else ""
 
 
 def rows_of(study: Study, results: StudyResults) -> list[StudyRow]:
     """Return the rows: the federated methods, then the baselines."""
-    arms = study.arms
-    rows = [_of_arm(study, results, arm) for arm in arms if arm.kind == FEDERATED]
+    arms, sites = study.arms, len(study.samples.sites)
+    rows = [_of_arm(study, arm) for arm in arms if arm.kind == FEDERATED]
     if PERSONALISED in study.baselines and not study.leaves_out:
-        rows.append(_tuned(study, results))
-    rows += [_of_arm(study, results, arm) for arm in arms if arm.kind not in (FEDERATED, ALONE)]
+        arm = next(one for one in arms if one.key == study.methods.reference)
+        title, steps = f"{arm.title}, fine-tuned at each site", f"{_steps(study, arm)}, + {study.amount.in_text()}"
+        rows.append(StudyRow(PERSONALISED, title, steps, [[arm.key]] * sites, TUNED))
+    rows += [_of_arm(study, arm) for arm in arms if arm.kind not in (FEDERATED, ALONE)]
     alone = [arm for arm in arms if arm.kind == ALONE]
     if ALONE in study.baselines:
-        rows.append(_alone(study, results, alone))
+        title = "A single other site, mean" if study.leaves_out else "Each site alone"
+        whose = [[arm.key for arm in alone if (arm.site == k) != study.leaves_out] for k in range(sites)]
+        rows.append(StudyRow(ALONE, title, alone[0].steps, whose))
     if ENSEMBLE in results.runs:
         steps = f"{alone[0].steps} {at_each(len(study.trainers(0)))}"
-        rows.append(_row(study, results, ENSEMBLE, "Ensemble of the sites' models", steps))
+        rows.append(StudyRow(ENSEMBLE, "Ensemble of the sites' models", steps, [[ENSEMBLE]] * sites))
     return rows
 
 
@@ -70,49 +74,9 @@ def at_each(sites: int) -> str:
     return "at one site" if sites == 1 else f"at each of {sites} sites"
 
 
-def _of_arm(study: Study, results: StudyResults, arm: Arm) -> StudyRow:
+def _of_arm(study: Study, arm: Arm) -> StudyRow:
+    """Return an arm's row: the model of each site where it trains such ones, the site's model unless it is left out."""
+    title, steps, whose = arm.title, _steps(study, arm), [[arm.key]] * len(study.samples.sites)
     if arm.personal and not study.leaves_out:
-        title, steps = f"{arm.title}, each site's model", f"{_steps(study, arm)}, twice"
-        return _row(study, results, arm.key, title, steps, arm.key, OWN)
-    return _row(study, results, arm.key, arm.title, _steps(study, arm), arm.key)
-
-
-def _row(
-    study: Study, results: StudyResults, key: str, title: str, steps: str, arm: str = "", model: str = GLOBAL
-) -> StudyRow:
-    whose, count = arm or key, len(study.splits.each)
-    return StudyRow(
-        key,
-        title,
-        steps,
-        lambda metric, site: results.values(whose, metric, site, count, model),
-        lambda metric: results.whole(whose, metric, count) if model == GLOBAL else [np.nan] * count,
-        lambda metric: results.counts(whose, metric, model),
-        arm,
-        model,
-    )
-
-
-def _tuned(study: Study, results: StudyResults) -> StudyRow:
-    """Return the reference's model after K steps of fine-tuning on each site's training samples."""
-    arm = next(one for one in study.arms if one.key == study.methods.reference)
-    title, steps = f"{arm.title}, fine-tuned at each site", f"{_steps(study, arm)}, + {study.amount.in_text()}"
-    return _row(study, results, PERSONALISED, title, steps, arm.key, TUNED)
-
-
-def _alone(study: Study, results: StudyResults, arms: Sequence[Arm]) -> StudyRow:
-    """Return each site's own model on that site; on a site that is left out, the mean over the others' models."""
-    count = len(study.splits.each)
-
-    def values(metric: str, site: int) -> list[float]:
-        whose = [arm for arm in arms if (arm.site == site) != study.leaves_out]
-        found = np.array([results.values(arm.key, metric, site, count) for arm in whose])
-        return found.mean(axis=0).tolist()
-
-    def counts(metric: str) -> np.ndarray | None:
-        own = [results.counts(arm.key, metric, site=None if study.leaves_out else arm.site) for arm in arms]
-        found = [matrix for matrix in own if matrix is not None]
-        return np.sum(found, axis=0) if found else None
-
-    title = "A single other site, mean" if study.leaves_out else "Each site alone"
-    return StudyRow(ALONE, title, arms[0].steps, values, lambda metric: [np.nan] * count, counts)
+        return StudyRow(arm.key, f"{title}, each site's model", f"{steps}, twice", whose, OWN)
+    return StudyRow(arm.key, title, steps, whose)

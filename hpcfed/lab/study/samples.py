@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.sources.federation import categories_of
 from data_prep.spool import Spool
 from data_prep.tables.missing import MEAN, MEDIAN
 from data_prep.tables.standardize import CLIENT, NONE, POOLED
@@ -17,6 +18,7 @@ from hpcfed.data.content import rows_per_block
 from hpcfed.data.federation import Federation, Standardization
 from hpcfed.data.sites import class_names
 from hpcfed.errors import InputError
+from hpcfed.lab.study.splits import Divisible
 
 MOST_SITES = 50
 """Most sites of a study: each is trained alone, and has a column in the tables."""
@@ -56,6 +58,11 @@ class SiteSamples:
         """(n,) int64, the site of each sample."""
         assert self.dataset.owner is not None
         return self.dataset.owner
+
+    @property
+    def divisible(self) -> Divisible:
+        """What splits of the samples follow."""
+        return Divisible(self.owner, self.label, self.sites, self.labels, self.group)
 
 
 def read_samples(path: Path) -> SiteSamples:
@@ -177,11 +184,9 @@ def _unscaled(x: np.ndarray, owner: np.ndarray, federation: Federation) -> np.nd
 
 def _categories(federation: Federation) -> tuple[tuple[int, int], ...]:
     """Return the first feature of each one-hot column of words, and the one after its last."""
-    categories, names = federation.source.get("categories"), list(federation.features or ())
-    pairs = categories.items() if isinstance(categories, dict) else ()
-    found = []
-    for column, levels in pairs:
-        hot = [f"{column}={level}" for level in levels] if isinstance(levels, list) else []
+    names, found = list(federation.features or ()), []
+    for column, levels in categories_of(federation.source):
+        hot = [f"{column}={level}" for level in levels]
         start = names.index(hot[0]) if hot and hot[0] in names else -1
         if start >= 0 and names[start : start + len(hot)] == hot:
             found.append((start, start + len(hot)))

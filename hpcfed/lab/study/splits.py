@@ -60,37 +60,45 @@ class Splits:
     remarks: tuple[str, ...] = ()
 
 
-def make_splits(
-    kind: str,
-    site: np.ndarray,
-    label: np.ndarray | None,
-    count: int,
-    fraction: float,
-    seed: int,
-    sites: Sequence[str],
-    labels: Sequence[str] = (),
-    group: np.ndarray | None = None,
-    purpose: str = "",
-) -> Splits:
+@dataclass(frozen=True)
+class Divisible:
+    """What is known of n samples that are split.
+
+    Attributes:
+        site: (n,) int64, the site of each sample.
+        label: (n,) int64, its label; None for targets without labels, which are not stratified.
+        sites, labels: names, for the remarks.
+        group: (n,) int64, the group of each sample; None without groups.
+    """
+
+    site: np.ndarray
+    label: np.ndarray | None
+    sites: Sequence[str]
+    labels: Sequence[str] = ()
+    group: np.ndarray | None = None
+
+    def named(self, labels: Sequence[int]) -> str:
+        """Return some labels by their names, where they have some."""
+        return ", ".join(self.labels[one] if one < len(self.labels) else str(one) for one in labels)
+
+
+def make_splits(kind: str, samples: Divisible, count: int, fraction: float, seed: int, purpose: str = "") -> Splits:
     """Split n samples `count` times.
 
     Args:
         kind: one of `KINDS`.
-        site: (n,) int64, the site of each sample.
-        label: (n,) int64, its label; None for targets without labels, which are not stratified.
+        samples: what is known of them.
         count: number of holdouts, or of folds; without effect where sites are left out.
         fraction: of a site's samples that a holdout tests on.
         seed: of the random choice.
-        sites, labels: names, for the remarks.
-        group: (n,) int64, the group of each sample; None without groups.
         purpose: of the splits; each purpose has separate random streams.
 
     Raises:
         InputError: a site has fewer samples or groups than are needed.
     """
+    site, sites, label, group = samples.site, samples.sites, samples.label, samples.group
     if kind == SITE_OUT:
-        if group is not None:
-            _refuse_shared(site, group, sites)
+        _refuse_shared(samples)
         return Splits(tuple(TrainTestSplit(site == k, k) for k in range(len(sites))))
     least = count if kind == FOLDS else MIN_STRATUM
     units = site if group is None else np.unique(np.stack([site, group], axis=1), axis=0)[:, 0]
@@ -102,16 +110,16 @@ def make_splits(
         remedy = "ask for fewer folds" if kind == FOLDS and sizes.min() >= MIN_STRATUM else WITHOUT
         raise InputError(what, expected=f"at least {least}{of}", got=str(sizes[k]), remedy=remedy)
     if group is not None:
-        tests = _by_group(kind, site, label, group, count, fraction, seed, purpose)
-        return Splits(tuple(map(TrainTestSplit, tests)), tuple(_remarks(tests, site, label, sites, labels)))
+        stratum = site if label is None else site * (1 + int(label.max())) + label
+        tests = _by_group(kind, group, stratum, count, fraction, seed, purpose)
+        return Splits(tuple(map(TrainTestSplit, tests)), tuple(_remarks(tests, samples)))
     tests = np.zeros((count, len(site)), bool)
     remarks: list[str] = []
     for k, name in enumerate(sites):
         rows = np.flatnonzero(site == k)
         strata, small = _strata(np.zeros(len(rows), np.int64) if label is None else label[rows], least)
         if small:
-            named = ", ".join(labels[entry] if entry < len(labels) else str(entry) for entry in small)
-            remarks.append(f"{name}: fewer than {least} samples of {named}: not stratified by it")
+            remarks.append(f"{name}: fewer than {least} samples of {samples.named(small)}: not stratified by it")
         if kind == FOLDS:
             tests[:, rows] = folds(strata, count, stream(seed, f"{purpose}folds of site {k}"))
         else:
@@ -122,28 +130,18 @@ def make_splits(
     return Splits(tuple(TrainTestSplit(part) for part in tests), tuple(remarks))
 
 
-def inner_split(
-    split: TrainTestSplit,
-    number: int,
-    site: np.ndarray,
-    label: np.ndarray | None,
-    fraction: float,
-    seed: int,
-    sites: Sequence[str],
-    group: np.ndarray | None = None,
-) -> TrainTestSplit:
+def inner_split(split: TrainTestSplit, number: int, samples: Divisible, fraction: float, seed: int) -> TrainTestSplit:
     """Return a holdout of a split's training samples; its test samples are in neither part.
 
     Raises:
         InputError: a site has too few training samples or groups.
     """
     rows = np.flatnonzero(split.training)
-    present, own = np.unique(site[rows], return_inverse=True)
-    found = make_splits(
-        HOLDOUT, own, None if label is None else label[rows], 1, fraction, seed, [sites[k] for k in present.tolist()],
-        group=None if group is None else group[rows], purpose=f"tuning of split {number}: ",
-    )  # fmt: skip
-    tests = np.zeros(len(site), bool)
+    present, own = np.unique(samples.site[rows], return_inverse=True)
+    label, group = (None if each is None else each[rows] for each in (samples.label, samples.group))
+    training = Divisible(own, label, [samples.sites[k] for k in present.tolist()], group=group)
+    found = make_splits(HOLDOUT, training, 1, fraction, seed, f"tuning of split {number}: ")
+    tests = np.zeros(len(samples.site), bool)
     tests[rows] = found.each[0].tests
     return TrainTestSplit(tests, unused=~split.training)
 
@@ -162,17 +160,9 @@ def _unmet(tests: np.ndarray, site: np.ndarray, fraction: float, sites: Sequence
 
 
 def _by_group(
-    kind: str,
-    site: np.ndarray,
-    label: np.ndarray | None,
-    group: np.ndarray,
-    count: int,
-    fraction: float,
-    seed: int,
-    purpose: str,
+    kind: str, group: np.ndarray, stratum: np.ndarray, count: int, fraction: float, seed: int, purpose: str
 ) -> np.ndarray:
-    """Return the test samples of each split of samples in groups, (J, n) bool; arguments as `make_splits`."""
-    stratum = site if label is None else site * (1 + int(label.max())) + label
+    """Return the test samples of each split of samples in groups and strata, (J, n) bool; the rest as `make_splits`."""
     if kind == FOLDS:
         part = divide(group, stratum, (1 / count,) * count, stream(seed, f"{purpose}folds of groups"), ordered=True)
         return np.asarray(part == np.arange(count)[:, None])
@@ -181,36 +171,36 @@ def _by_group(
     return np.array([divide(group, stratum, shares, rng) == 0 for rng in streams])
 
 
-def _refuse_shared(site: np.ndarray, group: np.ndarray, sites: Sequence[str]) -> None:
+def _refuse_shared(samples: Divisible) -> None:
     """Refuse groups of several sites where a site is left out: models would train on the groups they are tested on."""
-    pairs = np.unique(np.stack([group, site], axis=1), axis=0)
+    if samples.group is None:
+        return
+    pairs = np.unique(np.stack([samples.group, samples.site], axis=1), axis=0)
     again = np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0])
     if len(again):
         several, first = len(np.unique(pairs[again, 0])), int(again[0])
-        names = " and ".join(sites[k] for k in pairs[first : first + 2, 1].tolist())
+        names = " and ".join(samples.sites[k] for k in pairs[first : first + 2, 1].tolist())
         remedy = "leave them out, or, where each site numbers its own, make the names unique in `prepare`"
         what = f"{SITE_OUT}: {several:,} groups are of several sites"
         raise InputError(what, got=f"one of {names}", remedy=remedy)
 
 
-def _remarks(
-    tests: np.ndarray, site: np.ndarray, label: np.ndarray | None, sites: Sequence[str], labels: Sequence[str]
-) -> Iterator[str]:
+def _remarks(tests: np.ndarray, samples: Divisible) -> Iterator[str]:
     """Yield lines on the sites and labels that are not in both parts of all splits, and on the sites' shares."""
     shares = []
-    for k, name in enumerate(sites):
-        own = tests[:, site == k]
+    for k, name in enumerate(samples.sites):
+        of_site = samples.site == k
+        own = tests[:, of_site]
         shares += own.mean(axis=1).tolist()
         if not (own.any(axis=1) & ~own.all(axis=1)).all():
             without = "a federation without it: `hpcfed prepare federation --min-samples` leaves small clients out"
             remedy = f"choose another --split-seed, or, for a site too small for any, {without}"
             raise InputError(f"site {name!r} is in one part of a split alone", remedy=remedy)
-        of_site = np.zeros(own.shape[1], np.int64) if label is None else label[site == k]
-        found = [(int(one), own[:, of_site == one]) for one in np.unique(of_site)]
+        label = np.zeros(own.shape[1], np.int64) if samples.label is None else samples.label[of_site]
+        found = [(int(one), own[:, label == one]) for one in np.unique(label)]
         lacking = [one for one, part in found if not (part.any(axis=1) & ~part.all(axis=1)).all()]
         if lacking:
-            named = ", ".join(labels[one] if one < len(labels) else str(one) for one in lacking)
-            yield f"{name}: {named} in one part alone of some splits, for want of groups"
+            yield f"{name}: {samples.named(lacking)} in one part alone of some splits, for want of groups"
     low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
     tested = low if low == high else f"{low} to {high}"
     yield f"no group is in both parts; {tested} % of a site's samples are tested on"

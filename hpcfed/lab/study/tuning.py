@@ -15,14 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hpcfed.config.hints import section_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
 from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.methods import OF_ALL, MethodChoice
-from hpcfed.lab.study.results import GLOBAL, OWN
+from hpcfed.lab.study.results import GLOBAL, OWN, mean_of
 from hpcfed.lab.sweep.grid import Grid, Point, parse_grid, points
 
 if TYPE_CHECKING:
@@ -183,7 +181,10 @@ def choose(
             here = []
             for number, point in enumerate(found):
                 run = next((one for one in runs[variant(arm.key, number)] if one.split == split), None)
-                values = (math.nan if run is None else _mean(run, model, measured, name) for name in (metric, "loss"))
+                values = (
+                    math.nan if run is None else mean_of(run.at(model, site, name) for site in measured)
+                    for name in (metric, "loss")
+                )
                 here.append(TuningCandidate(arm.key, split, point, *values))
             trained = [one for one in here if math.isfinite(one.loss)]
             if not trained:
@@ -199,10 +200,3 @@ def _rank(one: TuningCandidate, larger_is_better: bool | None) -> tuple[float, f
     if larger_is_better is None or math.isnan(one.value):
         return (math.inf if larger_is_better is not None else 0.0), one.loss
     return (-one.value if larger_is_better else one.value), one.loss
-
-
-def _mean(run: RunResult, model: str, sites: Sequence[int], metric: str) -> float:
-    """Return a model's mean of a metric over the sites at which it is defined; nan if there are none."""
-    values = [run.sites.get((model, site), {}).get(metric) for site in sites]
-    finite = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
-    return float(np.mean(finite)) if finite else math.nan

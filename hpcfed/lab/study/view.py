@@ -21,7 +21,7 @@ from hpcfed.lab.report.paired import MeanEstimate
 from hpcfed.lab.study.arms import ALONE
 from hpcfed.lab.study.measures import ACCURACY, StudyMetric
 from hpcfed.lab.study.plan import Study
-from hpcfed.lab.study.results import StudyResults
+from hpcfed.lab.study.results import GLOBAL, StudyResults
 from hpcfed.lab.study.rows import StudyRow
 from hpcfed.lab.study.statistics import BOOTSTRAP, DELONG, WILSON, Ends, corrected, cut, interval, wilson
 from hpcfed.lab.study.tested import tested_counts
@@ -50,7 +50,18 @@ class View:
 
     def site_values(self, row: StudyRow, metric: StudyMetric) -> np.ndarray:
         """Return a row's values, (N, J); nan where there is none."""
-        return np.array([row.values(metric.name, k) for k in range(len(self.sites))])
+        splits = len(self.study.splits.each)
+        found = [
+            [self.results.values(arm, metric.name, site, splits, row.model) for arm in arms]
+            for site, arms in enumerate(row.arms)
+        ]
+        return np.array([np.mean(of_arms, axis=0) for of_arms in found])
+
+    def counts(self, row: StudyRow, metric: str) -> np.ndarray | None:
+        """Return a row's confusion matrix, added up over sites and runs, (C, C); None without any."""
+        each = (self.results.counts(arm, metric, row.model, site) for site, arms in enumerate(row.arms) for arm in arms)
+        found = [matrix for matrix in each if matrix is not None]
+        return np.sum(found, axis=0) if found else None
 
     @cached_property
     def tested(self) -> np.ndarray:
@@ -109,7 +120,8 @@ class View:
 
         Where each site has its own model, only accuracies have one: the share of all samples that are predicted right.
         """
-        whole = np.array(row.whole(metric.name), dtype=float)
+        arm = row.arm if row.model == GLOBAL else ""
+        whole = np.array(self.results.whole(arm, metric.name, len(self.study.splits.each)), dtype=float)
         if metric.name != ACCURACY or self.study.leaves_out or np.isfinite(whole).any():
             return whole
         values, counts = self.site_values(row, metric), self.tested.T

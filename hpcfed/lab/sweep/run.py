@@ -96,7 +96,7 @@ def run_sweep(
         with catch_signals(world) as caught:
             progress.begin()
             if left:
-                _pull_all(plan, claims, group, device_slots, caught, progress, waits=waits)
+                _Group(plan, claims, group, device_slots, caught, progress).pull_all(waits=waits)
             progress.wait_for_others(caught)
         stopped = any(world.gather(caught.name is not None or (group.is_root and claims.asked_to_stop())))
         world.on_root(lambda: _files(plan, claims.forget_stop))
@@ -306,80 +306,82 @@ class _Between(Reporter):
                 self._caught.name = "a signal to another group"
 
 
-def _pull_all(
-    plan: Plan,
-    claims: Claims,
-    group: World,
-    device_slots: Mapping[str, DeviceSlot],
-    caught: Signals,
-    progress: SweepProgress,
-    *,
-    waits: bool,
-) -> None:
-    """Run one unit after another on this group, until none is left or the job must stop."""
-    avoided: set[str] = set()  # runs whose folder another job uses although its claim seemed dead
+@dataclass(frozen=True)
+class _Group:
+    """A group of ranks of this job that takes runs of a sweep.
 
-    pull = partial(_next, plan, claims, caught, avoided, progress, waits=waits)
-    while (taken := group.on_root(partial(_files, plan, pull))) is not None:
-        unit, number = taken
-        began = time.monotonic()
-        ending, message = _run(unit, number, claims, group, device_slots, caught, progress)
-        if ending == "busy":
-            avoided.add(unit.name)
-        end = partial(claims.end, unit.name, number, ending, message, time.monotonic() - began)
-        group.on_root(partial(_files, plan, end))
-        progress.show(now=True)
-        if ending == "stopped" or any(group.gather(caught.name is not None)):
-            group.on_root(partial(_files, plan, claims.ask_to_stop))
-
-
-def _next(
-    plan: Plan, claims: Claims, caught: Signals, avoided: set[str], progress: SweepProgress, *, waits: bool
-) -> tuple[Unit, int] | None:
-    """Claim the next run; None if there is none, or this job is to stop.
-
-    It waits for holders that may be dead; if it `waits`, for live ones, too.
+    Attributes:
+        plan, claims: of the sweep.
+        world: the group's ranks.
+        device_slots: of this rank, by ``device``.
+        caught: signals.
+        progress: of all groups.
     """
-    while caught.name is None and not claims.asked_to_stop():
-        states = run_states(plan, claims)
-        for unit in plan.units:
-            if states[unit.name].open and unit.name not in avoided:
-                number = claims.take(unit.name, unit.digest, states[unit.name])
-                if number is not None:
-                    return unit, number
-        if not any(one.held and (waits or not one.vouched) for one in states.values()):
-            return None
-        progress.show(if_changed=True)
-        time.sleep(POLL)
-    if caught.name is not None:
-        claims.ask_to_stop()
-    return None
 
+    plan: Plan
+    claims: Claims
+    world: World
+    device_slots: Mapping[str, DeviceSlot]
+    caught: Signals
+    progress: SweepProgress
 
-def _run(
-    unit: Unit,
-    number: int,
-    claims: Claims,
-    group: World,
-    device_slots: Mapping[str, DeviceSlot],
-    caught: Signals,
-    progress: SweepProgress,
-) -> tuple[str, str]:
-    """Run one unit on all ranks of the group; return its ending and error message."""
-    from hpcfed.loop import train
+    def pull_all(self, *, waits: bool) -> None:
+        """Run one unit after another, until none is left or the job must stop."""
+        avoided: set[str] = set()  # runs whose folder another job uses although its claim seemed dead
 
-    folder, recipe = RunFolder(unit.recipe.output), unit.recipe
-    beating = claims.held(unit.name, number, group.end_at_once) if group.is_root else nullcontext()
-    try:
-        with beating, group.united(), _Between(unit, progress, caught, listens=group.is_root) as reporter:
-            if not group.on_root(lambda: folder.is_finished(recipe)):
-                train(recipe, folder, reporter, group, device_slots[recipe.device])
-    except HpcfedError as error:
-        ending = next((ENDINGS[kind] for kind in type(error).__mro__ if kind in ENDINGS), None)
-        if ending is None:  # a defect on another rank
-            raise
-        return ending, str(error)
-    return "finished", ""
+        while (taken := self._on_root(lambda: self._next(avoided, waits=waits))) is not None:
+            unit, number = taken
+            began = time.monotonic()
+            ending, message = self._run(unit, number)
+            if ending == "busy":
+                avoided.add(unit.name)
+            end = partial(self.claims.end, unit.name, number, ending, message, time.monotonic() - began)
+            self._on_root(end)
+            self.progress.show(now=True)
+            if ending == "stopped" or any(self.world.gather(self.caught.name is not None)):
+                self._on_root(self.claims.ask_to_stop)
+
+    def _on_root(self, function: Callable[[], T]) -> T:
+        return self.world.on_root(partial(_files, self.plan, function))
+
+    def _next(self, avoided: set[str], *, waits: bool) -> tuple[Unit, int] | None:
+        """Claim the next run; None if there is none, or this job is to stop.
+
+        It waits for holders that may be dead; if it `waits`, for live ones, too.
+        """
+        while self.caught.name is None and not self.claims.asked_to_stop():
+            states = run_states(self.plan, self.claims)
+            for unit in self.plan.units:
+                if states[unit.name].open and unit.name not in avoided:
+                    number = self.claims.take(unit.name, unit.digest, states[unit.name])
+                    if number is not None:
+                        return unit, number
+            if not any(one.held and (waits or not one.vouched) for one in states.values()):
+                return None
+            self.progress.show(if_changed=True)
+            time.sleep(POLL)
+        if self.caught.name is not None:
+            self.claims.ask_to_stop()
+        return None
+
+    def _run(self, unit: Unit, number: int) -> tuple[str, str]:
+        """Run one unit on all ranks of the group; return its ending and error message."""
+        from hpcfed.loop import training
+
+        folder, recipe, world = RunFolder(unit.recipe.output), unit.recipe, self.world
+        beating = self.claims.held(unit.name, number, world.end_at_once) if world.is_root else nullcontext()
+        between = _Between(unit, self.progress, self.caught, listens=world.is_root)
+        try:
+            with beating, world.united(), between as reporter:
+                if not world.on_root(lambda: folder.is_finished(recipe)):
+                    for _ in training(recipe, folder, reporter, world, self.device_slots[recipe.device]):
+                        pass
+        except HpcfedError as error:
+            ending = next((ENDINGS[kind] for kind in type(error).__mro__ if kind in ENDINGS), None)
+            if ending is None:  # a defect on another rank
+                raise
+            return ending, str(error)
+        return "finished", ""
 
 
 def _files(plan: Plan, function: Callable[[], T]) -> T:

@@ -14,25 +14,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.lab.report.paired import student
+from hpcfed.lab.report.paired import MeanEstimate, estimated
 
 Subset = frozenset[int]
 Orders = Sequence[Sequence[int]]
 ROUNDING = 64 * np.finfo(np.float64).eps
 """Largest difference that is rounding, in units of the largest score: the terms of a Shapley value, 2^(N − 1) = 32 for
 6 clients, are each rounded twice, by half an ε or less, before they are averaged over seeds."""
-
-
-@dataclass(frozen=True)
-class ContributionEstimate:
-    """A mean, and half the width of its 95 % interval: nan for one value, or where all are equal."""
-
-    mean: float
-    half_width: float = math.nan
 
 
 def all_subsets(num_clients: int) -> list[Subset]:
@@ -84,26 +75,18 @@ def added_in(orders: Orders, values: Mapping[Subset, float]) -> np.ndarray:
     return found
 
 
-def estimates(samples: np.ndarray, scores: Iterable[float]) -> list[ContributionEstimate]:
+def estimates(samples: np.ndarray, scores: Iterable[float]) -> list[MeanEstimate]:
     """Return mean and Student's interval of each column of `samples`, (n, N): differences of `scores`.
 
     Rounding is `ROUNDING` times the largest score: a mean below it is 0, and values that differ by less are equal.
     """
     noise = ROUNDING * max((abs(score) for score in scores if math.isfinite(score)), default=0.0)
-    return [_estimate(own, noise) for own in samples.T]
+    return [estimated(own, noise) for own in samples.T]
 
 
 def mean_over(values: Sequence[Mapping[Subset, float]]) -> dict[Subset, float]:
     """Return each subset's mean value over seeds."""
     return {subset: float(np.mean([one[subset] for one in values])) for subset in values[0]}
-
-
-def _estimate(samples: np.ndarray, noise: float) -> ContributionEstimate:
-    mean = float(samples.mean())
-    mean = 0.0 if abs(mean) <= noise else mean
-    if len(samples) < 2 or not np.ptp(samples) > noise:
-        return ContributionEstimate(mean)
-    return ContributionEstimate(mean, student(len(samples) - 1) * float(samples.std(ddof=1)) / math.sqrt(len(samples)))
 
 
 def as_numbers(subset: Subset) -> str:

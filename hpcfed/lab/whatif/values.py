@@ -16,6 +16,7 @@ from hpcfed.errors import counted
 from hpcfed.io.atomic import write_whole, writing
 from hpcfed.lab.frame import as_csv, clients_table
 from hpcfed.lab.report.page import rendered
+from hpcfed.lab.report.paired import MeanEstimate
 from hpcfed.lab.sweep.claims import Claims
 from hpcfed.lab.sweep.report import RankedSweep
 from hpcfed.lab.sweep.run import run_states
@@ -24,7 +25,6 @@ from hpcfed.lab.sweep.table import read_results
 from hpcfed.lab.whatif.coalitions import Coalitions, rounds_of
 from hpcfed.lab.whatif.figure import draw
 from hpcfed.lab.whatif.shapley import (
-    ContributionEstimate,
     Subset,
     added_in,
     as_numbers,
@@ -39,7 +39,7 @@ from hpcfed.run_folder.contents import FIGURES, refuse_link
 from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in, why_skipped
 
 NOBODY: Subset = frozenset()
-NONE = ContributionEstimate(math.nan)
+NONE = MeanEstimate(math.nan, None, 0)
 TABLE, VALUES, PAGE = "contributions.csv", "values.csv", "contributions.html"
 
 
@@ -59,12 +59,12 @@ class Contribution:
     client: int
     name: str
     samples: int
-    left_out: ContributionEstimate
-    shapley: ContributionEstimate
+    left_out: MeanEstimate
+    shapley: MeanEstimate
     with_all: float
     without: float
     alone: float
-    takes: ContributionEstimate
+    takes: MeanEstimate
 
 
 @dataclass(frozen=True)
@@ -253,10 +253,10 @@ def table(found: CoalitionValues) -> tuple[tuple[str, ...], list[tuple[str, ...]
     return tuple(head[place] for place in kept), [tuple(row[place] for place in kept) for row in rows]
 
 
-def _text(estimate: ContributionEstimate) -> str:
+def _text(estimate: MeanEstimate) -> str:
     if math.isnan(estimate.mean):
         return "–"
-    half = "" if math.isnan(estimate.half_width) else f" ± {estimate.half_width:.2g}"
+    half = "" if estimate.half_width is None else f" ± {estimate.half_width:.2g}"
     return f"{estimate.mean:+.4g}{half}".replace("-", "−") if estimate.mean else f"0{half}"
 
 

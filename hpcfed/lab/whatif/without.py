@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from hpcfed import algorithms
-from hpcfed.api import Result, run_resolved
+from hpcfed.api import Result, RunCall
 from hpcfed.assembly import resolve
 from hpcfed.cohort import Cohort, Cohorts, measured_in
 from hpcfed.config.clients import Without
@@ -98,7 +98,7 @@ def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool 
         if branch is not None and world.is_root:
             for line in described(branch, base, recipe):
                 say(line)
-        result = run_resolved(recipe, world, quiet, False, False, (), watchdog)
+        result = RunCall(world, watchdog, quiet).run(recipe)
         for line in world.on_root(lambda: list(on_common_samples(base.recipe, base.folder, recipe))):
             if world.is_root:
                 say(line)

@@ -46,8 +46,9 @@ class _ReportKeeper:
 
     is_torn = False
 
-    def __init__(self, names: Sequence[str], scalars: Sequence[str]):
-        self.names, self.scalars = tuple(names), tuple(scalars)
+    def __init__(self, parts: Parts, plan: RoundPlan, averaged: AveragedBuffers):
+        self.names = (*parts.method.reported(plan.alike), *averaged.entries)
+        self.scalars = (*parts.method.local.scalars, *averaged.scalars)
         self.kept: dict[int, tuple[dict[str, Tensor], dict[str, float], float, int]] = {}
 
     def add(
@@ -70,6 +71,11 @@ class _ReportKeeper:
         """Keep the updates of a tile; see `RoundBuffer.add_tile`."""
         for place, _, _, loss_sum, steps, scalars, delta in updates:
             self.add(place, 0.0, {DELTA: delta}, scalars=scalars, loss_sum=loss_sum, steps=steps)
+
+    def hash(self, place: int) -> int:
+        """Return the hash of a client's update, as in ``update-hashes.bin``."""
+        vectors, scalars, _, _ = self.kept[place]
+        return hash_of_update(vectors, self.names, list(scalars.values()))
 
     def check_own(self, place: int, own: State, where: Callable[[], str], *, at_once: bool = False) -> None:
         """Refuse a private part that is not finite; see `RoundBuffer.check_own`."""
@@ -137,9 +143,7 @@ def reports_of(
         Diverged, EnvironmentFailure, InputError: the training of a client raised.
     """
     averaged = AveragedBuffers(parts.model)
-    names = (*parts.method.reported(plan.alike), *averaged.entries)
-    scalars_of = (*parts.method.local.scalars, *averaged.scalars)
-    updates, engine = _ReportKeeper(names, scalars_of), _WatchedEngine(parts.engine, watch)
+    updates, engine = _ReportKeeper(parts, plan, averaged), _WatchedEngine(parts.engine, watch)
     training = Training(replace(parts, engine=engine, skips_bad=False), cast(RoundBuffer, updates), averaged)
     own = sorted(places)
     _, failure = training(_part_of(plan, own))
@@ -148,8 +152,7 @@ def reports_of(
     found = {}
     for place, (vectors, scalars, loss_sum, steps) in updates.kept.items():
         client = int(plan.cohort.clients[own[place]])
-        digest = hash_of_update(vectors, names, list(scalars.values()))
-        found[client] = ClientReport(vectors, scalars, loss_sum, steps, engine.tasks[client], digest)
+        found[client] = ClientReport(vectors, scalars, loss_sum, steps, engine.tasks[client], updates.hash(place))
     return found
 
 
@@ -162,19 +165,16 @@ def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]
         tiles: indices into the cohort, repeated for copies of a client. A tile whose training raises gives [].
     """
     averaged = AveragedBuffers(parts.model)
-    names = (*parts.method.reported(plan.alike), *averaged.entries)
-    scalars_of = (*parts.method.local.scalars, *averaged.scalars)
     found: list[list[int]] = []
     for tile in tiles:
-        updates = _ReportKeeper(names, scalars_of)
+        updates = _ReportKeeper(parts, plan, averaged)
         training = Training(replace(parts, skips_bad=False), cast(RoundBuffer, updates), averaged)
         try:
             training.train_tile(_part_of(plan, tile), range(len(tile)), {})
         except RAISED:
             found.append([])
             continue
-        kept = (updates.kept[place] for place in range(len(tile)))
-        found.append([hash_of_update(vectors, names, list(scalars.values())) for vectors, scalars, _, _ in kept])
+        found.append([updates.hash(place) for place in range(len(tile))])
     return found
 
 

@@ -12,7 +12,7 @@ from hpcfed.parts import Parts
 from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.checkpoint.layout import layout_of_states
-from hpcfed.run_folder.checkpoint.restore import holds, of_round
+from hpcfed.run_folder.checkpoint.restore import CheckpointReader, holds
 from hpcfed.run_folder.folder import kind_of_device
 from hpcfed.simulation import Simulation
 
@@ -54,7 +54,7 @@ def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda te
     start = max(kept)
     if start:
         layout = layout_of_states(parts, simulation.w)
-        found = of_round(run.folder / "checkpoints", start, layout, parts.placement, world)
+        found = CheckpointReader(run.folder / "checkpoints", layout, parts.placement, world).of_round(start)
         if not holds(found.replicated, simulation.replicated()):
             remedy = "evaluate.model has changed since: choose another round"
             raise InputError("the checkpoint holds other states", where=f"round {start}", remedy=remedy)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcfed.data.picture import FIGURE_TYPES
-from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole, writing
 from hpcfed.io.figure import rendered
 from hpcfed.provenance.replay.replay import Replay
@@ -55,17 +53,6 @@ def _verdict(replay: Replay) -> str:
     if replay.agrees:
         return "as recorded, bit for bit"
     return f"differs: hash {replay.recorded_hash:016x} was recorded"
-
-
-def check_picture(path: Path | None) -> None:
-    """Refuse a picture of an unknown type.
-
-    Raises:
-        InputError: the file's suffix is no picture's.
-    """
-    if path is not None and path.suffix not in FIGURE_TYPES:
-        got = path.suffix or "no ending"
-        raise InputError("unknown type of picture", where=str(path), expected=", ".join(FIGURE_TYPES), got=got)
 
 
 def draw(replay: Replay, path: Path) -> None:

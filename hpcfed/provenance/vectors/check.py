@@ -57,23 +57,14 @@ def agreements(path: Path) -> Iterator[Agreement]:
     here = vectors(recorded.get("methods") or (), recorded.get("cases") or ())
     if recorded.get("problem") != here["problem"]:
         raise InputError("the vectors are of another problem", where=str(path))
-    for method, own in (recorded.get("methods") or {}).items():
-        if method not in here["methods"]:
-            raise InputError(f"no method {method!r}", where=str(path))
-        try:
-            yield Agreement(method, *_largest(own, here["methods"][method]))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InputError(f"malformed vectors of {method}", where=str(path), got=repr(error)) from None
-    for name, own in (recorded.get("cases") or {}).items():
-        if name not in here["cases"]:
-            raise InputError(f"no case {name!r}", where=str(path))
-        try:
-            rounds = zip(own["w"], here["cases"][name]["w"], strict=True)
-            apart = [(_apart(found, wanted), number) for number, (found, wanted) in enumerate(rounds, 1)]
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InputError(f"malformed vectors of {name}", where=str(path), got=repr(error)) from None
-        worst, number = max(apart, key=lambda each: math.inf if math.isnan(each[0]) else each[0])
-        yield Agreement(name, worst, number if worst else 0)
+    for what, kind, largest in (("method", "methods", _largest), ("case", "cases", _largest_of_models)):
+        for name, own in (recorded.get(kind) or {}).items():
+            if name not in here[kind]:
+                raise InputError(f"no {what} {name!r}", where=str(path))
+            try:
+                yield Agreement(name, *largest(own, here[kind][name]))
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise InputError(f"malformed vectors of {name}", where=str(path), got=repr(error)) from None
 
 
 def _largest(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, int]:
@@ -90,6 +81,14 @@ def _largest(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[floa
         if not difference <= worst:
             worst, at = difference, own["round"]
     return worst, at
+
+
+def _largest_of_models(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, int]:
+    """Return the largest difference of the models of a case, likewise."""
+    rounds = zip(recorded["w"], here["w"], strict=True)
+    apart = [(_apart(found, wanted), number) for number, (found, wanted) in enumerate(rounds, 1)]
+    worst, number = max(apart, key=lambda each: math.inf if math.isnan(each[0]) else each[0])
+    return worst, number if worst else 0
 
 
 def _apart(recorded: Any, here: Any) -> float:

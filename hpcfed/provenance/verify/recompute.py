@@ -27,7 +27,7 @@ from hpcfed.ranks.devices import device_faults
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.checkpoint.layout import layout_of_states
-from hpcfed.run_folder.checkpoint.restore import RestoredState, holds, of_round
+from hpcfed.run_folder.checkpoint.restore import CheckpointReader, RestoredState, holds
 from hpcfed.run_folder.contents import CHECKPOINTS, PRIVATE
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.environment import environment
@@ -137,7 +137,8 @@ class Again:
 
     def _read(self, round: int) -> RestoredState:
         layout = layout_of_states(self._parts, self._simulation.w)
-        return of_round(self._run.folder / CHECKPOINTS, round, layout, self._parts.placement, self._world)
+        folder, placement = self._run.folder / CHECKPOINTS, self._parts.placement
+        return CheckpointReader(folder, layout, placement, self._world).of_round(round)
 
     def measured(self, due: Due) -> RoundAgain:
         """Evaluate the present state as far as `due`, without training."""

@@ -17,8 +17,8 @@ from hpcfed.config.limits import seconds_of, stretch_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.parts import Parts
-from hpcfed.run_folder.checkpoint import restore
 from hpcfed.run_folder.checkpoint.layout import PAGE, layout_of_states
+from hpcfed.run_folder.checkpoint.restore import CheckpointReader
 from hpcfed.run_folder.checkpoint.writer import CheckpointWriter, Retention, Snapshot, remove_remains
 from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.folder import RunFolder
@@ -86,9 +86,8 @@ class Checkpoints:
             InputError: it is of another recipe, holds other states, or is beyond the recipe's last round.
         """
         names = self._simulation.replicated().keys()
-        found = restore.newest(
-            self._folder, identity(self._recipe), names, self._layout, self._parts.placement, self._world, say
-        )
+        reader = CheckpointReader(self._folder, self._layout, self._parts.placement, self._world)
+        found = reader.newest(identity(self._recipe), names, say)
         if found is None:
             return 0, {}
         if found.round > self._recipe.rounds:

@@ -25,7 +25,6 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -110,21 +109,7 @@ class Progress(_ManifestSection):
     magnitudes: MagnitudesState
 
 
-class ManifestContent(_ManifestSection):
-    """What a manifest of this version holds besides its checksum."""
-
-    round: Annotated[int, Field(ge=1)]
-    recipe: str
-    server_hash: str
-    num_clients: int
-    progress: Progress
-    version: int
-    sections: list[Annotated[int, Field(ge=0)]]
-    arithmetic: int = 1
-
-
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(_ManifestSection):
     """The manifest of a checkpoint, ``.json``.
 
     Attributes:
@@ -132,26 +117,26 @@ class Manifest:
         recipe: digest of all that decides the run's result.
         server_hash: of the ``.server`` file.
         num_clients: records in ``.clients``.
-        progress: the round loop's state besides tensors, as plain JSON.
+        progress: the round loop's state besides tensors.
         version: of the layout.
         sha256: of the ``.server`` file too, against intent; None where an earlier version wrote it.
         sections: records in each section of ``.clients``.
         arithmetic: of the rounds (`hpcfed.version.ARITHMETIC`).
     """
 
-    round: int
+    round: Annotated[int, Field(ge=1)]
     recipe: str
     server_hash: str
     num_clients: int
-    progress: Mapping[str, Any]
+    progress: Progress
     version: int = VERSION
     sha256: str | None = None
-    sections: Sequence[int] = ()
-    arithmetic: int = field(default_factory=lambda: ARITHMETIC)
+    sections: list[Annotated[int, Field(ge=0)]]
+    arithmetic: int = Field(default_factory=lambda: ARITHMETIC)
 
     def to_json(self) -> str:
         """Return the manifest as JSON text, with its checksum."""
-        content = asdict(self)
+        content = self.model_dump()
         return json.dumps({**content, "checksum": _digest(content)}, indent=1) + "\n"
 
     @classmethod
@@ -182,15 +167,15 @@ class Manifest:
             )
         refuse_other_arithmetic(content, path)
         try:
-            ManifestContent.model_validate(content)
+            manifest = cls.model_validate(content)
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"]))
             raise Damaged(f"{path.name} has the checksum of a manifest, but not its content: {shown(where)}") from None
-        if path.stem != stem(content["round"]):
+        if path.stem != stem(manifest.round):
             raise Damaged(f"{path.name} is of another round")
-        if sum(content["sections"]) != content["num_clients"]:
+        if sum(manifest.sections) != manifest.num_clients:
             raise Damaged(f"{path.name} does not say where its clients' records are")
-        return cls(**content)
+        return manifest
 
 
 def refuse_other_arithmetic(facts: Mapping[str, Any], where: Path) -> None:

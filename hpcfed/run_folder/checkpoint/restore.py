@@ -49,77 +49,111 @@ class RestoredState:
     progress: Mapping[str, Any]
 
 
-def newest(
-    folder: Path,
-    recipe: str,
-    names: Collection[str],
-    layout: RecordLayout,
-    placement: Placement,
-    world: World,
-    say: Callable[[str], None],
-) -> RestoredState | None:
-    """Return the newest whole checkpoint of a folder, or None; damaged ones are reported and skipped.
+@dataclass(frozen=True)
+class CheckpointReader:
+    """Reads the checkpoints of a run folder on all ranks.
 
-    Args:
-        folder: ``checkpoints/`` of a run folder.
-        recipe: digest that its manifest must have.
-        names: of the replicated tensors that it must hold.
+    Attributes:
+        folder: ``checkpoints/`` of the run folder.
         layout: of the clients' records.
         placement: the rank of each client in this world.
         world: the ranks.
-        say: prints a line on rank 0.
-
-    Raises:
-        InputError: the newest is of another recipe, or holds other states.
-        EnvironmentFailure: a file of it cannot be read, though it may be whole.
     """
-    paths = world.on_root(lambda: _manifests(folder))
-    for path, before in zip_longest(paths, paths[1:]):
+
+    folder: Path
+    layout: RecordLayout
+    placement: Placement
+    world: World
+
+    def newest(self, recipe: str, names: Collection[str], say: Callable[[str], None]) -> RestoredState | None:
+        """Return the newest whole checkpoint, or None; damaged ones are reported and skipped.
+
+        Args:
+            recipe: digest that its manifest must have.
+            names: of the replicated tensors that it must hold.
+            say: prints a line on rank 0.
+
+        Raises:
+            InputError: the newest is of another recipe, or holds other states.
+            EnvironmentFailure: a file of it cannot be read, though it may be whole.
+        """
+        paths = self.world.on_root(lambda: _manifests(self.folder))
+        for path, before in zip_longest(paths, paths[1:]):
+            try:
+                manifest, replicated = self._read_on_root(path)
+                if manifest.recipe != recipe:
+                    raise InputError("the checkpoint is of another recipe", where=str(path), remedy=FRESH)
+                if not holds(replicated, names):
+                    what, remedy = (
+                        "the checkpoint holds other states than this recipe's",
+                        f"leave evaluate.model as it was; or {FRESH}",
+                    )
+                    raise InputError(what, where=str(path), remedy=remedy)
+                clients = self.world.together(partial(self._read_clients, manifest, replicated))
+            except Damaged as damage:
+                follows = "no other is left, the run starts again" if before is None else f"trying {before.name}"
+                remark = f"{path} is damaged ({damage}); {follows}"
+                log.warning(remark)
+                say(remark)
+                continue
+            return RestoredState(manifest.round, replicated, clients, manifest.progress.model_dump())
+        return None
+
+    def of_round(self, round: int) -> RestoredState:
+        """Return the checkpoint of a round, of any recipe.
+
+        Raises:
+            InputError: it is damaged.
+            EnvironmentFailure: a file of it cannot be read.
+        """
+        path = self.folder / f"{stem(round)}.json"
+
+        def read() -> RestoredState:
+            try:
+                manifest, replicated = _read_server(path)
+                clients = self._read_clients(manifest, replicated)
+            except Damaged as damage:
+                raise InputError("the checkpoint is damaged", where=str(path), got=str(damage)) from None
+            return RestoredState(manifest.round, replicated, clients, manifest.progress.model_dump())
+
+        return self.world.together(read)
+
+    def _read_on_root(self, path: Path) -> tuple[Manifest, Mapping[str, Tensor]]:
+        """Return a checkpoint's manifest and replicated tensors, read by rank 0, on every rank."""
+        tensors: dict[str, Tensor] = {}
+
+        def read() -> Manifest:
+            manifest, found = _read_server(path)
+            tensors.update(found)
+            return manifest
+
+        return self.world.on_root(read), self.world.broadcast_tensors(tensors)
+
+    def _read_clients(self, manifest: Manifest, replicated: Mapping[str, Tensor]) -> Mapping[int, State]:
+        """Read the records of the clients at home on this rank."""
+        touched = replicated["touched"].numpy()
+        if len(touched) != manifest.num_clients:
+            raise Damaged(f"{stem(manifest.round)}.json does not belong to its other files")
+        places = np.flatnonzero(self.placement.home_of(touched) == self.world.rank)
+        if not len(places):
+            return {}
+        offsets = self.layout.offsets(manifest.sections)[places]
+        path, payloads = self.folder / f"{stem(manifest.round)}.clients", dict[int, bytes]()
         try:
-            manifest, replicated = _read_on_root(path, world)
-            if manifest.recipe != recipe:
-                raise InputError("the checkpoint is of another recipe", where=str(path), remedy=FRESH)
-            if not holds(replicated, names):
-                raise InputError(
-                    "the checkpoint holds other states than this recipe's",
-                    where=str(path),
-                    remedy=f"leave evaluate.model as it was; or {FRESH}",
-                )
-            mine = partial(_read_clients, folder, manifest, replicated, layout, placement, world.rank)
-            clients = world.together(mine)
-        except Damaged as damage:
-            follows = "no other is left, the run starts again" if before is None else f"trying {before.name}"
-            remark = f"{path} is damaged ({damage}); {follows}"
-            log.warning(remark)
-            say(remark)
-            continue
-        return RestoredState(manifest.round, replicated, clients, manifest.progress)
-    return None
+            with open_file(path) as file:
+                for client, offset in zip(touched[places].tolist(), offsets.tolist(), strict=True):
+                    file.seek(offset)
+                    payloads[client] = self.layout.read(file, client, manifest.round)
+        except OSError as error:
+            raise unreadable(path, error) from None
+        except Malformed as error:
+            raise Damaged(f"{path.name} is {error}") from None
+        return _Records(payloads, self.layout)
 
 
 def holds(found: Collection[str], names: Collection[str]) -> bool:
     """Whether a checkpoint has exactly the tensors `names`; those of `LAST_ROUND` may be missing or extra."""
     return {*found} ^ {*names} <= OF_THE_LAST_ROUND
-
-
-def of_round(folder: Path, round: int, layout: RecordLayout, placement: Placement, world: World) -> RestoredState:
-    """Return the checkpoint of a round, of any recipe; the arguments are those of `newest`.
-
-    Raises:
-        InputError: it is damaged.
-        EnvironmentFailure: a file of it cannot be read.
-    """
-    path = folder / f"{stem(round)}.json"
-
-    def read() -> RestoredState:
-        try:
-            manifest, replicated = _read_server(path)
-            clients = _read_clients(folder, manifest, replicated, layout, placement, world.rank)
-        except Damaged as damage:
-            raise InputError("the checkpoint is damaged", where=str(path), got=str(damage)) from None
-        return RestoredState(manifest.round, replicated, clients, manifest.progress)
-
-    return world.together(read)
 
 
 def damage_of(manifest: Path) -> str:
@@ -142,18 +176,6 @@ def _manifests(folder: Path) -> list[Path]:
         raise unreadable(folder, error) from None
 
 
-def _read_on_root(path: Path, world: World) -> tuple[Manifest, Mapping[str, Tensor]]:
-    """Return a checkpoint's manifest and replicated tensors, read by rank 0, on every rank."""
-    tensors: dict[str, Tensor] = {}
-
-    def read() -> Manifest:
-        manifest, found = _read_server(path)
-        tensors.update(found)
-        return manifest
-
-    return world.on_root(read), world.broadcast_tensors(tensors)
-
-
 def _read_server(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
     manifest = Manifest.read(path)
     server = path.with_suffix(".server")
@@ -170,35 +192,6 @@ def _read_server(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
         return manifest, load(data)
     except SafetensorError as error:
         raise Damaged(f"{server.name}: {error}") from None
-
-
-def _read_clients(
-    folder: Path,
-    manifest: Manifest,
-    replicated: Mapping[str, Tensor],
-    layout: RecordLayout,
-    placement: Placement,
-    rank: int,
-) -> Mapping[int, State]:
-    """Read the records of the clients at home on this rank."""
-    touched = replicated["touched"].numpy()
-    if len(touched) != manifest.num_clients:
-        raise Damaged(f"{stem(manifest.round)}.json does not belong to its other files")
-    places = np.flatnonzero(placement.home_of(touched) == rank)
-    if not len(places):
-        return {}
-    offsets = layout.offsets(manifest.sections)[places]
-    path, payloads = folder / f"{stem(manifest.round)}.clients", dict[int, bytes]()
-    try:
-        with open_file(path) as file:
-            for client, offset in zip(touched[places].tolist(), offsets.tolist(), strict=True):
-                file.seek(offset)
-                payloads[client] = layout.read(file, client, manifest.round)
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except Malformed as error:
-        raise Damaged(f"{path.name} is {error}") from None
-    return _Records(payloads, layout)
 
 
 class _Records(Mapping[int, State]):

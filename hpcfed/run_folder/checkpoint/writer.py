@@ -32,7 +32,7 @@ from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import to_disk, write_whole
 from hpcfed.ranks.threads import start
 from hpcfed.ranks.world import World
-from hpcfed.run_folder.checkpoint.layout import NO_FILE_ERRORS, SUFFIXES, Manifest, RecordLayout, stem
+from hpcfed.run_folder.checkpoint.layout import NO_FILE_ERRORS, SUFFIXES, Manifest, Progress, RecordLayout, stem
 from hpcfed.run_folder.files import HALF_STATES, STATES
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.types import State
@@ -199,8 +199,10 @@ class CheckpointWriter:
             self._write_clients(snapshot)
             if self._world.is_root:
                 digest, sha256 = self._write_server(snapshot)
-                known = snapshot.round, self._recipe, digest, len(snapshot.touched), dict(snapshot.progress)
-                self._pending = Manifest(*known, sha256=sha256, sections=snapshot.sections)
+                self._pending = Manifest(
+                    round=snapshot.round, recipe=self._recipe, server_hash=digest, num_clients=len(snapshot.touched),
+                    progress=Progress.model_validate(snapshot.progress), sha256=sha256, sections=[*snapshot.sections],
+                )  # fmt: skip
         except Exception as error:  # an exception that ends a thread is lost otherwise
             log.error("the checkpoint of round %d cannot be written", snapshot.round, exc_info=error)
             self._failure = self._refused(snapshot.round, error)
