@@ -186,7 +186,7 @@ def test_an_observer_that_looks_gets_the_model_of_each_round(world, folder):
         ),
         (
             [{"factory": "own_observers:Mute"}],
-            "expected an object with start, round, look, end, or one of them, got a Mute",
+            "expected an object with start, round, look, end, or one of them, got one of Mute",
         ),
         ([{"factory": "own_observers:Diary", "arg": {}}], "unknown key 'observers.0.arg'; did you mean 'args'"),
         (["tensorbord"], "observers.0.name: expected 'tensorboard', 'wandb' or 'mlflow', got 'tensorbord'"),
