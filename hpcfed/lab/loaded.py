@@ -38,7 +38,7 @@ def load(
         run: the folder.
         data: present path of its federation file, if that has moved.
         accept_code: whether modules may be built by code that has changed since the run.
-        run_code: whether code of the run's own record may run, to build them: of a model that was given from Python.
+        run_code: whether to build a model that is the user's code by running the code recorded in the run folder.
 
     Raises:
         InputError: it is no run's folder.

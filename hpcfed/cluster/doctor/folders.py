@@ -35,7 +35,7 @@ def examine_temporary_folder() -> Folder:
 
 
 def examine_folder(path: Path) -> Folder:
-    """Examine a folder, writing and locking a nameless file in it.
+    """Return a folder's space and file system, and whether a temporary file in it can be written and locked.
 
     Raises:
         EnvironmentFailure: there is no such folder, or its file system does not answer.

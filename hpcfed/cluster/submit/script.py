@@ -139,10 +139,10 @@ def _digest(recipe: Path) -> str:
 
 
 def _expanding(command: str) -> list[str]:
-    """Return the words of a command for bash: ``$NAME``, ``${NAME}`` and a leading ``~/`` expand, and nothing else.
+    """Return a command's words, quoted so that bash expands only ``$NAME``, ``${NAME}`` and a leading ``~/``.
 
-    As in a shell, a ``$`` in single quotes or after a backslash stays as it is. Before ``NAME=value`` comes ``env``,
-    since bash takes it for a command where it has come out of an array.
+    As in a shell, a ``$`` in single quotes or after a backslash is literal. A command that starts with ``NAME=value``
+    gets ``env`` in front: the script runs the words from an array, from which bash does not take assignments.
     """
     words = words_of(UNQUOTED_HOME.sub(_with_literal_dollars, command))
     return [*(["env"] if words and ASSIGNMENT.match(words[0]) else []), *map(_quoted, words)]

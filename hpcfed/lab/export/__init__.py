@@ -38,7 +38,7 @@ def export(
         site: name or number of the client whose private parts the model gets.
         data: present path of its federation file, if that has moved.
         accept_code: whether the model may be built by code that has changed since the run.
-        run_code: whether code of the run's own record may run: of a model that was given from Python.
+        run_code: whether to build a model that is the user's code by running the code recorded in the run folder.
         overwrite: whether to replace files that exist.
 
     Raises:

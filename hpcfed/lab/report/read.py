@@ -95,7 +95,7 @@ class Run:
             return None
 
     def num_samples(self, column: str) -> int | None:
-        """Return how many samples a score's column is over, test or training; None if the run does not record it."""
+        """Return the number of samples behind a ``test_`` or ``train_`` column; None if the run does not record it."""
         part, recorded = column.partition("_")[0], self.environment.get("evaluated_samples")
         if isinstance(recorded, Mapping) and type(count := recorded.get(part)) is int:
             return count
@@ -171,7 +171,10 @@ def _seeds_in(folder: Path) -> list[Path]:
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Return a folder's subfolders, sorted with the numbers in their names by value; none if it does not exist."""
+    """Return a folder's subfolders, hidden ones excluded, in natural order: ``seed-2`` before ``seed-10``.
+
+    Empty if the folder does not exist.
+    """
     if not folder.exists():
         return []
     inside = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]

@@ -158,7 +158,7 @@ def _check_raw(federation: Path, raw: Path | None) -> None:
 
 @cache
 def _sha256(path: Path, changed: int) -> str:
-    """Return a file's hash, computed once for each time at which it was `changed`."""
+    """Return a file's SHA-256, cached by path and modification time `changed`, in ns."""
     with reading(path):
         return digests(path)[1]
 

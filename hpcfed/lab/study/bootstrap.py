@@ -194,7 +194,10 @@ def _draws(study: Study, site: int, count: int) -> Iterator[tuple[int, np.ndarra
 
 
 def _outputs(view: View, split: int) -> dict[str, list[Outputs]]:
-    """Return arm → the outputs of its models of a split, one a seed."""
+    """Return arm → the outputs of its models in one split, one entry per seed with a finished run.
+
+    For `ENSEMBLE`, the outputs are the mean predictions of the models that the sites train alone.
+    """
     study, tests = view.study, test_samples(view.study, split)
     found: dict[str, list[Outputs]] = {}
     alone: dict[int, list[Outputs]] = {}
@@ -215,7 +218,11 @@ def _outputs(view: View, split: int) -> dict[str, list[Outputs]]:
 
 
 def _of_arm(study: Study, arm: Arm, split: int, seed: Seeds, tests: Mapping[int, Samples]) -> Outputs:
-    """Return a run's outputs on each site's test samples, by the private parts or the model of its own."""
+    """Return a run's outputs on each site's test samples, in float64.
+
+    With private parameters or personal models, a site that trained is tested with its own model; otherwise all sites
+    are tested with the shared one.
+    """
     run, trainers = load(study.run_folder(arm, split, seed)), study.trainers(split)
     private = run.recipe.parameters.keeps_private or arm.personal
     modules = {k: run.evaluated_of(trainers.index(k)) if private and k in trainers else run.evaluated for k in tests}

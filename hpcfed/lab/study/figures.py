@@ -50,7 +50,10 @@ def curves_of(view: View, metric: StudyMetric, site: int) -> Curves:
 
 
 def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric) -> Figure:
-    """Draw one site's curves, in the colours and dashes of their rows' places."""
+    """Draw one site's learning curves.
+
+    `places` maps a row's title to its index, which sets its colour and dashes: a row looks the same at all sites.
+    """
     figure, ((axes,),) = panels(PAGE, 1, 1)
     for title, (rounds, values) in curves.items():
         place = places[title]

@@ -75,7 +75,10 @@ def at_each(sites: int) -> str:
 
 
 def _of_arm(study: Study, arm: Arm) -> StudyRow:
-    """Return an arm's row: the model of each site where it trains such ones, the site's model unless it is left out."""
+    """Return the row of an arm's personal models if it trains such, else the row of its global model.
+
+    Where each split leaves one site out, the row is always the global model's: the site has no personal model.
+    """
     title, steps, whose = arm.title, _steps(study, arm), [[arm.key]] * len(study.samples.sites)
     if arm.personal and not study.leaves_out:
         return StudyRow(arm.key, f"{title}, each site's model", f"{steps}, twice", whose, OWN)

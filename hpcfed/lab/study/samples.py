@@ -162,7 +162,7 @@ def _scale(federation: Federation) -> tuple[str, Standardization | None]:
 
 
 def _blocks(federation: Federation, has_tests: bool) -> Iterator[tuple[np.ndarray, np.ndarray, slice]]:
-    """Yield x, y and their places of the training samples, then of the test samples, a block at a time."""
+    """Yield blocks of x and y with their positions among all samples: training samples first, then test samples."""
     size = rows_per_block(federation.feature_shape, federation.x_dtype)
     train_x, train_y = federation.train()
     for start in range(0, federation.num_samples, size):

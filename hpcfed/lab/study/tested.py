@@ -102,7 +102,7 @@ def _counts(study: Study, kept: np.ndarray) -> np.ndarray:
 
 
 def _range(counts: np.ndarray) -> str:
-    """Return the numbers of tested samples of a site, (J,), as text; splits that leave it out do not count."""
+    """Return a site's test samples per split, (J,), as text: ``12`` or ``10 to 14``; splits without any are ignored."""
     some = counts[counts > 0]
     low, high = (some.min(), some.max()) if len(some) else (0, 0)
     return f"{high:,}" if low == high else f"{low:,} to {high:,}"

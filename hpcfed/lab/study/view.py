@@ -116,9 +116,10 @@ class View:
         return values[measured].mean(axis=0) if measured.any() else np.full(values.shape[1], np.nan)
 
     def pooled(self, row: StudyRow, metric: StudyMetric) -> np.ndarray:
-        """Return a row's values on all test samples together, (J,); nan where there is none.
+        """Return a row's metric on the test samples of all sites together, in each split, (J,); nan where undefined.
 
-        Where each site has its own model, only accuracies have one: the share of all samples that are predicted right.
+        If sites have different models, only accuracy is defined, as the share of all samples that are predicted right;
+        it is nan, too, where each split leaves one site out.
         """
         arm = row.arm if row.model == GLOBAL else ""
         whole = np.array(self.results.whole(arm, metric.name, len(self.study.splits.each)), dtype=float)

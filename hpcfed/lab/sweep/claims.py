@@ -184,7 +184,7 @@ class Claims:
             thread.join()
 
     def ask_to_stop(self) -> None:
-        """Make all groups of this job stop, after a signal to one rank; there may be no claim yet."""
+        """Ask all groups of this job to stop, through a file in the claims' folder, which is made if it is missing."""
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f".stop-{self.session}").touch()
 

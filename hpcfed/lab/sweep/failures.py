@@ -21,13 +21,13 @@ def endings(plan: Plan) -> dict[str, Claim]:
 
 
 def raise_if_failed(plan: Plan, ended: Mapping[str, Claim], *, takes_fresh: bool = True) -> None:
-    """Raise an error if runs of a plan were refused, failed or lost; it has their number and the first one's message.
+    """Raise an error if any run of a plan was refused, failed or lost; it has their number and the first one's message.
 
-    `takes_fresh`: whether the command has ``--fresh``.
+    `takes_fresh`: whether the command has the option ``--fresh``, which the error may then suggest.
 
     Raises:
-        InputError: all of them were refused, and would be again.
-        EnvironmentFailure: some failed or were lost.
+        InputError: each of these runs was refused, so that the recipe must change.
+        EnvironmentFailure: at least one failed or was lost, so that ``--retry`` may help.
     """
     broken = [unit for unit in plan.units if ended[unit.name].ending in RETRYABLE]
     if not broken:

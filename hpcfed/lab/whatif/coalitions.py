@@ -180,7 +180,10 @@ def num_left(coalitions: Coalitions) -> tuple[int, int]:
 
 
 def _begin_all(coalitions: Coalitions, redo: Redo) -> None:
-    """Lay out the runs that share rounds with the recorded one."""
+    """Make the sweep's folder, and start the runs of the recorded run's seed with the rounds that they share with it.
+
+    On rank 0 only.
+    """
     plan, base = coalitions.plan, coalitions.base
     prepare(plan, Claims(plan.folder, "contributions"), redo)
     for unit in plan.units:

@@ -65,7 +65,7 @@ def doubt_of(site: Site) -> str:
 
 
 def doubt_of_start(script: Path) -> str:
-    """Return "": qsub has no dry run."""
+    """Return "", no doubt: qsub has no dry run that could raise one."""
     return ""
 
 
