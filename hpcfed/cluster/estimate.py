@@ -1,8 +1,8 @@
-"""The estimate of a run's time and memory on P ranks, from training a few clients in this process.
+"""Estimate of a run's time and memory on P ranks, from training a few clients in this process.
 
-Measured, on one core or GPU: a client's time per sample, the server step, one evaluation, and the memory of all this.
-Computed: the rest, from the recipe's future cohorts, placed as in a run on P ranks. Assumed: the speed of an Allreduce
-between the ranks.
+Measured on one core or GPU: a client's time per sample, the server step, one evaluation, and their memory.
+Computed for P ranks: the load of each rank, from the cohorts that the recipe draws, and the size of all data.
+Assumed: the bandwidth of an Allreduce between the ranks.
 """
 
 from __future__ import annotations
@@ -32,24 +32,33 @@ from hpcfed.run_folder.folder import RunFolder
 from hpcfed.simulation import Simulation
 
 MASKED_WORDS = 1 << 20
-"""Words of a mask that is timed."""
+"""Length of the mask whose computation is timed."""
 CLIENTS, ROUNDS = 2, 6
 """Clients per round and number of rounds to train for the measurement; the first round only warms up."""
 ENOUGH = 5.0
 """Seconds after which no further round is measured."""
 DRAWN_ROUNDS = 100
-"""Rounds whose cohorts are drawn and placed."""
+"""Number of rounds, spread over the run, whose cohorts are drawn to compute the load of each rank."""
 FORWARD = 3
-"""A sample's time in a training step over that of its forward pass, where no test set says what this takes."""
+"""Assumed time of a sample in a training step relative to its forward pass, if no evaluation has been measured."""
 A_ROUND, A_LINE, A_NUMBER = 1000, 60, 20
-"""Bytes, roughly: a round's line without its cohort, a client's line in ``clients.csv``, a number more there."""
+"""Approximate bytes of a round's line without its cohort, of a client's line in ``clients.csv``, and of each further
+number in that line.
+"""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times measured in this process, seconds, and memory, bytes.
+    """Times and memory measured in this process.
 
-    `sample_seconds` is a client's time per sample of a step; `device_bytes` is None on the CPU.
+    Attributes:
+        device: name of the GPU, or ``one core``.
+        clients: number of clients trained.
+        sample_seconds: a client's training time per sample.
+        server_seconds: reduction and server step of a round.
+        evaluate_seconds: one evaluation on the test set; 0 if the recipe has none.
+        host_bytes: memory of the process.
+        device_bytes: its peak memory on the GPU; None on the CPU.
     """
 
     device: str
@@ -67,16 +76,17 @@ class Estimate:
 
     Attributes:
         round_seconds: training, reduction and server step of the slowest rank, averaged over rounds.
-        hours: of all rounds and evaluations, for all seeds; `evaluation_hours`: of the evaluations.
+        imbalance: work of the slowest rank divided by the average work of a rank.
+        idle: a remark if some ranks have nothing to train; "" otherwise.
+        hours: time of all rounds and evaluations, for all seeds; `evaluation_hours` is the evaluations' part.
         gpu_hours: 0 on CPUs; None if GPUs were requested but this machine has none to measure on.
-        imbalance: the slowest rank's work over the average.
-        idle: how many ranks have nothing to train, in words; "" if none.
-        reduced_bytes: of one round's Allreduce, on each rank.
-        state_bytes: of clients' states after all possible participants have taken part.
-        checkpoint_bytes: of one checkpoint at that time; `checkpoints_bytes`: of all that are on disk at once, the
-            `num_checkpoints` that are kept and one that is being written.
-        record_bytes: of ``metrics.jsonl`` and ``clients.csv``, for all seeds.
-        models_bytes: of the last, the evaluated and the clients' own models, for all seeds.
+        reduced_bytes: size of one round's Allreduce, the same on each rank.
+        state_bytes: size of the clients' states once all possible participants have taken part.
+        checkpoint_bytes: size of one checkpoint with these states.
+        num_checkpoints: number of checkpoints that are kept.
+        checkpoints_bytes: size of all checkpoints on disk at once: the kept ones and one that is being written.
+        record_bytes: size of ``metrics.jsonl`` and ``clients.csv``, for all seeds.
+        models_bytes: size of the last model, the evaluated model and the clients' personal models, for all seeds.
     """
 
     measured: StepTimes
@@ -103,12 +113,12 @@ class Estimate:
 
     @property
     def rounds_per_second(self) -> float:
-        """Rounds a second, evaluations included."""
+        """Rounds per second, with the time of evaluations included."""
         return self.rounds * self.seeds / (3600 * self.hours)
 
 
 class _FirstClients(Cohorts):
-    """A recipe's cohorts, each cut to its first clients."""
+    """The recipe's cohorts, each reduced to its first `CLIENTS` clients, whose shares again sum to one."""
 
     def round(self, round: int) -> Cohort:
         whole = super().round(round)
@@ -122,16 +132,16 @@ class _FirstClients(Cohorts):
 def estimate(
     recipe: Recipe, *, ranks: int, seeds: int = 1, gpus: int | None = None, allreduce: float = 1.0
 ) -> Estimate:
-    """Measure a few clients of a resolved recipe, and compute the run's time and memory.
+    """Train a few clients of a resolved recipe, and estimate the time and memory of the whole run.
 
     Args:
-        ranks: P.
-        seeds: runs of the recipe, one after another.
-        gpus: GPUs of all ranks together; one per rank by default, if the recipe's device is a GPU.
-        allreduce: gigabytes a second of an Allreduce over those ranks (``hpcfed doctor`` measures it).
+        ranks: number of ranks of the run.
+        seeds: number of runs of the recipe, one after another.
+        gpus: number of GPUs of all ranks together; None for one per rank if the recipe's device is a GPU.
+        allreduce: bandwidth of an Allreduce over the ranks, in GB/s (``hpcfed doctor`` measures it).
 
     Raises:
-        InputError: the recipe cannot be run, or its first round diverges.
+        InputError: the recipe cannot be run, or its first rounds diverge.
     """
     parts, evaluator = assemble(recipe, World())
     whole = parts.cohorts
@@ -189,7 +199,7 @@ def estimate(
 
 
 def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: Any) -> tuple[StepTimes, int]:
-    """Train the first clients of the first rounds; return the measurements, and the number of vectors in a round."""
+    """Train on the cohorts of `parts` for a few rounds; return the measurements and the number of vectors reduced."""
     began, timed, server, clients, num_vectors = time.perf_counter(), [], [], 0, 1
     for round in range(1, min(ROUNDS, recipe.rounds) + 1):
         try:
@@ -220,9 +230,13 @@ def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: An
 
 
 def _mask_seconds(masks: Masks, size: int, words: int, ranks: int) -> float:
-    """Return the seconds a rank draws the masks of a round with `size` clients of so many words, dropouts' included.
+    """Return the seconds that a rank spends on a round's pairwise masks, those shared with dropped clients included.
 
-    Masks of two clients of one rank cancel, and are not drawn.
+    The masks of two clients on the same rank cancel, and are not computed.
+
+    Args:
+        size: number of clients in the round.
+        words: length of each client's masked vectors together.
     """
     some = min(words, MASKED_WORDS)
     pair = masks.of_round(1, (0, 1), np.ones(2), np.ones(2))
@@ -233,7 +247,7 @@ def _mask_seconds(masks: Masks, size: int, words: int, ranks: int) -> float:
 
 
 def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[float, float]:
-    """Return the samples visited in a round on its slowest rank and on the average one, means over drawn rounds."""
+    """Return the samples that the slowest and the average rank train on in a round, as means over the drawn rounds."""
     home = homes(np.where(cohorts.present, parts.federation.sizes, 0), ranks)
     slowest, average = [], []
     for round in np.unique(np.linspace(1, recipe.rounds, DRAWN_ROUNDS).astype(int)).tolist():
@@ -247,7 +261,7 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
 
 
 def _evaluation_seconds(recipe: Recipe, parts: Parts, measured: StepTimes) -> float:
-    """Return the seconds that one rank would take for all evaluations: test set, training set and each client."""
+    """Return the seconds that one rank takes for all evaluations of a run: test set, training set and each client."""
     section, federation = recipe.evaluate, parts.federation
     tested, trained = federation.num_test, int(federation.sizes.sum())
     a_sample = measured.evaluate_seconds / tested if measured.evaluate_seconds else measured.sample_seconds / FORWARD
@@ -267,7 +281,7 @@ def _evaluation_seconds(recipe: Recipe, parts: Parts, measured: StepTimes) -> fl
 
 
 def _record_bytes(recipe: Recipe, parts: Parts) -> int:
-    """Return the bytes of a run's record: a line a round, and a line for each client, model and split measured."""
+    """Return the bytes of a run's record: a line for each round, and one for each client, model and split evaluated."""
     federation, clients = parts.federation, recipe.evaluate.clients
     digits = len(str(federation.num_clients))
     drawn = np.unique(np.linspace(1, recipe.rounds, DRAWN_ROUNDS).astype(int)).tolist()
@@ -282,7 +296,7 @@ def _record_bytes(recipe: Recipe, parts: Parts) -> int:
 
 
 def _data_bytes(recipe: Recipe, parts: Parts) -> int:
-    """Return the bytes of all samples in memory, in the run's dtype, with 8 bytes for a target."""
+    """Return the bytes of all samples in memory: features in the run's dtype, and 8 bytes for each target value."""
     samples = int(parts.federation.sizes.sum()) * parts.shards.keeps_clients + parts.federation.num_test
     each = prod(parts.federation.feature_shape) * (8 if recipe.dtype == "float64" else 4)
     return samples * (each + 8 * max(prod(parts.federation.target_shape), 1))

@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 DRIVER = Path("/proc/driver/nvidia/version")
 MPS_PIPES = "/tmp/nvidia-mps"
-"""Default directory of the daemon of NVIDIA's Multi-Process Service, without CUDA_MPS_PIPE_DIRECTORY."""
+"""Pipe directory of NVIDIA's Multi-Process Service (MPS) if CUDA_MPS_PIPE_DIRECTORY is not set."""
 
 
 @dataclass(frozen=True)
 class Gpu:
     """The GPU that a run assigns to a rank.
 
-    `visible` counts the GPUs that torch sees on that rank, `nearer` those of them nearer to its cores; `numa` is the
-    NUMA node that the GPU is attached to, None if the machine does not say.
+    Attributes:
+        visible: number of GPUs that torch sees on this rank.
+        numa: NUMA node of the GPU; None if the machine does not report it.
+        nearer: number of visible GPUs that are nearer to the rank's cores than this one.
     """
 
     name: str
@@ -51,10 +53,16 @@ class Gpu:
 class Rank:
     """Facts of one rank.
 
-    `versions`: of hpcfed, Python, packages and a running MPI's library; `threads`: the size of torch's and each other
-    thread pool; `cores`: numbers of the logical cores that the rank may use; `host_cores`: how many its host has;
-    `numa`: the NUMA nodes of these cores, () if the machine does not say; `code`: digest of its copy of hpcfed, "" in a
-    world of one.
+    Attributes:
+        versions: of hpcfed, Python, the packages, HDF5 and the MPI library; None if not installed or not loaded.
+        cores: numbers of the logical cores that the rank may use.
+        host_cores: number of logical cores of the host.
+        threads: size of each thread pool, by library.
+        gpu: None on a rank that computes on the CPU.
+        gpu_driver: whether the host has an NVIDIA driver.
+        mps: whether the pipe directory of NVIDIA's Multi-Process Service exists on the host.
+        code: digest of the rank's copy of hpcfed; "" if there is only one rank.
+        numa: NUMA nodes of `cores`; () if the machine does not report them.
     """
 
     rank: int
@@ -80,7 +88,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Host:
-    """The ranks of one host."""
+    """A host and its ranks."""
 
     name: str
     ranks: tuple[Rank, ...]
@@ -93,9 +101,15 @@ class Host:
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts of a job, the same on every rank; `measured` is None without measurements.
+    """All facts of a job, the same on every rank.
 
-    `hdf5_locking` and `btl` are the values of HDF5_USE_FILE_LOCKING and OMPI_MCA_btl on rank 0.
+    Attributes:
+        launcher: name of the program that started the ranks; None if unknown.
+        job: the SLURM job; None outside of one.
+        working: the folder in which the command was started.
+        temporary: the folder for temporary files.
+        hdf5_locking, btl: HDF5_USE_FILE_LOCKING and OMPI_MCA_btl on rank 0; None if not set.
+        measured: None if nothing was measured.
     """
 
     ranks: tuple[Rank, ...]
@@ -119,7 +133,7 @@ def gather(world: World, *, measure: bool) -> Facts:
     """Gather the facts of every rank, optionally with measurements; called on every rank, same result on all.
 
     Raises:
-        EnvironmentFailure: on some rank torch or h5py cannot be loaded, or its GPU cannot be used.
+        EnvironmentFailure: a rank cannot load torch or h5py, or cannot use its GPU.
     """
     world.together(_load_libraries)
     from hpcfed.cluster.doctor.probe import measure_all
@@ -132,7 +146,7 @@ def gather(world: World, *, measure: bool) -> Facts:
 
 
 def _surroundings(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that rank 0 gathers for all ranks."""
+    """Return the fields of `Facts` that rank 0 finds for all ranks: MPI, launcher, job, folders and two variables."""
     return {
         "mpi": find_mpi(described),
         "launcher": find_launcher(os.environ),
@@ -214,7 +228,7 @@ def _gpu(device_slot: DeviceSlot) -> Gpu | None:
 
 
 def _threads() -> dict[str, int]:
-    """Threads of torch and of the pools that threadpoolctl sees; torch's own MKL is linked in and counts as torch."""
+    """Return the size of each thread pool, by library; torch's pool includes the MKL that is built into torch."""
     import torch
     from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 

@@ -1,7 +1,7 @@
-"""Findings on what is slow or wrong: pure functions of the facts, each finding with its remedy.
+"""Findings on what is slow or wrong in a job, each with its remedy.
 
-Checks of hosts yield `(what, remedy)`; equal ones of several hosts are merged. Each threshold is a constant with its
-reason.
+Each check is a pure function of the facts that yields `(what, remedy)`. Equal findings on several hosts are merged.
+The thresholds are the constants below.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ PROCESS_BYTES = 512 * 2**20
 ROOM_BYTES = 2**30
 """Free disk space for a run's record and models."""
 LITTLE_TIME = 600.0
-"""Seconds before the end of a job below which it is reported."""
+"""A job that ends in fewer seconds is reported."""
 SLOW_RANK = 0.5
-"""Speed, relative to the fastest rank, below which a rank makes every round wait for it."""
+"""A rank below this fraction of the fastest rank's speed is reported, since every round waits for it."""
 SLOW_ALLREDUCE_S = 1e-3
-"""Seconds for 8 bytes: TCP between two hosts takes 0.1 ms; a millisecond means ranks that wait for a core."""
+"""An Allreduce of 8 bytes that takes more seconds is reported. TCP between two hosts takes 0.1 ms; a millisecond means
+that ranks wait for a core.
+"""
 SLOW_LINK_GB_PER_S = 0.125
-"""Gigabytes a second of a large Allreduce: the bandwidth of 1 Gbit/s Ethernet."""
+"""A large Allreduce below this rate, in GB/s, is reported: it is the bandwidth of 1 Gbit/s Ethernet."""
 SLOW_FILE_S = 0.2
-"""Seconds for one small file: a run writes several as it begins and ends."""
+"""A folder in which one small file takes more seconds is reported: a run writes several at its start and end."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something slow or wrong: where, what, and its remedy."""
+    """Something slow or wrong: on which host or in which part of the job, what it is, and its remedy."""
 
     where: str
     what: str
@@ -42,7 +44,7 @@ class Finding:
 
 
 def find(facts: Facts) -> list[Finding]:
-    """Return all findings, those on hosts first."""
+    """Return all findings: first those on hosts, then those on the job."""
     found: dict[Found, list[str]] = {}
     for host in facts.hosts:
         for check in HOST_CHECKS:
@@ -53,7 +55,7 @@ def find(facts: Facts) -> list[Finding]:
 
 
 def _crowded_cores(host: Host) -> Iterator[Found]:
-    """More ranks than the cores they may use, on the whole host or on some of its cores."""
+    """Yield a finding for each set of cores that is smaller than the number of ranks confined to it."""
     for mask in dict.fromkeys(frozenset(rank.cores) for rank in host.ranks):
         inside = [rank for rank in host.ranks if mask.issuperset(rank.cores)]
         if len(inside) <= len(mask):
@@ -68,7 +70,7 @@ def _crowded_cores(host: Host) -> Iterator[Found]:
 
 
 def _too_many_threads(host: Host) -> Iterator[Found]:
-    """Thread pools that together exceed the cores; `hpcfed run` changes only torch's."""
+    """Yield a finding if a library's threads on all ranks outnumber the cores; `hpcfed run` changes only torch's."""
     ranks, cores = len(host.ranks), len(host.cores)
     sizes = {name: max(rank.threads.get(name, 0) for rank in host.ranks) for name in host.ranks[0].threads}
     large = [f"{name} {size}" for name, size in sizes.items() if size > 1 and size * ranks > cores]
@@ -99,7 +101,7 @@ def _little_memory(host: Host) -> Iterator[Found]:
 
 
 def _gpus(host: Host) -> Iterator[Found]:
-    """GPUs shared by ranks, left idle, or out of torch's reach."""
+    """Yield findings on GPUs that ranks share, that are idle, far from a rank's cores, or not visible to torch."""
     ranks_of: dict[str, list[Rank]] = {}
     for rank in host.ranks:
         if rank.gpu is not None:
@@ -141,7 +143,7 @@ def _gpus(host: Host) -> Iterator[Found]:
 
 
 def _mixed(facts: Facts) -> Iterator[Found]:
-    """Differences between ranks that affect the result."""
+    """Yield a finding for each kind of hardware or software that differs between ranks and can change the result."""
     kinds: dict[str, Callable[[Rank], str | None]] = {
         "instruction sets": lambda rank: rank.instructions,
         "CPU models": lambda rank: rank.cpu,
@@ -158,7 +160,7 @@ def _mixed(facts: Facts) -> Iterator[Found]:
 
 
 def _differing(facts: Facts, value_of: Callable[[Rank], str | None]) -> str:
-    """Return the values with the first host of each, empty where all ranks have the same."""
+    """Return the different values, each with the first host that has it; "" if all ranks have the same value."""
     hosts: dict[str, str] = {str(value_of(rank)): rank.host for rank in reversed(facts.ranks)}
     return ", ".join(f"{value} ({host})" for value, host in sorted(hosts.items())) if len(hosts) > 1 else ""
 

@@ -1,4 +1,4 @@
-"""The folders of a run: free space, file system, and whether files can be written and locked."""
+"""The folders of a job: their free space and file system, and whether files in them can be written and locked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from hpcfed.io.node import temporary_folder
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder as rank 0 sees it; `problem` says why it cannot be written, "" if it can."""
+    """A folder, examined on rank 0.
+
+    Attributes:
+        filesystem: its type, such as ``lustre``; ``unknown`` if it cannot be found.
+        bytes, free_bytes: size and free space of the file system.
+        problem: why a file cannot be written in the folder; "" if it can.
+        locks: whether a file in the folder can be locked.
+    """
 
     path: str
     filesystem: str
@@ -27,7 +34,7 @@ class Folder:
 
 
 def examine_temporary_folder() -> Folder:
-    """Examine the folder for temporary files, which may be missing."""
+    """Examine the folder for temporary files; if it does not exist, `Folder.problem` says so."""
     path = temporary_folder()
     if not path.is_dir():
         return Folder(str(path), "unknown", 0, 0, "no such folder", locks=False)
@@ -35,10 +42,10 @@ def examine_temporary_folder() -> Folder:
 
 
 def examine_folder(path: Path) -> Folder:
-    """Return a folder's space and file system, and whether a temporary file in it can be written and locked.
+    """Examine a folder: its space, its file system, and whether a temporary file in it can be written and locked.
 
     Raises:
-        EnvironmentFailure: there is no such folder, or its file system does not answer.
+        EnvironmentFailure: the folder does not exist, or its file system does not answer.
     """
     try:
         path = path.resolve(strict=True)
@@ -59,7 +66,7 @@ def examine_folder(path: Path) -> Folder:
 
 
 def _can_lock(file: int) -> bool:
-    """Return whether the file system grants the kind of lock that HDF5 requests."""
+    """Return whether an open file can be locked with ``flock``, as HDF5 does."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -68,6 +75,6 @@ def _can_lock(file: int) -> bool:
 
 
 def _filesystem(path: Path) -> str:
-    """Return the type of the file system that holds a resolved folder, such as ``ext4``, ``nfs4`` or ``lustre``."""
+    """Return the type of a folder's file system, such as ``ext4``, ``nfs4`` or ``lustre``; ``unknown`` if not found."""
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     return next((mounts[folder] for folder in (path, *path.parents) if folder in mounts), "unknown")

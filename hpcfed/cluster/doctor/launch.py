@@ -1,7 +1,7 @@
 """The launcher of the ranks, the MPI library, and the SLURM job.
 
-The MPI library is queried in a separate process, which does not start MPI: so ``doctor`` can report a library that
-cannot be loaded, and a world of one stays free of MPI.
+A separate process queries the MPI library without starting MPI. So ``doctor`` can report a library that cannot be
+loaded, and a run with one rank needs no MPI.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PATIENCE = 20.0
-"""Seconds for a library or a launcher to report its version; a cold parallel file system takes several."""
+"""Seconds for an MPI library or ``mpirun`` to report its version; a cold parallel file system takes several."""
 
 LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
@@ -27,15 +27,22 @@ LAUNCHERS = (
     ("PMIX_RANK", "PMIx"),
     ("PMI_RANK", "PMI"),
 )
-"""A variable that each launcher sets, and the launcher's name; one inside an srun step comes before srun."""
+"""Pairs of an environment variable and the launcher that sets it. The first pair found counts; a launcher that may run
+inside an srun step comes before srun.
+"""
 
 
 @dataclass(frozen=True)
 class Mpi:
-    """The MPI library that mpi4py loads, and the first ``mpirun`` on the PATH.
+    """The MPI library that mpi4py loads, and the first ``mpirun`` on the PATH; None for a value that is unknown.
 
-    `problem` says why no library can be loaded; unknown values are None. `threads` is the level the library granted
-    (``multiple`` is the most), `reads_gpu_memory` whether it takes buffers in CUDA memory: both need a started MPI.
+    Attributes:
+        standard: version of the MPI standard that the library implements.
+        abi: its binary interface (see `abi_of`).
+        threads: thread level that the library granted, at most ``multiple``; None if MPI is not running.
+        problem: why no library can be loaded; "" if one is.
+        mpirun: path of the program.
+        reads_gpu_memory: whether the library takes buffers in CUDA memory; None if MPI is not running.
     """
 
     library: str | None
@@ -52,7 +59,12 @@ class Mpi:
 
 @dataclass(frozen=True)
 class LauncherJob:
-    """A SLURM job; `tasks` of the running step, None outside a step; `seconds_left` None if SLURM does not say."""
+    """A SLURM job.
+
+    Attributes:
+        tasks: number of tasks of the running step; None outside of a step.
+        seconds_left: seconds until the job's time limit; None if SLURM does not report it.
+    """
 
     id: str
     nodes: int | None
@@ -62,10 +74,10 @@ class LauncherJob:
 
 
 def find_mpi(described: Mapping[str, Any]) -> Mpi:
-    """Query the library that mpi4py loads, and the mpirun on the PATH.
+    """Query the MPI library that mpi4py loads, and the ``mpirun`` on the PATH.
 
     Args:
-        described: `World.describe` of the running world.
+        described: `World.describe` of the running world; {} if there is none.
     """
     mpirun = shutil.which("mpirun")
     mpirun_vendor = vendor_of(_output([mpirun, "--version"])[1]) if mpirun else None
@@ -89,7 +101,7 @@ def find_mpi(described: Mapping[str, Any]) -> Mpi:
 
 
 def vendor_of(text: str) -> str | None:
-    """Return the vendor of an MPI from the version text of a library or an ``mpirun``."""
+    """Return the vendor that the version text of an MPI library or ``mpirun`` names; None if it names no known one."""
     lower = text.lower()
     known = {
         "open mpi": "Open MPI",
@@ -105,10 +117,10 @@ def vendor_of(text: str) -> str | None:
 
 
 def abi_of(path: str, library: str) -> str | None:
-    """Return the binary interface (ABI) of an MPI library from its file's name and its version text.
+    """Return the binary interface (ABI) of an MPI library from its path and its version text; None if unknown.
 
-    ``libmpi_abi`` is the standard's own, new in MPI 5.0; ``libmpi.so.12`` is common to MPICH, Intel MPI, MVAPICH and
-    Cray MPICH; ``libmpi.so.40`` is that of Open MPI 2 to 5.
+    ``libmpi_abi`` has the ABI of the MPI standard, new in MPI 5.0; ``libmpi.so.12`` that of MPICH, Intel MPI, MVAPICH
+    and Cray MPICH; ``libmpi.so.40`` that of Open MPI 2 to 5.
     """
     if "libmpi_abi" in path:
         return "MPI standard"
@@ -121,12 +133,12 @@ def abi_of(path: str, library: str) -> str | None:
 
 
 def find_launcher(variables: Mapping[str, str]) -> str | None:
-    """Return the name of the launcher that set a rank's environment variables."""
+    """Return the name of the launcher that set a rank's environment variables; None if no known one did."""
     return next((name for sign, name in LAUNCHERS if sign in variables), None)
 
 
 def find_job(variables: Mapping[str, str]) -> LauncherJob | None:
-    """Return the SLURM job that the environment variables describe, None outside one."""
+    """Return the SLURM job that the environment variables describe; None outside of a job."""
     if "SLURM_JOB_ID" not in variables:
         return None
     end = _number(variables, "SLURM_JOB_END_TIME")
@@ -145,7 +157,7 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 
 def _output(command: list[str]) -> tuple[bool, str]:
-    """Return whether a command succeeded, and its stdout if so, else its stderr."""
+    """Return (True, stdout) of a command that succeeds; (False, stderr or the reason) of one that fails."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PATIENCE

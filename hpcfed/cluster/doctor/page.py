@@ -15,7 +15,7 @@ from hpcfed.errors import sentence
 from hpcfed.io.console import Console
 
 GPU_MEMORY = {True: "takes CUDA memory", False: "takes no CUDA memory", None: None}
-"""Text for an MPI that reads GPU memory, does not, or does not say."""
+"""Text for each value of `Mpi.reads_gpu_memory`; None is left out."""
 
 
 def show(facts: Facts, findings: Sequence[Finding], console: Console) -> None:
@@ -145,7 +145,7 @@ def _spread(rates: Sequence[float]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return sorted numbers in short: ``0–3, 7``."""
+    """Return sorted integers as text, with ranges for consecutive ones: ``0–3, 7``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""Short measurements, under two seconds together: the operations of a round, not a benchmark.
+"""Short measurements of a round's operations and of files, under two seconds together; not a benchmark.
 
-Arithmetic and copies are timed on all ranks at once, as in a round; the best of several repetitions shows what the
-machine can do, even on a busy machine. Collectives and files are medians: they show what to expect.
+Arithmetic and copies are timed on all ranks at once, as in a round, and the fastest repetition counts: it shows what
+the machine can do even when it is busy. Collectives and files report the median: the time to expect.
 """
 
 from __future__ import annotations
@@ -26,31 +26,34 @@ if TYPE_CHECKING:
 SMALL, LARGE = 8, 16 * 2**20
 """Bytes of the Allreduces: one number, and a model of two million parameters as int64 for the exact reduction."""
 REDUCED = (SMALL, 1 << 16, LARGE)
-"""Bytes of the Allreduces; on a slow network the largest is a sixteenth."""
+"""Bytes of each Allreduce; on a slow network the largest is divided by 16."""
 SLOW = 0.05
-"""Seconds for 64 KiB above which a network is slow."""
+"""A network on which an Allreduce of 64 KiB takes more seconds is slow."""
 SENT = (SMALL, 1 << 20)
-"""Bytes of a message to another rank and back."""
+"""Bytes of each message that goes to another rank and back."""
 PINGS = 9
 ENOUGH, FEWEST, MOST = 0.05, 3, 51
-"""Seconds that repetitions of an Allreduce take, and their number."""
+"""Seconds for all repetitions of an Allreduce, and their least and greatest number."""
 ORDER = 512
 """Rows and columns of the matrices: 1 MiB each, so that three fit in the cache."""
 COPIED = 32 * 2**20
-"""Bytes of a copy, larger than most caches."""
+"""Bytes of a memory copy, larger than most caches."""
 WRITTEN = 8 * 2**20
 FILES = 5
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Measurements: rates of each rank, in rank order, Allreduces, messages, and files.
+    """Measured rates and times; a gigabyte is 1e9 bytes.
 
-    `allreduce` has (bytes, seconds) of three sizes; `ping_pong` (bytes, seconds) of a message one way, between rank 0
-    and the first rank of another host, or else rank 1. Both are empty on one rank.
-
-    A gflop is 1e9 operations (a multiplication and an addition are two), a gigabyte 1e9 bytes. None: not measurable,
-    as an Allreduce on one rank, or files in a folder that cannot be written.
+    Attributes:
+        gflops: 1e9 operations a second of a matrix product, by rank; a multiplication and an addition count as two.
+        copy_gb_per_s: of a memory copy, by rank.
+        allreduce_small_s, allreduce_large_gb_per_s: of the smallest and the largest Allreduce; None with one rank.
+        write_mb_per_s, small_file_s: of files in the working folder; None if it cannot be written.
+        allreduce: (bytes, seconds) of each Allreduce; () with one rank.
+        ping_pong: (bytes, seconds) of each message, one way, between rank 0 and the first rank of another host, or
+            rank 1 if there is only one host; () with one rank.
     """
 
     gflops: tuple[float, ...]
@@ -64,7 +67,7 @@ class Rates:
 
 
 def measure_all(world: World, working: Folder) -> Rates:
-    """Measure on every rank, with torch on one thread; called on every rank, same result on all."""
+    """Measure all `Rates`, with torch on one thread; called on every rank, same result on all."""
     torch.set_num_threads(1)
     a, b = torch.rand(ORDER, ORDER), torch.rand(ORDER, ORDER)
     product = torch.empty(ORDER, ORDER)
@@ -89,7 +92,7 @@ def measure_all(world: World, working: Folder) -> Rates:
 
 
 def _shortest(work: Callable[[], object], for_seconds: float = 0.15, at_least: int = 3) -> float:
-    """Return the shortest time of `work` over repetitions during `for_seconds`, at least `at_least` of them."""
+    """Call `work` for `for_seconds`, but at least `at_least` times; return the seconds of the shortest call."""
     times: list[float] = []
     end = time.perf_counter() + for_seconds
     while len(times) < at_least or time.perf_counter() < end:
@@ -98,7 +101,7 @@ def _shortest(work: Callable[[], object], for_seconds: float = 0.15, at_least: i
 
 
 def _reduced(world: World) -> tuple[tuple[int, float], ...]:
-    """Return (bytes, seconds) of bare Allreduces."""
+    """Return (bytes, seconds) of each Allreduce in `REDUCED`; () with one rank."""
     if world.size == 1:
         return ()
     *smaller, large = REDUCED
@@ -109,7 +112,7 @@ def _reduced(world: World) -> tuple[tuple[int, float], ...]:
 
 
 def _allreduce_seconds(world: World, size: int) -> float:
-    """Return rank 0's median seconds, over repetitions of about `ENOUGH` seconds together."""
+    """Return rank 0's median seconds of an Allreduce of `size` bytes, repeated for about `ENOUGH` seconds."""
     buffer = np.zeros(size // 8, dtype=np.int64)
     for _ in range(2):  # the first call sets up connections
         first = world.broadcast(seconds_of(lambda: world.sum_in_place(buffer)))
@@ -118,7 +121,7 @@ def _allreduce_seconds(world: World, size: int) -> float:
 
 
 def _one_way_seconds(world: World, size: int) -> float:
-    """Return the seconds of a message between rank 0 and a rank of another host, if there is one."""
+    """Return the median seconds of a message of `size` bytes from rank 0 to a rank of another host, or to rank 1."""
     other = next((rank for rank, host in enumerate(world.hosts) if host != world.hosts[0]), 1)
     message = torch.zeros(size, dtype=torch.uint8)
     times = []
@@ -132,7 +135,7 @@ def _one_way_seconds(world: World, size: int) -> float:
 
 
 def _file_speeds(folder: Folder) -> tuple[float | None, float | None]:
-    """Return MB/s of a file flushed to disk, and the seconds that one small file takes; None if writing fails."""
+    """Return the MB/s of a file flushed to disk, and the seconds of a small file; (None, None) if writing fails."""
     content = np.random.default_rng(0).bytes(WRITTEN)  # incompressible
     try:
         with tempfile.TemporaryDirectory(dir=folder.path, prefix=".hpcfed-doctor-") as scratch:
@@ -145,7 +148,7 @@ def _file_speeds(folder: Folder) -> tuple[float | None, float | None]:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Return the seconds that a call takes."""
+    """Return the seconds that a call of `work` takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""``hpcfed job-step``, a batch job's one command: start the ranks, pass signals on, send the job back into the queue.
+"""The command ``hpcfed job-step`` of a batch job: start the ranks, pass signals on to them, and requeue the job.
 
-It imports little, since it starts in every job before the ranks do.
+The package imports little, because every job starts it before the ranks.
 """

@@ -1,4 +1,4 @@
-"""NVIDIA's Multi-Process Service on the nodes of a SLURM job, by which ranks use a GPU at the same time."""
+"""NVIDIA's Multi-Process Service (MPS) on the nodes of a SLURM job: ranks that share a GPU compute at the same time."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ for _ in {1..100}; do echo get_server_list | nvidia-cuda-mps-control && exit; sl
 exit 1
 """
 END = "echo quit -t 10 | nvidia-cuda-mps-control"
-"""Shell for each node. The server is a step of its own, since SLURM ends what a step leaves behind."""
+"""Shell commands for each node: start the MPS daemon, wait until it answers, stop it. The daemon runs in a separate job
+step, since SLURM ends the processes that a step leaves behind.
+"""
 ENDS_WITHIN = 15.0
-"""Seconds for the servers to end; then their step is ended."""
+"""Seconds for the MPS daemons to end; after that their job step is terminated."""
 
 
 def shares_gpus() -> bool:
-    """Return whether the SLURM job around this process has more ranks than GPUs on a node, and GPUs."""
+    """Return whether the SLURM job of this process has GPUs, and more ranks than GPUs on a node."""
     ranks, gpus = (os.environ.get(name, "") for name in ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"))
     return ranks.isdecimal() and gpus.isdecimal() and int(ranks) > int(gpus) > 0
 
 
 @contextmanager
 def serve() -> Iterator[dict[str, str]]:
-    """Serve all nodes of the SLURM job meanwhile; yield the variables by which ranks find it.
+    """Run MPS on all nodes of the SLURM job during the context; yield the environment variables that ranks need for it.
 
-    Where it does not start, a line says so, and ranks that share a GPU take turns.
+    If MPS does not start, a line on stderr says so, and the ranks that share a GPU take turns.
     """
     folder, nodes = f"/tmp/hpcfed-mps-{os.environ['SLURM_JOB_ID']}", os.environ["SLURM_JOB_NUM_NODES"]
     variables = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}

@@ -1,4 +1,4 @@
-"""The command of a batch job: its ranks, their signals, and whether the job goes back into the queue."""
+"""The command of a batch job: run the ranks, pass signals on to them, and decide whether to requeue the job."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
 from hpcfed.ranks.early import take_noted
 
 STOPPED = 75
-"""Exit code of runs that have saved themselves, to go on."""
+"""Exit code of a run that has saved itself and can be resumed."""
 ENDED = (0, 2, 3)
-"""Exit codes after which jobs that wait to go on have nothing to do: the run is done, or the error would come again."""
+"""Exit codes after which waiting jobs cannot resume anything: the run is done, or its error would occur again."""
 KILLED = (6, 7, 8, 9, 11, 14, 125)
-"""Exit codes, without the 128 that srun and Open MPI's mpirun add, of ranks that died: by ABRT, BUS, FPE, KILL, SEGV;
-of Open MPI's rank whose peer was killed; for want of memory."""
+"""Exit codes of killed ranks, without the 128 that srun and Open MPI's mpirun add: the signals ABRT, BUS, FPE, KILL and
+SEGV; 14 of an Open MPI rank whose peer was killed; 125 for lack of memory.
+"""
 MOST_DEATHS = 3
-"""Requeues in a row after a death."""
+"""Largest number of requeues in a row after a rank was killed."""
 SURVIVED = 128 + 9
-"""Exit code taken for srun's 0 where it could not kill ranks that a hung folder held."""
+"""Exit code used in place of srun's 0 if the run is unfinished: srun could not kill ranks blocked by a hung folder."""
 STARTING = 5
-"""Seconds in which ranks begin to listen to signals."""
+"""Seconds until started ranks listen to signals."""
 CHECKPOINT = re.compile(r"round-.*\.json")
 
 
 def run_step(step: Step, scheduler: JobScheduler) -> int:
-    """Run a job's ranks to their end, send the job back if its run can go on, and return the job's exit code.
+    """Run a job's ranks to their end, requeue the job if its run can be resumed, and return the job's exit code.
 
-    SIGUSR1 is passed on to the ranks: the run finishes its round, saves itself and ends with 75. If it has saved
-    something new, the job goes back into the queue. So does one of which a signal has killed a rank, as for want of
-    memory, but at most three times in a row.
+    On SIGUSR1 the ranks finish their round, save the run and exit with 75. The job is requeued if a new checkpoint was
+    saved and the ranks exited with 75 or one of them was killed (for example for lack of memory), the latter at most
+    three times in a row.
 
     Raises:
-        InputError: a file is not as it was when the job was submitted.
+        InputError: the recipe's file cannot be read, or has changed since the job was submitted.
         EnvironmentFailure: the ranks cannot be started.
     """
     code = 1
@@ -89,7 +90,7 @@ def _mps(step: Step) -> AbstractContextManager[dict[str, str]]:
 
 
 class Ranks:
-    """A job's ranks, and the signals for them, from now on."""
+    """The ranks of a job; from its construction on, this process passes signals on to them."""
 
     def __init__(self, step: Step, scheduler: JobScheduler):
         self._step, self._scheduler = step, scheduler
@@ -101,7 +102,11 @@ class Ranks:
         self._early |= bool(take_noted())
 
     def run(self, variables: dict[str, str]) -> int:
-        """Start the ranks with more environment variables and return their exit code, 128 and more after a signal."""
+        """Run the ranks with additional environment variables and return their exit code, 128 + n if ended by signal n.
+
+        Raises:
+            EnvironmentFailure: the command cannot be started.
+        """
         try:
             self._process = subprocess.Popen(
                 self._step.command, stdin=subprocess.DEVNULL, env={**os.environ, **variables}
@@ -128,7 +133,7 @@ class Ranks:
 
 
 def saved(output: Path) -> set[Path]:
-    """Return the paths of all checkpoints in a folder, or in what a link to it names."""
+    """Return the paths of all checkpoints below an output folder, or below the folder to which it links."""
     folders = ((Path(folder), names) for folder, _, names in os.walk(output.resolve()))
     return {
         folder / name
@@ -140,7 +145,7 @@ def saved(output: Path) -> set[Path]:
 
 
 def _is_unfinished(output: Path) -> bool:
-    """Return whether a folder is a run's whose result does not say that it has finished."""
+    """Return whether a folder has checkpoints of a run, but no ``result.json`` with the status ``finished``."""
     if not (output / "checkpoints").is_dir():
         return False
     try:
@@ -150,7 +155,11 @@ def _is_unfinished(output: Path) -> bool:
 
 
 def _send_back(step: Step, scheduler: JobScheduler, code: int, can_go_on: bool) -> None:
-    """Send the job back into the queue, if its run can go on, and count the deaths of ranks in a row."""
+    """Requeue the job if its run can be resumed.
+
+    Deaths of ranks in a row are counted in ``<output>-<name>.deaths``, with `JobScheduler.name_of` for the name, or in
+    ``<output>.deaths`` if that is "".
+    """
     death = code & 127 in KILLED
     file = Path("-".join(filter(None, (str(step.output), scheduler.name_of(step)))) + ".deaths")
     deaths = _read(file) + 1 if death else 0
@@ -167,7 +176,7 @@ def _send_back(step: Step, scheduler: JobScheduler, code: int, can_go_on: bool) 
 
 
 def _read(file: Path) -> int:
-    """Return the number in a file, 0 without one."""
+    """Return the integer in a file; 0 if it is missing or unreadable."""
     try:
         return int(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -175,7 +184,7 @@ def _read(file: Path) -> int:
 
 
 def _count(file: Path, deaths: int) -> bool:
-    """Keep the number of deaths, whose file is there only while there are some; return whether it could be kept."""
+    """Write the number of deaths to a file, or delete the file if the number is 0; return whether that succeeded."""
     try:
         if deaths:
             file.write_text(f"{deaths}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The interface between `hpcfed job-step` and the scheduler of its job, which is a file of ``schedulers/``."""
+"""The interface between `hpcfed job-step` and the job's scheduler; each scheduler is a module of ``schedulers/``."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from hpcfed.config import registry
 
 SCHEDULERS = "hpcfed.cluster.step.schedulers"
 PATIENCE = 60.0
-"""Seconds for a scheduler to answer."""
+"""Seconds for a scheduler's command to answer."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a job runs, and what becomes of the job.
+    """What a job runs, and how it continues.
 
     Attributes:
-        command: words that start the ranks.
-        output: the folder in which runs save themselves.
-        requeue: whether the job goes back into the queue.
-        array: whether the job is one of an array's.
-        mps: whether ranks share GPUs through NVIDIA's service; None where they are more than the GPUs.
-        early: whether the scheduler's signal came before this command.
-        signal_after: seconds after which to signal the ranks, of a scheduler that does not; None for one that does.
-        chain: name of the jobs that wait to resume the run; None without.
-        script: the job's script, of schedulers that have it submitted again.
-        unchanged: path and SHA-256 of a file that must be as it was; None without.
+        command: the command that starts the ranks, as words.
+        output: the folder in which the run or runs save themselves.
+        requeue: whether the job may be requeued.
+        array: whether the job belongs to a job array.
+        mps: whether ranks share GPUs through NVIDIA's Multi-Process Service; None decides by `mps.shares_gpus`.
+        early: whether the scheduler's signal arrived before this command started.
+        signal_after: seconds after which this command signals the ranks; None if the scheduler does.
+        chain: queue name of the jobs that wait to resume the run; None if there are none.
+        script: the job's script, which PBS and Flux need to requeue the job; None for SLURM.
+        unchanged: path and SHA-256 of a file that must not have changed since the submission; None to check no file.
     """
 
     command: Sequence[str]
@@ -45,43 +45,43 @@ class Step:
 
 
 class JobScheduler(Protocol):
-    """A scheduler, seen from one of its jobs: the functions of its file."""
+    """A scheduler as used from inside a job: the functions of its module."""
 
     CANCELS_BY_TERM: bool
-    """Whether SIGTERM means that the job is cancelled, and has to reach the ranks as SIGUSR1."""
+    """Whether SIGTERM to `hpcfed job-step` means that the job is cancelled; the ranks then get SIGUSR1."""
 
     def name_of(self, step: Step) -> str:
-        """Return what tells the job from others with its output, and stays when it goes back into the queue, or ""."""
+        """Return an identifier of the job that a requeue does not change; "" if the output folder is sufficient."""
         ...
 
     def prepare(self, step: Step) -> Mapping[str, str]:
-        """Do what has to precede the ranks, and return the variables that they need beside the job's."""
+        """Prepare the job for its ranks; return the environment variables that they need in addition to the job's."""
         ...
 
     def signal_ranks(self, step: Step, process: subprocess.Popen[bytes]) -> None:
-        """Send SIGUSR1 to the ranks that a process has started."""
+        """Send SIGUSR1 to the ranks; `process` is the launcher that started them."""
         ...
 
     def is_wanted(self, step: Step) -> bool:
-        """Return whether the job may go on: it has not been cancelled, and none that would go on waits already."""
+        """Return whether the job may be requeued: it is not cancelled, and no resubmitted copy of it waits already."""
         ...
 
     def send_back(self, step: Step) -> bool:
-        """Send the job back into the queue, and return whether the scheduler has taken it."""
+        """Requeue the job, or submit its script again; return whether the scheduler accepts that."""
         ...
 
     def cancel_waiting(self, name: str) -> None:
-        """Cancel this user's waiting jobs of a name."""
+        """Cancel this user's waiting jobs that are called `name` in the queue."""
         ...
 
 
 def scheduler_of(name: str) -> JobScheduler:
-    """Return the scheduler of a name."""
+    """Return the scheduler called `name`: ``slurm``, ``pbs`` or ``flux``."""
     return cast("JobScheduler", registry.entry(SCHEDULERS, name))
 
 
 def answer(*command: str, env: Mapping[str, str] | None = None) -> str | None:
-    """Return what a command of a scheduler prints; None if it fails or does not answer. Errors go to the log."""
+    """Return what a scheduler's command prints; None if it fails or times out. Its stderr goes to the job's log."""
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
     try:
         done = subprocess.run(command, stdin=null, stdout=pipe, timeout=PATIENCE, text=True, env=env)

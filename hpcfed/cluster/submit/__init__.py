@@ -1,1 +1,1 @@
-"""SLURM batch scripts: written from a recipe and a site file, submitted once, requeued or chained until done."""
+"""Batch jobs: scripts written from a recipe and a site file, submitted once, and requeued or chained until done."""

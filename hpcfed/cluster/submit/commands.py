@@ -1,4 +1,4 @@
-"""Commands of a scheduler, called with a deadline."""
+"""Calls of a scheduler's commands, with a time limit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ PATIENCE = 60.0
 def call(
     command: Sequence[str], scheduler: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command and return how it ended.
+    """Run a scheduler's command; return its exit code and output.
+
+    Args:
+        scheduler: its name, for messages.
+        env: the command's environment; None for that of this process.
 
     Raises:
-        InputError: it is not installed here.
-        EnvironmentFailure: the scheduler does not answer.
+        InputError: the command is not on the PATH.
+        EnvironmentFailure: the command takes longer than `PATIENCE`.
     """
     try:
         return subprocess.run(
@@ -34,7 +38,7 @@ def call(
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a command's output, hints at its help left out."""
+    """Return the last line of a command's output that is not a hint at its help; ``no message`` if there is none."""
     lines = [line for line in text.strip().splitlines() if not line.startswith('Try "')]
     return (lines or ["no message"])[-1]
 
@@ -43,15 +47,20 @@ Call = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
 
 def begin(make_room: Callable[[], bool], call: Call, release: Sequence[str], cancel: Sequence[str]) -> bool:
-    """Make room for a held job, then release it; if nothing is left to do, cancel it and return False.
+    """Call `make_room` while a job is held, then release the job if it is needed, else cancel it.
+
+    The job is also cancelled if `make_room` raises an error.
 
     Args:
-        make_room: as of `Scheduler.submit`.
+        make_room: moves earlier runs away; returns whether the job is needed.
         call: runs a command of the scheduler.
-        release, cancel: the commands; an empty one leaves the job held.
+        release, cancel: commands for the held job; an empty `release` leaves it held.
+
+    Returns:
+        Whether the job is needed.
 
     Raises:
-        EnvironmentFailure: the scheduler refuses.
+        EnvironmentFailure: the scheduler does not release or cancel the job.
     """
     try:
         needed = make_room()

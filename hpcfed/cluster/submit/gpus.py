@@ -1,4 +1,4 @@
-"""The GPUs that options of sbatch ask for, and the ranks that follow from them."""
+"""The number of GPUs that options of sbatch request, and the number of ranks that follows from it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ Options = Mapping[str, str | int | None]
 
 
 def asks_for_gpus(options: Options) -> bool:
-    """Return whether an option names GPUs, however many."""
+    """Return whether any option requests GPUs, with or without a number."""
     return any(key.startswith(("gpu", "gres")) for key in options)
 
 
 def gpus_of_node(options: Options, nodes: int) -> int:
-    """Return the GPUs of each node; 0 if no option counts them.
+    """Return the number of GPUs per node; 0 if no option states a number.
 
     Args:
-        options: of sbatch.
-        nodes: of the job, if no option says it.
+        options: options of sbatch.
+        nodes: the job's number of nodes if `options` does not contain it.
     """
     typed = str(options.get("nodes", ""))
     nodes = max(1, int(typed)) if typed.isdecimal() else nodes
@@ -26,11 +26,11 @@ def gpus_of_node(options: Options, nodes: int) -> int:
 
 
 def ranks_of_gpus(options: Options, nodes: int) -> int:
-    """Return the ranks of a node: one for each GPU, or for ``gpus-per-task`` of them; 0 if no option counts GPUs."""
+    """Return the ranks per node: one for each GPU or each ``gpus-per-task`` GPUs; 0 if no option states a number."""
     return gpus_of_node(options, nodes) // (_gpus(options.get("gpus-per-task")) or 1)
 
 
 def _gpus(option: str | int | None) -> int:
-    """Return the number of GPUs in an option of sbatch, such as 4, ``a100:4``, ``a100:2,h100:2`` or ``gpu`` for one."""
+    """Return the number of GPUs in an option's value: ``4``, ``a100:4``, ``a100:2,h100:2``; ``gpu`` is 1, None is 0."""
     numbers = (part.rpartition(":")[2] for part in str(option or "").split(",") if part)
     return sum(int(number) if number.isdecimal() else 1 for number in numbers)

@@ -1,4 +1,4 @@
-"""The interface between `hpcfed submit` and a cluster's scheduler, which is a file of ``schedulers/``."""
+"""The interface between `hpcfed submit` and the cluster's scheduler; each scheduler is a module of ``schedulers/``."""
 
 from __future__ import annotations
 
@@ -21,51 +21,50 @@ class QueuedJob:
 
 
 class Scheduler(Protocol):
-    """A cluster's scheduler: the functions of its file."""
+    """A cluster's scheduler as used to submit jobs: the functions of its module."""
 
     SUFFIX: str
-    """Of scripts' names."""
+    """Suffix of the scripts' file names, without the dot."""
     CANCEL: str
     """Command that cancels a job, for messages."""
 
     def render(self, job: Job, site: Site) -> str:
-        """Return the batch script of a job.
+        """Return the text of a job's batch script.
 
         Raises:
-            InputError: the script cannot express an option or the output's path; or the recipe is no file.
+            InputError: a script cannot contain an option or the output's path, or the recipe is not a regular file.
         """
         ...
 
     def doubt_of(self, site: Site) -> str:
-        """Return a warning about what the script leaves undecided, or ""."""
+        """Return a warning about a setting that the script leaves open or that may be wrong; "" if there is none."""
         ...
 
     def doubt_of_start(self, script: Path) -> str:
-        """Return why the cluster could not start a script's job, or "": it could, or cannot be asked."""
+        """Return a warning if the cluster could not start a script's job; "" if it could, or cannot be asked."""
         ...
 
     def jobs_named(self, label: str) -> list[QueuedJob]:
-        """Return this user's pending and running jobs of a name.
+        """Return this user's pending and running jobs that are called `label` in the queue.
 
         Raises:
             InputError: the scheduler's commands are not installed here.
-            EnvironmentFailure: it does not answer.
+            EnvironmentFailure: the scheduler does not answer.
         """
         ...
 
     def submit(self, script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
-        """Submit a script as `chain` jobs; each starts once the one before has ended without finishing its run.
+        """Submit a script as `chain` jobs; each starts only if the previous one has ended with its run unfinished.
 
         Args:
-            script, chain: path of the script, and number of jobs.
-            make_room: moves earlier runs away and returns whether anything is left to do; called once the first job,
-                held meanwhile, has been accepted.
+            make_room: moves earlier runs away and returns whether anything is left to do. It is called once the first
+                job has been accepted; until it returns, that job is held.
 
         Returns:
-            The jobs' numbers; none if nothing is left to do.
+            The jobs' identifiers, in order; [] if nothing is left to do.
 
         Raises:
-            InputError: a job is refused.
+            InputError: the scheduler refuses a job.
             EnvironmentFailure: the scheduler does not answer.
         """
         ...

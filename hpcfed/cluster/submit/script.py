@@ -1,4 +1,4 @@
-"""Runs as batch jobs: their settings, and the parts that the scripts of all schedulers share."""
+"""Batch jobs: their settings, and the parts of a script that all schedulers share."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ LIMIT = re.compile(
     rf"|(?P<d>\d+)-(?P<dh>[01]?\d|2[0-3])(:(?P<dm>{PART})(:(?P<ds>{PART}))?)?|UNLIMITED|INFINITE",
     re.IGNORECASE,
 )
-"""Time limits that sbatch takes; the last letter of a group is its unit."""
+"""A time limit in sbatch's formats; the last letter of a group's name is its unit."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 NOTICE, SHORTEST = 120, 10
-"""Seconds of notice of a long job, and of the shortest."""
+"""Default number of seconds between the signal to stop and the time limit; its minimum, for short jobs."""
 EARLY = 60
-"""Seconds by which SLURM may send its signal before the notice."""
+"""Seconds by which SLURM may send the signal too early."""
 ESCAPED = re.compile(r"\\.", re.DOTALL)
 QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
 DOLLAR = "\0"
-"""Stands for a ``$`` that does not expand; a site file has no such character."""
+"""Placeholder for a ``$`` that bash must not expand; no site file contains this character."""
 UNQUOTED_HOME = re.compile(rf"{QUOTED.pattern}|(?<!\S)~(?=/)", re.DOTALL)
 """A quoted part, or a ``~/`` that begins a word outside of quotes."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
@@ -47,14 +47,15 @@ class Job:
     """A run or sweep as a batch job.
 
     Attributes:
-        name, output: of the run or sweep; the folders of all its seeds and settings are `output` or lie in it.
-        words: the command's arguments to ``hpcfed``.
+        name: name of the run or sweep.
+        output: its folder; the folders of all its seeds and settings are this one or lie in it.
+        words: the arguments of the ``hpcfed`` command that the job runs.
         recipe: path of the recipe or experiment in `words`; the job refuses to run if the file has changed. None for an
-            experiment of the package.
-        nodes, ranks_per_node, threads: its size; threads are cores per rank.
-        time: its time limit, in sbatch's format.
-        notice: seconds before the limit at which the run gets the signal to stop; None for the default.
-        options: more options of sbatch; a value of None makes a flag.
+            experiment that comes with the package.
+        threads: number of cores per rank.
+        time: the time limit, in sbatch's format.
+        notice: seconds between the signal to stop and the time limit; None for the default of `notice_of`.
+        options: further options of sbatch; a value of None makes a flag.
         requeue: whether the job requeues itself until the run is done.
         chained: whether jobs of the same script wait to resume the run.
         array: number of jobs that share the work; None for a single job.
@@ -76,27 +77,26 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The job's name in the queue, unique to the run folder."""
+        """The job's name in the queue: `name` and a digest of the output folder's path."""
         digest = hashlib.sha256(os.path.realpath(self.output).encode()).hexdigest()[:8]
         return f"{re.sub(r'[^A-Za-z0-9._-]', '-', self.name)}-{digest}"
 
     def script(self, suffix: str) -> Path:
-        """Return the path of the script: beside the run folder, which accepts only the run's files."""
+        """Return the path of the batch script: beside the output folder, which accepts only the run's files."""
         return self.output.with_name(f"{self.output.name}.{suffix}")
 
 
 def render(template: str, job: Job, site: Site, launch: Sequence[str], *options: str, **facts: Any) -> str:
-    """Return the batch script of a job from one of this package's templates.
+    """Return the text of a job's batch script.
 
     Args:
-        template: file name.
-        job, site: of the script.
-        launch: words that start the ranks if the site file has none.
-        options: of ``hpcfed job-step``, as shell, beside those of every job.
+        template: file name of a Jinja template in ``schedulers/``.
+        launch: the command that starts the ranks, as words, if the site file has none.
+        options: further options of ``hpcfed job-step``, already quoted for the shell.
         facts: further variables of the template.
 
     Raises:
-        InputError: the recipe is no file.
+        InputError: the recipe is not a regular file.
     """
     environment = Environment(loader=PackageLoader("hpcfed", "cluster/submit/schedulers"), undefined=StrictUndefined)
     environment.filters["quote"] = lambda word: shlex.quote(str(word))
@@ -114,7 +114,7 @@ def render(template: str, job: Job, site: Site, launch: Sequence[str], *options:
 
 
 def _step(job: Job, site: Site, options: Sequence[str]) -> list[str]:
-    """Return the lines of the command that runs the ranks."""
+    """Return the ``hpcfed job-step`` command of a script, without the ranks' command: one line for each option."""
     python = _expanding(site.job_python) if site.job_python else [shlex.quote(sys.executable)]
     return [
         " ".join([*python, "-m", "hpcfed", "job-step"]),
@@ -128,10 +128,10 @@ def _step(job: Job, site: Site, options: Sequence[str]) -> list[str]:
 
 
 def _digest(recipe: Path) -> str:
-    """Return the SHA-256 of a recipe's file.
+    """Return the SHA-256 of a recipe's file, in hexadecimal.
 
     Raises:
-        InputError: it is a pipe, or something else that the job could not read again.
+        InputError: the recipe is a pipe or another special file, which the job could not read again.
     """
     if not recipe.is_file():
         raise InputError("recipe", where=str(recipe), expected="a file, since the job reads it when it starts")
@@ -141,15 +141,15 @@ def _digest(recipe: Path) -> str:
 def _expanding(command: str) -> list[str]:
     """Return a command's words, quoted so that bash expands only ``$NAME``, ``${NAME}`` and a leading ``~/``.
 
-    As in a shell, a ``$`` in single quotes or after a backslash is literal. A command that starts with ``NAME=value``
-    gets ``env`` in front: the script runs the words from an array, from which bash does not take assignments.
+    As in a shell, a ``$`` in single quotes or after a backslash is literal. If the command starts with ``NAME=value``,
+    ``env`` is put in front, because the script runs the words from an array, where bash takes no assignments.
     """
     words = words_of(UNQUOTED_HOME.sub(_with_literal_dollars, command))
     return [*(["env"] if words and ASSIGNMENT.match(words[0]) else []), *map(_quoted, words)]
 
 
 def _with_literal_dollars(quoted: re.Match[str]) -> str:
-    """Return a match of `UNQUOTED_HOME`, with ``$HOME`` for ``~``, and `DOLLAR` for each ``$`` that does not expand."""
+    """Return the replacement of a match of `UNQUOTED_HOME`: ``$HOME`` for ``~``, `DOLLAR` for each literal ``$``."""
     if quoted[0] == "~":
         return "$HOME"
     if quoted[0].startswith("'"):
@@ -158,17 +158,19 @@ def _with_literal_dollars(quoted: re.Match[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Return a word for bash, in which variables expand and nothing else."""
+    """Return a word quoted for bash so that only its variables expand."""
     pieces = VARIABLE.split(word)  # text and variables in turn
     parts = (f'"{piece}"' if place % 2 else shlex.quote(piece) for place, piece in enumerate(pieces) if piece)
     return "".join(parts).replace(DOLLAR, "$") or "''"
 
 
 def notice_of(limit: str, notice: int | None) -> int:
-    """Return how many seconds before its time limit a run is signalled to stop: `notice`, or 120, less for a short job.
+    """Return the seconds between the signal to stop and the time limit.
+
+    They are `notice`, or by default 120, less in a short job.
 
     Raises:
-        InputError: sbatch does not take the limit, or no time is left before the notice.
+        InputError: `limit` is not in sbatch's format, or is too short for `notice`.
     """
     seconds = seconds_of(limit)
     if notice is None:
@@ -180,10 +182,10 @@ def notice_of(limit: str, notice: int | None) -> int:
 
 
 def seconds_of(limit: str) -> float:
-    """Return a time limit in seconds, inf for none.
+    """Return the seconds of a time limit in sbatch's format; inf for UNLIMITED and INFINITE.
 
     Raises:
-        InputError: the text is no time limit.
+        InputError: the text is not a time limit, or is zero.
     """
     found = LIMIT.fullmatch(limit)
     parts = {name: int(value) for name, value in found.groupdict().items() if value is not None} if found else {}
@@ -194,10 +196,10 @@ def seconds_of(limit: str) -> float:
 
 
 def check_words(options: Mapping[str, str | int | None], output: Path) -> None:
-    """Refuse options and paths that a line of a batch script cannot hold.
+    """Check that options and the output's path can be written in a line of a batch script.
 
     Raises:
-        InputError: naming the first.
+        InputError: names the first that cannot.
     """
     for key, value in options.items():
         for word in (key, value):

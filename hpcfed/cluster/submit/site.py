@@ -3,15 +3,15 @@
 modules: [gcc/13, openmpi/5.0]         # loaded in this order
 setup: |                               # shell lines before the run
   source ~/venvs/hpcfed/bin/activate
-launch: srun --mpi=pmix --wait=30      # how ranks are started; default: srun with the plugin of this MPI
-python: $SCRATCH/env/bin/python        # runs hpcfed there; default: the one that submits
-job_python: /opt/env/bin/python        # runs `hpcfed job-step` in a job, outside of containers; default: likewise
-options: {account: project7, constraint: milan, exclusive: true}     # of sbatch; true makes a flag
+launch: srun --mpi=pmix --wait=30      # starts the ranks; default: srun with the plugin of the MPI found here
+python: $SCRATCH/env/bin/python        # runs hpcfed in the job; default: the Python that submits
+job_python: /opt/env/bin/python        # runs `hpcfed job-step` in the job, outside of containers; same default
+options: {account: project7, constraint: milan, exclusive: true}     # options of sbatch; true makes a flag
 scheduler: slurm                       # or pbs, flux
-requeue: true                          # whether jobs may requeue themselves; else use --chain
+requeue: true                          # whether jobs may requeue themselves; if false, use --chain
 
-In `launch`, `python` and `job_python` $VARIABLES expand where the job runs, except in single quotes and after a
-backslash, and so does the ~/ at the beginning of an unquoted word; nothing else does. Each may begin with NAME=value.
+In `launch`, `python` and `job_python`, $VARIABLES and a leading ~/ of an unquoted word expand where the job runs;
+nothing else does. A $ in single quotes or after a backslash is literal. Each may begin with NAME=value.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _a_scheduler(name: str) -> str:
 
 
 def _with_flags(options: object) -> object:
-    """Return options of sbatch where ``true`` or nothing makes a flag, and ``false`` leaves it out."""
+    """Return the options of sbatch with None for ``true``, which makes a flag, and without those that are ``false``."""
     if not isinstance(options, dict):
         return options
     return {key: None if value is True else value for key, value in options.items() if value is not False}
@@ -77,7 +77,7 @@ class Site(BaseModel):
 
 
 def default_path() -> Path | None:
-    """Return the default path of the site file; None for a user without a home folder."""
+    """Return the default path of the site file; None if the user has no home folder."""
     try:
         return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcfed" / "site.yaml"
     except RuntimeError:
@@ -85,10 +85,10 @@ def default_path() -> Path | None:
 
 
 def read_site(path: Path | None) -> Site:
-    """Read a site file; for None the default one, or default settings if that does not exist.
+    """Read a site file; for None read the default one, or return the default settings if that does not exist.
 
     Raises:
-        InputError: it cannot be read, or has keys or values that a site file cannot have.
+        InputError: the file cannot be read, or has unknown keys or invalid values.
     """
     if path is None:
         path = default_path()

@@ -1,1 +1,1 @@
-"""Schedulers, seen from a job that runs: one file each, with the functions of `hpcfed.cluster.step.scheduler`."""
+"""Schedulers as used from inside a job: a module each, with the functions of `hpcfed.cluster.step.scheduler`."""

@@ -1,4 +1,4 @@
-"""Flux, from within a job, which is an instance of its own: the queue is that of the parent."""
+"""Flux, used from inside a job. A job is a Flux instance by itself; the queue belongs to its parent instance."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ CANCELS_BY_TERM = True
 
 
 def name_of(step: Step) -> str:
-    """Return "": a resubmitted job has another number, and there are no arrays."""
+    """Return "": Flux has no arrays, so the output folder identifies the job; a resubmitted job gets another number."""
     return ""
 
 
 def prepare(step: Step) -> Mapping[str, str]:
-    """Return no variables: ``flux run`` passes the environment on."""
+    """Return no variables: ``flux run`` passes the environment on to the ranks."""
     return {}
 
 
 def signal_ranks(step: Step, process: subprocess.Popen[bytes]) -> None:
-    """Have Flux signal the ranks, which it numbers as a job of this instance."""
+    """Send SIGUSR1 to the ranks: through Flux if ``flux run`` started them, else to the process that did."""
     if step.command[0] == "flux":
         answer("flux", "job", "kill", "--signal=SIGUSR1", answer("flux", "job", "last") or "")
     else:
@@ -30,17 +30,17 @@ def signal_ranks(step: Step, process: subprocess.Popen[bytes]) -> None:
 
 
 def is_wanted(step: Step) -> bool:
-    """Return True: a cancelled job has had SIGTERM."""
+    """Return True: Flux cancels a job by SIGTERM, after which `hpcfed job-step` requeues nothing."""
     return True
 
 
 def send_back(step: Step) -> bool:
-    """Submit the script again."""
+    """Submit the job's script again; return whether Flux accepts it."""
     return answer("flux", "--parent", "batch", str(step.script)) is not None
 
 
 def cancel_waiting(name: str) -> None:
-    """Cancel the waiting jobs of a name."""
+    """Cancel the waiting jobs that are called `name`."""
     listed = answer("flux", "--parent", "jobs", "--suppress-header", "--filter=pending", "--format={id.f58} {name}")
     rows = (line.split() for line in (listed or "").splitlines())
     if waiting := [row[0] for row in rows if row[1:] == [name]]:

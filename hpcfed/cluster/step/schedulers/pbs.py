@@ -1,4 +1,4 @@
-"""PBS, from within a job."""
+"""PBS, used from inside a job."""
 
 from __future__ import annotations
 
@@ -13,37 +13,40 @@ from hpcfed.cluster.step.scheduler import Step, answer
 
 CANCELS_BY_TERM = True
 WAITING = "HQW"
-"""States of jobs that wait: held, queued, until a time."""
+"""States of waiting jobs: held (H), queued (Q), waiting for a start time (W)."""
 
 
 def name_of(step: Step) -> str:
-    """Return the index of an array's job: a resubmitted one has another number."""
+    """Return the job's index in its array, which is the same after a resubmission; "" for a job outside of an array."""
     return os.environ.get("PBS_ARRAY_INDEX", "") if step.array else ""
 
 
 def prepare(step: Step) -> Mapping[str, str]:
-    """Return no variables: mpirun passes the environment on."""
+    """Return no variables: mpirun passes the environment on to the ranks."""
     return {}
 
 
 def signal_ranks(step: Step, process: subprocess.Popen[bytes]) -> None:
-    """Signal the launcher, which passes it on."""
+    """Send SIGUSR1 to the launcher, which passes it on to the ranks."""
     process.send_signal(signal.SIGUSR1)
 
 
 def is_wanted(step: Step) -> bool:
-    """Return whether no job of this one's name waits: the first of an array's has submitted the whole array again."""
+    """Return whether the script may be submitted again; for an array, only if no job of its name waits.
+
+    The script submits the whole array, so only the first of its jobs may do so.
+    """
     name = os.environ.get("PBS_JOBNAME", "")
     return not step.array or not name or not _waiting(name)
 
 
 def send_back(step: Step) -> bool:
-    """Submit the script again."""
+    """Submit the job's script again; return whether PBS accepts it."""
     return _pbs("qsub", str(step.script)) is not None
 
 
 def cancel_waiting(name: str) -> None:
-    """Delete the waiting jobs of a name."""
+    """Delete the waiting jobs that are called `name`."""
     if waiting := _waiting(name):
         _pbs("qdel", *waiting)
 
@@ -53,9 +56,9 @@ def _waiting(name: str) -> list[str]:
 
 
 def _pbs(name: str, *words: str) -> str | None:
-    """Return what a command of PBS prints; a job's PATH may lack it, where that of the submission had it.
+    """Return what a PBS command prints, None if it fails; it is searched on the job's PATH, then on the submitter's.
 
-    The command gets both: a job that qsub submits has qsub's PATH as that of its submission.
+    The command runs with both, since qsub records its own PATH as PBS_O_PATH of the job that it submits.
     """
     path = os.pathsep.join(os.environ.get(name, "") for name in ("PATH", "PBS_O_PATH"))
     return answer(shutil.which(name, path=path) or name, *words, env={**os.environ, "PATH": path})

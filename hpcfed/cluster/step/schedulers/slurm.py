@@ -1,4 +1,4 @@
-"""SLURM, from within a job."""
+"""SLURM, used from inside a job."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from hpcfed.cluster.step.scheduler import Step, answer
 
 CANCELS_BY_TERM = False
-"""SLURM sends it to the ranks as well."""
+"""SLURM sends SIGTERM to the ranks itself."""
 PAUSE = 20
-"""Seconds in the queue after a requeue, at least: within ten the nodes may not be rid of the job."""
+"""Seconds between a requeue and the next start: for ten seconds the nodes may not have released the job."""
 TRIES = 5
-"""Half seconds to say so, before SLURM kills what is left."""
+"""Attempts, half a second apart, to set the start time before SLURM kills this process."""
 
 
 def name_of(step: Step) -> str:
-    """Return the job's number, with the task's of an array.
+    """Return the job's number, or ``<array's number>_<task's number>`` for a job of an array.
 
-    Only the script knows whether it is an array's: a job inherits the variables of an array's task that submits it.
+    `step.array` decides, since a job that is submitted from an array's job inherits its SLURM_ARRAY_* variables.
     """
     if step.array:
         return f"{os.environ.get('SLURM_ARRAY_JOB_ID', '')}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
@@ -29,11 +29,13 @@ def name_of(step: Step) -> str:
 
 
 def prepare(step: Step) -> Mapping[str, str]:
-    """Return what srun does not pass on by itself, and the job's end, which SLURM 22.05 does not set.
+    """Return the variables with which srun passes on the environment and the cores per rank, and the job's end time.
 
-    With ``--export=NONE`` srun would pass nothing on; since 22.05 it does not know the job's ``--cpus-per-task``. After
-    a requeue the numbers of the job's earlier steps are used up first: MPICH names its shared memory after the step,
-    and killed ranks have left theirs on the node.
+    ``--export=NONE`` of the job would make srun pass nothing on. Since SLURM 22.05, srun ignores ``--cpus-per-task`` of
+    the job, and SLURM 22.05 does not set the end time.
+
+    After a requeue, one empty step is run for each earlier start, so that the ranks' step gets a new number: MPICH
+    names its shared memory after the step, and killed ranks have left theirs on the node.
     """
     if step.command[0] == "srun":
         for _ in range(int(os.environ.get("SLURM_RESTART_COUNT") or 0)):
@@ -47,19 +49,20 @@ def prepare(step: Step) -> Mapping[str, str]:
 
 
 def signal_ranks(step: Step, process: subprocess.Popen[bytes]) -> None:
-    """Signal the launcher, which passes it on."""
+    """Send SIGUSR1 to the launcher, which passes it on to the ranks."""
     process.send_signal(signal.SIGUSR1)
 
 
 def is_wanted(step: Step) -> bool:
-    """Return whether the job runs: one that has been cancelled is completing."""
+    """Return whether the job's state is RUNNING; that of a cancelled job is COMPLETING."""
     return " JobState=RUNNING " in f"{answer('scontrol', 'show', '--oneliner', 'job', name_of(step))} "
 
 
 def send_back(step: Step) -> bool:
-    """Requeue the job, to start after 20 s, since SLURM's own delay is two minutes.
+    """Requeue the job to start in 20 s (SLURM's default is two minutes); return whether SLURM accepts that.
 
-    SLURM ends all processes of a job that is requeued, by SIGTERM first: scontrol may be one of them.
+    SLURM then ends all processes of the job, scontrol among them. So a failed scontrol counts as accepted if the job is
+    no longer running.
     """
     requeued = answer("scontrol", "requeue", name_of(step))
     if requeued is None and is_wanted(step):
@@ -72,5 +75,8 @@ def send_back(step: Step) -> bool:
 
 
 def cancel_waiting(name: str) -> None:
-    """Cancel all at once: SLURM takes a cancelled job for one that failed, after which the next one starts."""
+    """Cancel all waiting jobs that are called `name` with one command.
+
+    One by one, each cancellation would start the next job, since SLURM counts a cancelled job as failed.
+    """
     answer("scancel", "--state=PENDING", f"--name={name}", f"--user={os.getuid()}")

@@ -1,1 +1,1 @@
-"""Schedulers by name, a file each (`hpcfed.cluster.submit.scheduler`)."""
+"""Schedulers as used to submit jobs: a module each, with the functions of `hpcfed.cluster.submit.scheduler`."""

@@ -19,18 +19,18 @@ from hpcfed.errors import EnvironmentFailure, InputError
 
 SUFFIX, CANCEL = "flux", "flux cancel"
 NAMES = {"account": "bank", "partition": "queue"}
-"""Options of flux batch that sbatch calls otherwise; the bank is an attribute of the job."""
+"""Names that flux batch has for options of sbatch."""
 
 
 LOOKS = 5
-"""At a job that has just been submitted, in a second."""
+"""Number of times that the state of a submitted job is read, 0.2 s apart."""
 
 
 def render(job: Job, site: Site) -> str:
     """Return the batch script of a job, as `Scheduler.render` does.
 
-    A slot of the job is a whole node's share: within it ``flux run`` starts the ranks, each bound to its own cores, and
-    each with all of the node's GPUs.
+    The job requests one slot on each node, with the cores of all its ranks. ``flux run`` starts the ranks in the slots:
+    each is bound to its cores and sees all GPUs of its node.
     """
     options = {**site.options, **job.options}
     check_words(options, job.output)
@@ -78,17 +78,17 @@ def _option(key: str, value: str | int | None) -> str:
 
 
 def doubt_of(site: Site) -> str:
-    """Return "": the PMI follows from the MPI found here."""
+    """Return "", no warning: the script chooses the PMI (how ranks find each other) by the MPI found here."""
     return ""
 
 
 def doubt_of_start(script: Path) -> str:
-    """Return "": flux batch refuses at once what its nodes can never do."""
+    """Return "", no warning: `submit` already refuses jobs that the nodes can never run."""
     return ""
 
 
 def jobs_named(label: str) -> list[QueuedJob]:
-    """Return this user's pending and running jobs of a name, as `Scheduler.jobs_named` does."""
+    """Return this user's pending and running jobs that are called `label`, as `Scheduler.jobs_named` does."""
     listed = _flux(["flux", "jobs", "--suppress-header", "--format={id.f58} {status} {name}"])
     if listed.returncode != 0:
         raise EnvironmentFailure("flux jobs failed", got=last_line(listed.stderr), remedy="try again, or ask the site")
@@ -118,10 +118,10 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
 
 
 def _refuse_impossible(number: str, script: Path) -> None:
-    """Refuse a job that Flux has taken and ended at once, as one of more nodes than there are.
+    """Check that Flux has not failed a submitted job at once, for example for more nodes than the cluster has.
 
     Raises:
-        InputError: with Flux's words.
+        InputError: the job has failed; the error has Flux's reason.
     """
     for _ in range(LOOKS):
         told = _flux(["flux", "jobs", "--no-header", "--format={status} {exception.note}", number]).stdout.strip()

@@ -18,9 +18,9 @@ from hpcfed.errors import EnvironmentFailure, InputError
 
 SUFFIX, CANCEL = "pbs", "qdel"
 LAUNCH = ("mpirun",)
-"""Starts the ranks: an MPI with PBS's support finds the hosts by itself."""
+"""Starts the ranks: an MPI that is built for PBS finds the hosts by itself."""
 LETTERS = {"account": "A", "partition": "q", "queue": "q"}
-"""Options of qsub with a letter; all others are resources, ``-l key=value``."""
+"""Options of qsub that are a letter; all others become resources, ``-l key=value``."""
 
 
 def render(job: Job, site: Site) -> str:
@@ -60,17 +60,17 @@ def _option(key: str, value: str | int | None) -> str:
 
 
 def doubt_of(site: Site) -> str:
-    """Return "": the MPI's own mpirun leaves nothing undecided."""
+    """Return "", no warning: mpirun starts the ranks, and the script has no MPI setting that could be wrong."""
     return ""
 
 
 def doubt_of_start(script: Path) -> str:
-    """Return "", no doubt: qsub has no dry run that could raise one."""
+    """Return "", no warning: qsub cannot check a script without submitting it."""
     return ""
 
 
 def jobs_named(label: str) -> list[QueuedJob]:
-    """Return this user's pending and running jobs of a name, as `Scheduler.jobs_named` does."""
+    """Return this user's pending and running jobs that are called `label`, as `Scheduler.jobs_named` does."""
     found = []
     for letter, state in (("HQW", "PENDING"), ("EBR", "RUNNING")):
         listed = _pbs(["qselect", "-u", getpass.getuser(), "-N", label, "-s", letter])

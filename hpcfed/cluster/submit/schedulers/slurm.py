@@ -23,23 +23,23 @@ from hpcfed.errors import EnvironmentFailure, InputError
 
 SUFFIX, CANCEL = "sbatch", "scancel"
 PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
-"""The `srun --mpi` plugin of each MPI; under another one every rank would be a world of one."""
+"""Plugin that ``srun --mpi`` needs for each MPI (PMI: how ranks find each other); otherwise each rank runs alone."""
 TOGETHER = "--wait=30"
-"""Ends a step 30 s after its first rank: all leave together, and srun lets the others of a rank that died wait.
+"""Option of srun that kills the other ranks 30 s after the first has ended; without it they wait for a dead rank.
 
-Not at once, by ``--kill-on-bad-exit``: a run that stops early leaves with 75 on all ranks, and the first to go would
-have srun kill the others on their way out, which looks like a rank that died.
+``--kill-on-bad-exit`` would kill them at once: when a run stops early, all ranks exit with 75, and the first exit
+would kill the others while they end, which looks like the death of a rank.
 """
 BOUND = "--cpu-bind=cores"
-"""Keeps each rank on cores of its own, whatever the site's default; near these lies the GPU that it is given."""
+"""Option of srun that binds each rank to separate cores, whatever the site's default; a rank uses a GPU near them."""
 THREADS = ("hint", "threads-per-core", "ntasks-per-core", "extra-node-info")
-"""Options that say how many hardware threads of a core a job uses; SLURM takes one of them."""
+"""Options for the number of hardware threads per core that a job uses; SLURM accepts only one of them."""
 REQUEUE = ("requeue", "no-requeue")
-"""Options of sbatch that `Job.requeue` stands for."""
+"""Options of sbatch that `Job.requeue` replaces."""
 OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 """Variables of SLURM that do not describe a job."""
 NOT_OURS = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
-"""Variables of sbatch that would make an array of a job, or have us wait for its end."""
+"""Variables of sbatch that would turn a job into an array, or make sbatch wait for the job's end."""
 
 
 def render(job: Job, site: Site) -> str:
@@ -51,9 +51,10 @@ def render(job: Job, site: Site) -> str:
 
 
 def doubt_of(site: Site) -> str:
-    """Return a warning if neither the site file nor the MPI found here tells which PMI the ranks need, or they differ.
+    """Return a warning if the PMI of the ranks (how they find each other) is unknown or looks wrong; "" otherwise.
 
-    They may: the job's modules may load another MPI.
+    It is unknown if the site file has no launch command and the MPI found here is not in `PMI`. It looks wrong if the
+    launch command names another PMI than this MPI needs, which is correct if the job's modules load another MPI.
     """
     if site.launch:
         named = re.search(r"(?<!\S)--mpi=(pmi2|pmix)\b", site.launch)
@@ -81,7 +82,11 @@ def _mpi() -> Mpi:
 
 
 def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
-    """Return the options of sbatch; the job's override the site's."""
+    """Return the options of sbatch in a job's script; the job's options override the site's, and None makes a flag.
+
+    Raises:
+        InputError: an option that only the script may set, or that cannot be written in it.
+    """
     options = {**site.options, "time": job.time, **job.options}
     options = {key: value for key, value in options.items() if key not in REQUEUE}
     notice = notice_of(str(options["time"]), job.notice)
@@ -113,10 +118,10 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
 
 
 def _placement(options: Mapping[str, str | int | None]) -> dict[str, str | int | None]:
-    """Return what `options` leave open of cores, memory and GPUs.
+    """Return options for cores, memory and GPUs that `options` does not set.
 
-    A rank takes a core, not a hardware thread; nodes of one's own have all of their memory; every rank sees all GPUs of
-    its node, whose ranks are dealt to the sockets in turn, as its GPUs are.
+    A rank takes a whole core, not a hardware thread. A job with exclusive nodes gets all of their memory. Every rank
+    sees all GPUs of its node; ranks are assigned to the sockets in turn, like the GPUs.
     """
     open_: dict[str, str | int | None] = {}
     if not any(key in options for key in THREADS):
@@ -129,7 +134,7 @@ def _placement(options: Mapping[str, str | int | None]) -> dict[str, str | int |
 
 
 def doubt_of_start(script: Path) -> str:
-    """Return the refusal of ``sbatch --test-only`` if no nodes could start a script's job, else ""."""
+    """Return a warning if ``sbatch --test-only`` refuses a script, with its reason; "" if it accepts the script."""
     if not (refusal := _refusal(script)):
         return ""
     remedy = "it waits until the cluster changes; if it asks for more than there is, scancel it and submit it with less"
@@ -137,7 +142,7 @@ def doubt_of_start(script: Path) -> str:
 
 
 def jobs_named(label: str) -> list[QueuedJob]:
-    """Return this user's pending and running jobs of a name.
+    """Return this user's pending and running jobs that are called `label` in the queue.
 
     Raises:
         InputError: SLURM is not installed here.
@@ -151,18 +156,17 @@ def jobs_named(label: str) -> list[QueuedJob]:
 
 
 def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
-    """Submit a script as `chain` jobs; each starts once the one before has ended without finishing its run.
+    """Submit a script as `chain` jobs; each starts only if the previous one has ended with its run unfinished.
 
-    A job whose run ends for good cancels all waiting ones (see ``job-step``): SLURM counts a cancelled job as not
-    finished, so cancelling the next job alone would start the one after it.
+    A job whose run is done cancels all waiting jobs (see ``job-step``): SLURM counts a cancelled job as failed, so
+    cancelling only the next job would start the one after it.
 
     Args:
-        script, chain: path of the script, and number of jobs.
-        make_room: moves earlier runs away and returns whether anything is left to do; called once SLURM has accepted
-            the first job, which is held meanwhile.
+        make_room: moves earlier runs away and returns whether anything is left to do. It is called once SLURM has
+            accepted the first job; until it returns, that job is held.
 
     Returns:
-        The jobs' numbers; none if nothing is left to do.
+        The jobs' numbers, in order; [] if nothing is left to do.
 
     Raises:
         InputError: SLURM refuses a job, or would let it wait for ever.
@@ -189,14 +193,13 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
 
 
 def _refuse_impossible(script: Path) -> None:
-    """Refuse a job of more nodes than its partition has, or allows, or of more cores than its nodes have.
+    """Check that a job does not need more nodes than its partition has or allows, or more cores than a node has.
 
-    SLURM takes it, and lets it wait for ever.
-    ``sbatch --test-only`` refuses a job that could not start at once; of one that waits for nodes that are down or
-    drained, the partition still has enough.
+    SLURM would accept such a job and let it wait for ever. ``sbatch --test-only`` refuses it, but also refuses jobs
+    that only wait for nodes that are down or drained; so its refusals are compared with the partition's limits.
 
     Raises:
-        InputError: with SLURM's words, and the partition's nodes.
+        InputError: the job is too large; the error has SLURM's reason and the partition's limit.
     """
     refusal = _refusal(script)
     options = _options(script.read_text(encoding="utf-8"))
@@ -220,7 +223,7 @@ def _refuse_impossible(script: Path) -> None:
 
 
 def _facts(line: str) -> dict[str, str]:
-    """Return the fields of a line of ``scontrol show --oneliner``."""
+    """Return the fields of a line of ``scontrol show --oneliner``, by name."""
     return dict(re.findall(r"(\w+)=(\S*)", line))
 
 
@@ -230,13 +233,16 @@ def _count(partition: Mapping[str, str], field: str) -> float:
 
 
 def _refusal(script: Path) -> str:
-    """Return the words with which ``sbatch --test-only`` refuses a script's job, "" if it does not."""
+    """Return the reason for which ``sbatch --test-only`` refuses a script; "" if it accepts the script."""
     tried = _slurm(["sbatch", "--test-only", *_options(script.read_text(encoding="utf-8")), str(script)])
     return "" if tried.returncode == 0 else last_line(tried.stderr)
 
 
 def _options(script: str) -> list[str]:
-    """Return the options that a script sets; on the command line they override variables such as SBATCH_TIMELIMIT."""
+    """Return the ``#SBATCH`` options of a script's text.
+
+    On sbatch's command line, they override environment variables such as SBATCH_TIMELIMIT.
+    """
     head = takewhile(lambda line: line.startswith("#"), script.split("\n"))  # sbatch reads no further
     lines = (line.removeprefix("#SBATCH ") for line in head if line.startswith("#SBATCH "))
     return [word for line in lines for word in shlex.split(line)]
@@ -247,7 +253,7 @@ def _slurm(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment for sbatch to read and pass on, without the variables of the job around this process."""
+    """Return the environment for SLURM's commands, without `NOT_OURS` and the variables of a surrounding job."""
     variables = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
     if "SLURM_JOB_ID" not in variables:
         return variables
