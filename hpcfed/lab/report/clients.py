@@ -31,11 +31,15 @@ MAX_DIGITS = 18
 
 @dataclass(frozen=True)
 class Clients:
-    """The last evaluation of clients in ``clients.csv``, on `split`: clients' test sets if the file has them.
+    """The last evaluation of a run's clients in ``clients.csv``.
 
-    `values` maps a model (``global``, and others that the recipe asked for) to one value for each of C clients, in
-    their order, (C,) float64: accuracies, or losses for tasks without accuracy. `names` and `sizes` of the clients, as
-    text, and all `measures`, (C,) each, nan where undefined, are from the main model's rows.
+    Attributes:
+        round: the round of the evaluation.
+        split: the part of the clients' data that was measured: ``test`` if the file has it, else ``train``.
+        measure: ``accuracy``, or ``loss`` for tasks without accuracy.
+        values: model (``global``, and others that the recipe asked for) → `measure` of each client, (C,) float64.
+        names, sizes: the clients' names and numbers of samples, as text, (C,).
+        measures: every measure of the main model, (C,) each, nan where undefined.
     """
 
     round: int
@@ -48,7 +52,7 @@ class Clients:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples of all clients together, None if a number is missing."""
+        """Number of samples of all clients together; None if some client's number is missing."""
         known = all(size.isdecimal() and len(size) <= MAX_DIGITS for size in self.sizes)
         return sum(map(int, self.sizes)) if known else None
 
@@ -64,7 +68,7 @@ class Clients:
 
 
 def read_clients(path: Path) -> Clients | None:
-    """Return the last evaluation in ``clients.csv``; None if the file is missing or still empty.
+    """Return the last evaluation in ``clients.csv``; None if the file is missing, or has no accuracies or losses yet.
 
     Raises InputError: a field that must be a number is not.
     """
@@ -119,7 +123,7 @@ class Fairness:
 
     @staticmethod
     def of(values: np.ndarray, *, higher_is_better: bool) -> Fairness:
-        """Return the fairness measures of (C,) values, nan if none of them is finite.
+        """Return the fairness measures of the finite ones of the clients' values (C,); nan if none is finite.
 
         Reference: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020, Table 1.
         """
@@ -133,6 +137,6 @@ class Fairness:
 
 
 def from_worst(values: np.ndarray, *, higher_is_better: bool) -> np.ndarray:
-    """Return the finite values of (C,), from the worst to the best."""
+    """Return the finite ones of the values (C,), sorted from the worst to the best."""
     ordered = np.sort(values[np.isfinite(values)])
     return ordered if higher_is_better else ordered[::-1]

@@ -51,10 +51,12 @@ def compare(
 ) -> Comparison:
     """Read the run folders and compute the tables.
 
-    Values are means of `window` consecutive evaluations; `baseline` is the label of the group that the others are
-    compared with (by default FedAvg, or else the first); results, targets and differences are of the test set's
-    `metric` (by default accuracy, or else the loss). `targets` are fractions for accuracies, else losses; by default
-    the report chooses a target that even the worst run reached.
+    Args:
+        runs: run folders, or folders that contain them.
+        targets: values to reach: fractions for accuracies, else losses. By default one that even the worst run reached.
+        window: number of consecutive evaluations over which values are averaged.
+        baseline: label of the group that others are compared with; by default FedAvg's, else the first.
+        metric: the metric on the test set that is compared; by default accuracy, else the loss.
 
     Raises InputError: a folder is no run or has no rounds yet, or a target is out of range.
     """
@@ -139,7 +141,10 @@ def _files(plots: Sequence[Plot], scene: Scene) -> dict[str, bytes]:
 def _goals(
     groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int
 ) -> tuple[tuple[float, ...], str]:
-    """Return the targets, the user's or the default one, and a sentence that says which."""
+    """Return the targets, the user's or else a default one, and a sentence that explains them.
+
+    The targets are empty and the sentence is "" if there is no default.
+    """
     is_fraction, is_loss = criterion.is_fraction, criterion.is_loss
     for target in targets:
         if not math.isfinite(target) or (is_fraction and not 0 < target <= 1) or (is_loss and target <= 0):

@@ -1,4 +1,4 @@
-"""The numbers behind a figure's curves, for the script of the page: values under the pointer, smoothing."""
+"""The points of a figure's curves, for the page's script, which shows values under the pointer and smooths curves."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ OF_METHOD = "method-"
 
 
 def curves_of(figure: Figure) -> str:
-    """Return the curves of a figure that has been rendered as SVG, as JSON for a script element; "" without any.
+    """Return the curves of a figure that has been rendered as SVG, as JSON for a script element; "" if it has none.
 
-    Keys: ``box`` of the axes in the SVG's units (left, top, right, bottom), ``x`` and ``y`` (limits, whether the axis
-    is logarithmic), ``xlabel``, ``percent`` (whether values are shares), ``curves``: ``m``, the method, and its points.
+    Keys: ``box`` (left, top, right and bottom of the axes, in SVG units), ``x`` and ``y`` (lower limit, upper limit,
+    whether the axis is logarithmic), ``xlabel``, ``percent`` (whether values are shares), and ``curves`` (each with the
+    method's index ``m`` and the points' coordinates ``x`` and ``y``).
     """
     (axes,) = figure.axes[:1]
     lines = [line for line in axes.lines if _is_line(line.get_gid())]
@@ -42,7 +43,7 @@ def curves_of(figure: Figure) -> str:
 
 
 def of_method(index: int, part: str = "line") -> str:
-    """Return the group identifier of what is drawn of a method: its ``line``, ``band``, or ``raw`` values."""
+    """Return the SVG group identifier of a part of a method's drawing: its ``line``, ``band`` or ``raw`` values."""
     return f"{OF_METHOD}{index}-{part}"
 
 
@@ -58,6 +59,6 @@ def _curve(line: Any) -> dict[str, Any]:
 
 
 def _short(values: Any, digits: int = 5) -> list[float | int | None]:
-    """Return numbers with so many digits, whole ones as integers, null for one that is not finite."""
+    """Return numbers rounded to `digits` significant digits: integers if whole, None if not finite."""
     rounded = [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in map(float, values)]
     return [int(value) if value is not None and value == int(value) else value for value in rounded]

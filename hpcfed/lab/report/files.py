@@ -27,7 +27,7 @@ def csv_of_table(table: Table) -> str:
 
 
 def latex_of_table(table: Table) -> str:
-    """Return a table as a LaTeX tabular with booktabs' rules; its note is a comment, strong cells are bold."""
+    """Return a table as a LaTeX tabular with booktabs' rules; the note is a LaTeX comment, strong cells are bold."""
     lines = [f"% {line}" for line in (table.title, table.note) if line]
     lines += [r"\begin{tabular}{l" + "r" * (len(table.header) - 1) + "}", r"\toprule"]
     lines += [_line([_escaped(cell) for cell in table.header]), r"\midrule"]
@@ -41,7 +41,7 @@ def latex_of_table(table: Table) -> str:
 
 
 def file_name(title: str) -> str:
-    """Return a table's title as the beginning of a file name."""
+    """Return a table's title as a file name without suffix."""
     return re.sub(r"[^\w.]+", "-", title.lower()).strip("-")
 
 
@@ -50,7 +50,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a cell's text for LaTeX; a long one in lines, which may also end behind the signs of a path."""
+    """Return a cell's text escaped for LaTeX; a text longer than `LONG` gets line breaks, also after ``_-./,:``."""
     if len(text) <= LONG:
         return "".join(ESCAPED.get(sign, sign) for sign in text)
     words = "".join(ESCAPED.get(sign, sign) + r"\allowbreak{}" * (sign in "_-./,:") for sign in text)

@@ -24,7 +24,8 @@ FEDAVG_PARTS = ("plain", "none", "step")
 class Group:
     """Repetitions of one experiment, one per seed; `label` is unique in a report.
 
-    `repeats` are further runs of the same seeds: equal but for rounding, they would make a deviation too small.
+    `repeats` are further runs of the same seeds. They enter no statistics: equal up to rounding, they would make a
+    deviation too small.
     """
 
     label: str
@@ -48,9 +49,9 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Group runs of equal `settings`, in order of appearance (see `_labels`).
+    """Group runs of equal `settings`, in order of appearance; labels are those of `_labels`.
 
-    Of several runs of one seed the longest counts, of equally long ones the first.
+    If several runs have one seed, the longest counts, or the first of equally long ones; the others are `repeats`.
     """
     repetitions: dict[str, list[Run]] = {}
     for run in runs:
@@ -61,7 +62,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """Return the run that counts for each seed, and the others."""
+    """Return, of an experiment's runs, the one that counts for each seed, and the others."""
     counted: dict[str, Run] = {}
     for run in runs:
         if run.seed not in counted or run.num_rounds > counted[run.seed].num_rounds:
@@ -71,7 +72,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]
 
 
 def differences(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the dotted keys whose values differ between the mappings, with one value in text per mapping."""
+    """Return dotted key → one text per mapping, for the keys whose values differ between the mappings."""
     flat = [flatten(mapping) for mapping in mappings]
     keys = dict.fromkeys(key for entry in flat for key in entry)
     values = {key: [entry.get(key, ABSENT) for entry in flat] for key in keys}
@@ -90,16 +91,15 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def method_of(run: Run) -> str:
-    """Name a run's method; a user's own method by its recorded title, if any."""
+    """Return the name of a run's method; for a method of the user's, its recorded title if there is one."""
     return method_name(run.recipe, str(run.environment.get("method") or ""))
 
 
 def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
-    """Name the method as its paper does: ``FedExP``, ``prox + fedexp``, ``FedProx + GeL (remaining)``.
+    """Return the method's name as in its paper: ``FedExP``, ``prox + fedexp``, ``FedProx + GeL (remaining)``.
 
-    A local step of the user's own is added to it: ``FedAvg + samstep:step``.
-
-    `title` is the recorded title of a method that a factory made.
+    A local step from the user's code is appended: ``FedAvg + samstep:step``. `title` is the recorded title of a method
+    that the user's factory made.
     """
     algorithm = recipe.get("algorithm")
     if not isinstance(algorithm, Mapping):
@@ -130,7 +130,9 @@ def experiment_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """Return what makes a run's experiment: the user's code, ``code mine.py`` → hash, and the recipe's keys."""
+    """Return what defines a run's experiment: hashes of the user's code, as ``code mine.py`` → hash, and the recipe's
+    keys that must be equal in all repetitions.
+    """
     return {f"{CODE}{file}": text for file, text in run.code.items()} | experiment_recipe(run.recipe)
 
 
@@ -138,9 +140,9 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Return a label for each group.
 
     The label is the method's name; or, if run names differ between groups, name and method: ``pooled (FedAvg)``. The
-    name alone, ``pooled``, is enough if all groups have one method or the name contains it. Groups whose labels are
-    still equal get the files of code and the recipe keys in which they differ: those that can change a model, and the
-    others (`FREE`) only if labels are equal without them.
+    name alone, ``pooled``, is enough if all groups have one method or the name contains it. To labels that are still
+    equal, the code files and recipe keys in which the groups differ are added; keys that cannot change a model (`FREE`)
+    are added only if the labels would be equal without them.
     """
     methods, names = [method_of(group[0]) for group in groups], [name_of(group) for group in groups]
     if len({name for name in names if name}) < 2:
@@ -190,7 +192,9 @@ def _in_words(key: str, value: str) -> str:
 
 
 def _shortened(value: str, length: int = 24) -> str:
-    """Shorten a fraction to four digits, a path to its last name, and a long text to its end: there they differ."""
+    """Shorten a number to four digits, a path to its last name, and a long text to its end, where such texts usually
+    differ.
+    """
     if re.fullmatch(r"-?\d+\.\d+(e[-+]?\d+)?", value):
         return f"{float(value):.4g}"
     value = value.rstrip("/").rpartition("/")[2] or value
@@ -198,7 +202,7 @@ def _shortened(value: str, length: int = 24) -> str:
 
 
 def _numbered(labels: Sequence[str]) -> list[str]:
-    """Number the labels that are still equal with three recipe keys."""
+    """Append ``#1``, ``#2``, … to labels that are equal."""
     totals, seen = Counter(labels), Counter[str]()
     unique = []
     for label in labels:

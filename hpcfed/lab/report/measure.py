@@ -1,7 +1,7 @@
 """The numbers that a report compares: means over seeds, curves with their spread, and the cost of reaching a target.
 
-Standard deviations are the sample's (n − 1), over the runs of a group. A run that never reached a target is reported
-as such and enters no mean.
+Standard deviations are sample deviations (n − 1) over the runs of a group. A run that never reached a target is
+reported as such and enters no mean.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOSSES = ("test_loss", "train_loss", "local_loss")
 
 
 def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
-    """Return the unit of a column; ``number`` for a metric whose unit differs between runs."""
+    """Return the unit of a column; ``number`` for a metric that is not a percentage in all runs."""
     if column in LOSSES:
         return "loss"
     name = column.partition("_")[2]
@@ -34,7 +34,7 @@ def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
 
 
 def _in_recipe(run: Run, name: str) -> Any:
-    """Return a metric as the run's recipe has it in ``evaluate.metrics``, None if it has none of this name."""
+    """Return the entry of a metric in the run's ``evaluate.metrics``; None if the recipe does not name it."""
     try:
         return listed((run.recipe.get("evaluate") or {}).get("metrics"))[name]
     except (AttributeError, KeyError, TypeError, ValueError):  # none at all, or a record that was changed by hand
@@ -43,7 +43,7 @@ def _in_recipe(run: Run, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Criterion:
-    """The metric of the targets and of the results table; its unit follows from the column's name by default."""
+    """The metric of the targets and of the results table; without `unit`, the unit follows from the column's name."""
 
     column: str
     title: str
@@ -81,9 +81,10 @@ CRITERIA = (
 
 
 def choose_criterion(runs: Sequence[Run], metric: str | None = None) -> Criterion:
-    """Return the criterion of a metric on the test set, by its name in recipes.
+    """Return the criterion of a metric on the test set; `metric` is its name in recipes.
 
-    Without a name: the first of `CRITERIA` that any run recorded. Regression has no accuracy, some data no test set.
+    If `metric` is None, return the first of `CRITERIA` that any run recorded: regression has no accuracy, and some data
+    no test set.
 
     Raises:
         InputError: no run has recorded the metric, or its better direction is not known or not the same in all runs.
@@ -126,7 +127,7 @@ class Spread:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Return the spread of the finite values, None if none is finite."""
+    """Return the spread of the finite values; None if no value is finite."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
@@ -134,7 +135,11 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def moving(values: np.ndarray, window: int) -> np.ndarray:
-    """Return (T,) means of the last `window` recorded values of (T,); nan elsewhere and before `window` of them."""
+    """Return the moving average over `window` recorded (finite) values of (T,), as (T,).
+
+    Entry t is the mean of the last `window` values up to t; nan if none is recorded at t, or fewer than `window` up to
+    t.
+    """
     recorded = np.flatnonzero(np.isfinite(values))
     means = np.full(len(values), np.nan)
     if len(recorded) >= window:
@@ -151,7 +156,7 @@ def final(run: Run, column: str, window: int = 1) -> float:
 
 
 def best(run: Run, criterion: Criterion, window: int = 1) -> float:
-    """Return the best mean of `window` consecutive values of the criterion, nan with fewer values."""
+    """Return the best mean of `window` consecutive values of the criterion; nan if the run has fewer values."""
     means = moving(run.column(criterion.column), window)
     finite = means[np.isfinite(means)]
     return criterion.best(finite) if len(finite) else math.nan
@@ -160,7 +165,7 @@ def best(run: Run, criterion: Criterion, window: int = 1) -> float:
 def core_hours(runs: Sequence[Run]) -> float:
     """Return the core-hours of the runs' rounds, ranks × threads × time; nan if any factor was not recorded.
 
-    A resumed run counts as if all its rounds had run on the ranks and threads of the last ones.
+    All rounds of a resumed run count with the ranks and threads of its last session.
     """
     hours = [_cores(run) * run.column("seconds.total").sum() / 3600 for run in runs]
     return float(sum(hours))
@@ -172,13 +177,13 @@ def _cores(run: Run) -> float:
 
 
 def mean_seconds(runs: Sequence[Run], timer: str) -> float:
-    """Return a timer's mean seconds over all rounds of the runs, nan if none was recorded."""
+    """Return a timer's mean seconds over all rounds of the runs; nan if none was recorded."""
     measured = spread(np.concatenate([run.column(f"seconds.{timer}") for run in runs]))
     return measured.mean if measured else math.nan
 
 
 def round_reached(run: Run, criterion: Criterion, target: float, window: int = 1) -> int | None:
-    """Return the first evaluated round whose mean over the last `window` evaluations reaches the target, else None."""
+    """Return the first round at which the mean of the last `window` evaluations reaches the target, or None."""
     reached = np.flatnonzero(criterion.reaches(moving(run.column(criterion.column), window), target))
     return int(reached[0]) + 1 if len(reached) else None
 
@@ -189,7 +194,14 @@ SPENT = {"rounds": "round", **{name: name for name in ("params", "bytes_up", "by
 
 @dataclass(frozen=True)
 class Reach:
-    """Cost of reaching a target: each of `SPENT` over the `reached` of a group's `runs` runs, None if unknown."""
+    """Cost of reaching a target in a group of `runs` runs.
+
+    Attributes:
+        target: the target.
+        reached: number of runs that reached it.
+        runs: number of all runs of the group.
+        spent: key of `SPENT` → its spread over the runs that reached the target; None if not recorded.
+    """
 
     target: float
     reached: int
@@ -198,7 +210,7 @@ class Reach:
 
 
 def reach(group: Group, criterion: Criterion, target: float, window: int = 1) -> Reach:
-    """Return the cost of the group's runs up to the round in which they reached the target."""
+    """Return the cost of the group's runs up to the round in which each reached the target."""
     rounds = [(run, round_reached(run, criterion, target, window)) for run in group.runs]
     arrived = [(run, number) for run, number in rounds if number is not None]
     spent = {name: spread(run.column(column)[number - 1] for run, number in arrived) for name, column in SPENT.items()}
@@ -206,9 +218,12 @@ def reach(group: Group, criterion: Criterion, target: float, window: int = 1) ->
 
 
 def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> float | None:
-    """Return the worst run's final mean of `window` values, rounded so that all runs reach it: accuracy down to a whole
-    percent, a loss up to two digits, other metrics to two digits towards the worse. None for accuracies and losses that
-    would be 0. Diverged, failed and unfinished runs count only if there are no others.
+    """Return the worst run's final mean of `window` values, rounded so that all runs reach it; None if there is no
+    target.
+
+    Accuracy is rounded down to a whole percent; a loss up, and other metrics towards the worse, to two digits. There is
+    no target if no value is recorded, or for an accuracy or loss of 0. Diverged, failed and unfinished runs count only
+    if there are no others.
     """
     runs = [run for group in groups for run in group.runs]
     finished = [run for run in runs if run.status in ("finished", "stopped")]
@@ -239,7 +254,7 @@ class Curve:
 
 
 def curve(group: Group, column: str, against: str, window: int = 1) -> Curve:
-    """Return `column` against the column `against` (``round``, ``params``, …), nulls left out.
+    """Return `column` against the column `against` (``round``, ``params``, …), without rounds that lack one of them.
 
     Each run's values are first averaged over `window` evaluations (see `moving`); the window shrinks if it would leave
     out more than the first fifth of a run.

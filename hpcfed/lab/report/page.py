@@ -1,6 +1,6 @@
-"""The HTML page of a report: tables, figures in the reader's light or dark scheme, recipes; one file.
+"""The HTML page of a report: tables, figures in the reader's light or dark scheme, and recipes, in one file.
 
-Its script lets curves be read off, hidden and smoothed; without it the page is complete.
+Its script lets the reader read values off curves, hide them and smooth them; without script the page is complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page: the name of its files, its caption, its ``svg`` element, and its curves as JSON."""
+    """A figure on the page: its file name without suffix, its caption, its ``svg`` element, and its curves as JSON, ""
+    if none.
+    """
 
     file: str
     caption: str
@@ -42,7 +44,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A heading of the page with its figures and table; `has_keys`: the figures need the legend of the groups."""
+    """A heading of the page with its figures and table; `has_keys`: whether the figures need the groups' legend."""
 
     title: str
     pictures: tuple[Picture, ...]
@@ -65,7 +67,7 @@ def render_page(
     waiting: Sequence[Path] = (),
     has_files: bool,
 ) -> str:
-    """Return the page's HTML: the results, the chapters, the recipes and the runs; it needs no other file."""
+    """Return the page's HTML: the results, the chapters, the recipes and the runs; it loads no other file."""
     return rendered(
         "page.html.j2",
         "lab/report",
@@ -86,11 +88,11 @@ def render_page(
 
 
 def rendered(template: str, *rooms: str, **content: Any) -> str:
-    """Return a page's HTML, in the colours of both schemes.
+    """Return a page's HTML, with the colours of the light and the dark scheme.
 
     Args:
-        template: its name.
-        rooms: folders of the package with templates; the first folder's win.
+        template: file name of the template.
+        rooms: folders of the package that hold templates; of equal names, the one in the first folder is taken.
         content: the template's variables.
     """
     environment = jinja2.Environment(
@@ -110,14 +112,14 @@ def _title(labels: Sequence[str]) -> str:
 
 
 def line_key(index: int) -> tuple[str, str]:
-    """Return a group's colour and dash on the page, as SVG has them."""
+    """Return the colour and the dash of a group's line on the page, as values of SVG attributes."""
     dash = DASHES[index % len(DASHES)]
     lengths = "none" if dash == "-" else " ".join(f"{2 * length:g}" for length in dash[1])
     return f"var(--groups-{index % len(LIGHT.groups)})", lengths
 
 
 def warnings(groups: Sequence[Group]) -> list[str]:
-    """Return what a reader must know before comparing the groups."""
+    """Return what a reader must know before comparing the groups, one text per warning."""
     notes = []
     for group in groups:
         for status in ("unfinished", "diverged", "failed"):
@@ -152,24 +154,24 @@ def warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def _rounds(group: Group) -> str:
-    """Return the numbers of rounds of the group's runs that ended, ``5`` or ``5 to 8``; "" if none did."""
+    """Return the numbers of rounds of the group's runs that have ended, ``5`` or ``5 to 8``; "" if none has."""
     ended = [run.num_rounds for run in group.runs if run.status in ("finished", "stopped")]
     return " to ".join(map(str, sorted({min(ended), max(ended)}))) if ended else ""
 
 
 def left_out(waiting: Sequence[Path]) -> list[str]:
-    """Say which run folders are left out of the tables, if any."""
+    """Return a sentence on the run folders left out because they have no rounds yet; empty if there are none."""
     names = first_of([str(run) for run in waiting], MOST_NAMED)
     return [f"Left out, for they have no rounds yet: {names}."] if waiting else []
 
 
 def _data(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """Return (name, content hash) of every federation file in the report."""
+    """Return (path, content hash) of every federation file in the report."""
     recipes = [group.recipe for group in groups]
     return list(dict.fromkeys((str(r.get("data", "–")), str(r.get("data_content", "not recorded"))) for r in recipes))
 
 
 def _shared(mappings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the dotted keys that have the same value in all mappings."""
+    """Return the dotted keys, with their values as text, that are equal in all mappings."""
     flat = [flatten(mapping) for mapping in mappings]
     return {key: value for key, value in flat[0].items() if all(entry.get(key) == value for entry in flat)}

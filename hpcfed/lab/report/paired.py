@@ -23,10 +23,15 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class MeanEstimate:
-    """Mean of `count` values, or of paired differences, and half the width of its confidence interval.
+    """Mean of `count` values, or of paired differences, with its confidence interval.
 
-    `half_width` is None for a single value, and for equal ones: a deviation of zero says nothing of the mean's
-    uncertainty. `ends` are those of an interval that is not symmetric, `method` what it was computed by.
+    Attributes:
+        mean: the mean.
+        half_width: half the width of a symmetric interval; None for a single value and for equal values, whose
+            deviation of zero says nothing of the mean's uncertainty, and None if `ends` are set.
+        count: number of values.
+        ends: ends of an interval that is not symmetric; None otherwise.
+        method: how the interval was computed, in words; "" if not stated.
     """
 
     mean: float
@@ -37,23 +42,24 @@ class MeanEstimate:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The ends of the confidence interval."""
+        """The ends of the confidence interval; None without one."""
         if self.ends is not None:
             return self.ends
         return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
 
     @property
     def is_clear(self) -> bool:
-        """Whether zero lies outside the interval."""
+        """Whether there is an interval and zero lies outside it."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
 
 def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
-    """Return the group that the others are compared with: the one called `wanted`, else FedAvg's, else the first.
+    """Return the group that the others are compared with: the one named `wanted`; without a name FedAvg's, else the
+    first.
 
-    `wanted` is a group's label, or its runs' name or method if no other group shares it.
+    `wanted` is a group's label, the name of its runs or its method; it must fit one group only.
 
-    Raises InputError: no group is called so, or several are.
+    Raises InputError: no group, or more than one, has this name.
     """
     if wanted is None:
         return next((group for group in groups if method_of(group.runs[0]) == "FedAvg"), groups[0])
@@ -68,10 +74,10 @@ def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
 
 
 def shared_draws(ours: Run, theirs: Run) -> str:
-    """Return what two runs of one seed share: ``cohorts and batches``, ``cohorts`` or nothing.
+    """Return what two runs of one seed share: ``cohorts and batches``, ``cohorts``, or "" for neither.
 
-    Cohorts follow from the seed, or the secret one, the clients and the cohort's size; batches also from the batch
-    size. Runs with different numbers of steps share the batches of the steps that both take.
+    Cohorts depend on the seed, the secret seed if there is one, the clients and the cohort's size; batches also on the
+    batch size. Runs with different numbers of steps share the batches of the steps that both take.
     """
 
     def same(*keys: str) -> bool:
@@ -91,15 +97,15 @@ def _value(recipe: Mapping[str, Any], key: str) -> Any:
 
 
 def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:
-    """Return (the baseline's run, the group's run) for every seed that both groups have."""
+    """Return (the baseline's run, the group's run) for each seed that both groups have."""
     ours, theirs = _by_seed(baseline), _by_seed(group)
     return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
 
 
 def other_samples(ours: Run, theirs: Run, column: str) -> str:
-    """Return in words how the samples behind a score differ between two runs, or "".
+    """Return in words how two runs were scored on different samples; "" if on the same.
 
-    They differ if only one run counts the data of some client (``cohort.without``); a difference of such scores means
+    Samples differ if a client's data counts in one run alone (``cohort.without``); a difference of such scores means
     nothing.
     """
     left_out = ours.left_out(column) != theirs.left_out(column)
@@ -111,8 +117,9 @@ def other_samples(ours: Run, theirs: Run, column: str) -> str:
 
 
 def samples_note(groups: Sequence[Group], column: str) -> str:
-    """Return a warning that groups were scored on different samples, ``Test samples differ: 74 for FedAvg; …``; "" if
-    clients and numbers of samples agree.
+    """Return a warning that groups were scored on different samples, ``Test samples differ: 74 for FedAvg; …``.
+
+    "" if clients and numbers of samples agree.
     """
     if not _differ([group.runs[0] for group in groups], column):
         return ""
@@ -124,7 +131,7 @@ def samples_note(groups: Sequence[Group], column: str) -> str:
 
 
 def _differ(runs: Sequence[Run], column: str) -> bool:
-    """Whether the samples of a score differ between runs in number, where it is recorded, or in whose they are."""
+    """Whether runs were scored on different samples: recorded numbers of samples differ, or left-out clients do."""
     counts = {run.num_samples(column) for run in runs} - {None}
     return len(counts) > 1 or len({run.left_out(column) for run in runs}) > 1
 
@@ -134,8 +141,9 @@ def _part(column: str) -> str:
 
 
 def _samples(run: Run, column: str) -> str:
-    """Describe the samples of a score: ``54 (without mono)``; where their number is not recorded, ``those of all
-    clients but mono``.
+    """Return a description of the samples of a score: ``54 (without mono)``.
+
+    If their number is not recorded: ``those of all clients but mono``.
     """
     names = _value(run.environment, "without.clients")
     names = names if isinstance(names, Mapping) else {}
@@ -151,14 +159,17 @@ def _by_seed(group: Group) -> dict[str, Run]:
 
 
 def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> MeanEstimate | None:
-    """Return the mean difference of `value`, group minus baseline, over the pairs that have both; None without any."""
+    """Return the mean difference of `value`, group minus baseline, over the pairs with finite values; None without."""
     apart = np.array([value(theirs) - value(ours) for ours, theirs in paired])
     apart = apart[np.isfinite(apart)]
     return estimated(apart) if len(apart) else None
 
 
 def estimated(values: np.ndarray, noise: float = 0.0) -> MeanEstimate:
-    """Return the mean of (n,) values with Student's interval; a mean, or a range of values, up to `noise` is zero."""
+    """Return the mean of (n,) values with Student's interval.
+
+    `noise` is the size of rounding errors: a mean up to it becomes zero, and values in a range up to it count as equal.
+    """
     mean, half = float(values.mean()), None
     if np.ptp(values) > noise:
         half = student(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
@@ -172,9 +183,9 @@ class PairedDifferences:
     Attributes:
         group: the group.
         paired: (the baseline's run, the group's run) of each shared seed; never empty.
-        final: of the criterion at the end.
-        rounds: of the rounds to each target.
-        why_not: why they are not computed: other samples; else "".
+        final: difference of the criterion's final value; None if unknown.
+        rounds: for each target, difference of the rounds to reach it; None if unknown.
+        why_not: why there are no differences: the runs were scored on other samples; "" if there are.
     """
 
     group: Group
@@ -192,7 +203,7 @@ class PairedDifferences:
 def paired_differences(
     groups: Sequence[Group], baseline: Group, criterion: Criterion, targets: Sequence[float], window: int
 ) -> list[PairedDifferences]:
-    """Return the differences of every other group that shares a seed with the baseline."""
+    """Return the differences of each group that shares a seed with the baseline."""
     found = []
     for group in groups:
         paired = pairs(baseline, group)
@@ -214,7 +225,7 @@ def _rounds_to(criterion: Criterion, target: float, window: int) -> Callable[[Ru
 def difference_curve(
     paired: Sequence[tuple[Run, Run]], column: str, window: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean difference over the pairs by round: rounds (E,), means (E,) and half-widths of their intervals
+    """Return the mean difference over the pairs by round: rounds (E,), means (E,), and half-widths of the intervals
     (E,).
 
     Rounds are those that all runs recorded; values are averaged over `window` evaluations. A single pair has

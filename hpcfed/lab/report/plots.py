@@ -1,6 +1,6 @@
-"""The figures of a report: their contents, drawn on the axes of `style`.
+"""The figures of a report, in the style of `hpcfed.io.figure_style`.
 
-Lines are means over seeds with a band of ± one standard deviation. With a window they are moving averages, over a
+Lines are means over seeds with a band of ± one standard deviation. With a window they are moving averages, drawn over a
 paler line of the recorded means.
 """
 
@@ -85,14 +85,14 @@ class LinePlot:
 
 @dataclass(frozen=True)
 class PathPlot:
-    """Two columns against each other, one point per round: the path of each group's first run in the plane."""
+    """Two columns against each other, one point per round: the path of each group's first run."""
 
     file: str
     columns: tuple[str, str]
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, None if no run recorded the columns."""
+        """Return the figure; None if no run recorded both columns."""
         paths = [[group.runs[0].column(column) for column in self.columns] for group in scene.groups]
         if not any(np.isfinite(path).all(axis=0).any() for path in paths):
             return None
@@ -114,7 +114,7 @@ class DifferencePlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure; None if no group has a seed in common with the baseline and scores on the same samples."""
+        """Return the figure; None if no other group shares a seed and the scored samples with the baseline."""
         figure, axes = blank(medium)
         for index, group in enumerate(scene.groups):
             paired = pairs(scene.baseline, group) if group is not scene.baseline else []
@@ -143,7 +143,7 @@ class ClientsPlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, None if no run evaluated its clients."""
+        """Return the figure; None if no run evaluated its clients."""
         figure, axes = blank(medium)
         measured = [[run.clients for run in group.runs if run.clients] for group in scene.groups]
         every = [clients for entry in measured for clients in entry]
@@ -189,15 +189,15 @@ class ClientsPlot:
 class SecondsPlot:
     """Mean seconds of a round by phase, one stacked bar per group.
 
-    The record has the slowest rank's local work and the ranks' mean wait for it; the bar begins with their difference,
-    the mean local work.
+    The record has the local work of the slowest rank, and the ranks' mean wait for it. The bar begins with the
+    difference of the two, which is the mean local work.
     """
 
     file: str
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, None without timings. It has its own legend: phases, in colours that no group has."""
+        """Return the figure; None without timings. Its legend names the phases, in colours that no group has."""
         seconds = np.nan_to_num(
             [[mean_seconds(group.runs, phase) for phase in PHASES] for group in scene.groups]
         )  # (G, phases)
@@ -248,7 +248,7 @@ def _draw_curve(axes: Axes, line: Curve, label: str, index: int) -> None:
 
 
 def _plain(label: str) -> str:
-    """Escape a label that matplotlib would read as mathematics, or (leading underscore) leave out of the legend."""
+    """Return a label that matplotlib shows as it is: not as mathematics, nor hidden for a leading underscore."""
     return literal("\u200b" + label if label.startswith("_") else label)
 
 
@@ -282,8 +282,10 @@ def _scale_horizontal(axes: Axes, against: str) -> None:
 
 
 def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str, unit: Quantity) -> None:
-    """Accuracies: leave out the steep first tenth of the rounds; the rest: logarithmic when it spans a decade, but for
-    metrics of the user's own that stay in [0, 1]: these are mostly shares. Bands are cut off outside of [0, 1], too.
+    """Set the vertical axis of a figure of `column`.
+
+    Fractions: cut off the steep first tenth of the rounds. The user's metrics that stay in [0, 1], mostly shares: keep
+    the axis linear and cut bands off outside [0, 1]. All others: logarithmic if the values span a factor of ten.
     """
     values = [part for line in curves for part in (line.mean, *(y for _, y in line.tails)) if len(part)]
     if unit == "fraction":
@@ -307,7 +309,7 @@ def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str, unit: Quan
 
 
 def _end_bands_at(axes: Axes, bottom: float) -> None:
-    """Let bands end at the lower edge of a logarithmic axis, which has no place for a mean − deviation of 0 or less."""
+    """Cut bands off at the lower edge of a logarithmic axis, which cannot show a mean − deviation of 0 or less."""
     for band in axes.collections:
         for path in band.get_paths():
             path.vertices = np.maximum(path.vertices, (-np.inf, bottom))

@@ -88,7 +88,7 @@ class Run:
         return tuple(map(str, clients)) if isinstance(clients, list) else ()
 
     def larger_is_better(self, metric: str) -> bool | None:
-        """Return the direction of one of the recipe's own metrics, None if it has none."""
+        """Return the direction of a metric in the recipe's ``evaluate.metrics``; None if it has none."""
         try:
             return larger_is_better(a_metric(listed((self.recipe.get("evaluate") or {}).get("metrics"))[metric]))
         except (AttributeError, KeyError, TypeError, ValueError):  # a record that was changed by hand
@@ -103,12 +103,12 @@ class Run:
 
     @property
     def own_metrics(self) -> list[str]:
-        """The columns of the recipe's own metrics, on the test set and on the training set."""
+        """The columns of the metrics that the recipe names, on the test set and on the training set."""
         return [name for name in self.record if is_own(name)]
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the run folders in or at the named folders, each once; and separately those found without rounds yet.
+    """Return the run folders in or at the named folders, each once; and, separately, those without rounds yet.
 
     Raises InputError: there is no run, or none has rounds.
     """
@@ -128,7 +128,7 @@ def run_folders(folder: Path) -> list[Path]:
     """Return the runs of a folder: the folder itself if it is a run; else the runs in it, one per seed; or the runs of
     a sweep, of a study or of a paper's experiment. A folder counts as a run as soon as it has a recipe.
 
-    Raises InputError: it is missing, or the folder cannot be read.
+    Raises InputError: the folder is missing, cannot be read, or has no run.
     """
     try:
         if not folder.is_dir():
@@ -160,13 +160,13 @@ def _is_run(folder: Path) -> bool:
 
 
 def _runs_at(folder: Path, *, is_in_sweep: bool) -> list[Path]:
-    """Return the run in a folder, or one per seed; in a sweep also both, where seeds were added to a sweep of one."""
+    """Return the run that `folder` is, or the runs in it, one per seed; in a sweep both, if seeds were added later."""
     seeds = _seeds_in(folder) if is_in_sweep or not _is_run(folder) else []
     return [folder, *seeds] if _is_run(folder) else seeds
 
 
 def _seeds_in(folder: Path) -> list[Path]:
-    """Return the runs of a recipe's ``seeds``."""
+    """Return the run folders ``seed-…`` in `folder`, one per entry of the recipe's ``seeds``."""
     return [child for child in _folders_in(folder) if child.name.startswith("seed-") and _is_run(child)]
 
 
@@ -182,7 +182,7 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def _by_value(name: str) -> list[str | float]:
-    """Return a name's texts and numbers in turns, by which names sort."""
+    """Return a name's sort key: its texts and numbers in turns, so that numbers sort by value."""
     parts: list[str | float] = [*re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", name)]
     parts[1::2] = map(float, parts[1::2])
     return [*parts, name]
@@ -210,7 +210,10 @@ def read_run(folder: Path) -> Run:
 
 
 def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
-    """Return the run's status. A record longer than its result means a resumed run, unless it diverged (no resume)."""
+    """Return the run's status, from ``result.json`` and the number of recorded rounds; ``unfinished`` without a result.
+
+    A record longer than the result says belongs to a resumed run, which is unfinished; diverged runs cannot be resumed.
+    """
     status, rounds = str(result.get("status", "unfinished")), result.get("rounds")
     outgrown = status != "diverged" and isinstance(rounds, int) and rounds < num_rounds
     return "unfinished" if outgrown else status
@@ -235,7 +238,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def mixed_code(codes: Iterable[Mapping[str, str]]) -> str:
-    """Return one of the user's files that differs between runs, with its hashes, or "".
+    """Return one of the user's files that differs between runs, with its hashes; "" if all are equal.
 
     Args:
         codes: the result of `read_code` for each run.
@@ -249,9 +252,9 @@ def mixed_code(codes: Iterable[Mapping[str, str]]) -> str:
 
 
 def read_code(path: Path) -> dict[str, str]:
-    """Return the user's files with their hashes, ``ab12cd34, then 56ef78ab from round 6`` if changes were accepted.
+    """Return file of the user's code → hash; ``ab12cd34, then 56ef78ab from round 6`` if a change of it was accepted.
 
-    Empty if the run has no code of the user, or none was recorded. Raises InputError: the file is damaged.
+    Empty if the run has no code of the user, or none was recorded. Raises InputError: the file `path` is damaged.
     """
     try:
         content = code.CodeFile.model_validate(read_json(path) or code.NO_CODE)
@@ -269,9 +272,9 @@ def read_code(path: Path) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in `path`, empty when there is no such file.
+    """Return the JSON object in `path`; empty if there is no such file.
 
-    Raises InputError: it holds something else.
+    Raises InputError: the file holds something else.
     """
     if not path.exists():
         return {}

@@ -62,7 +62,7 @@ TIME = PageSection("Time", (SecondsPlot("seconds", "Where the time of a round go
 
 
 def own_metrics(runs: Sequence[Run]) -> PageSection:
-    """Return the section of the recipes' own metrics; empty without any."""
+    """Return the section of the metrics that the recipes name; it has no figures if they name none."""
     columns = dict.fromkeys(column for run in runs for column in run.own_metrics)
     plots = []
     for column in columns:
@@ -76,7 +76,7 @@ SECTIONS = (ACCURACY, LOSS, TRAINING, DIFFERENCES, CLIENTS, SITES, TIME)
 
 
 def files_of(sections: Sequence[PageSection]) -> tuple[str, ...]:
-    """Return the names of all files that the figures of these sections can have."""
+    """Return the file names of all figures that these sections may have, as PNG and PDF."""
     return tuple(
         f"{plot.file}{suffix}" for section in sections for plot in section.plots for suffix in (".png", ".pdf")
     )

@@ -61,7 +61,7 @@ class Table:
 
 
 def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> Table:
-    """One row per group: its status, final and best value of the criterion, and the cost of all its rounds."""
+    """Return the table of results, one row per group: final and best value of the criterion, cost and status."""
     final_title, best_title = f"Final {criterion.title}", f"Best {criterion.title}"
     seeds = "Seed" if all(len(group.runs) == 1 for group in groups) else "Seeds"
     sent = _sent(groups)
@@ -77,14 +77,14 @@ def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1
 
 
 def _sent(groups: Sequence[Group]) -> dict[str, str]:
-    """Return the record's columns of what was sent, with titles; bytes where a recipe's lists pack it."""
+    """Return column of the record → title, for what was sent; bytes are added if a recipe packs updates."""
     packed = {"updates": ("bytes_up", "Bytes up"), "down": ("bytes_down", "Bytes down")}
     used = [column for key, column in packed.items() if any(group.recipe.get(key) for group in groups)]
     return {"params": "Params sent", **dict(used)}
 
 
 def _is_own(group: Group) -> bool:
-    """Whether the method is the user's, which may send less than dense vectors."""
+    """Whether the method is made by the user's factory; it may send less than dense vectors."""
     algorithm = group.runs[0].recipe.get("algorithm")
     return isinstance(algorithm, Mapping) and algorithm.get("factory") is not None
 
@@ -112,7 +112,10 @@ def _result(group: Group, criterion: Criterion, window: int, sent: Iterable[str]
 def targets_table(
     groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int, note: str
 ) -> Table:
-    """One row per target and group: rounds, parameters, gradients and seconds spent to reach the target."""
+    """Return the table of costs to reach each target, one row per target and group.
+
+    Columns: rounds, parameters sent, gradients and seconds until the target was reached.
+    """
     sent = _sent(groups)
     header = ("Method", "Target", "Rounds", *sent.values(), "Gradients", "Time")
     costs = ((group, reach(group, criterion, goal, window)) for goal in targets for group in groups)
@@ -135,9 +138,9 @@ def _reach_row(group: Group, criterion: Criterion, cost: Reach, sent: Collection
 def differences_table(
     groups: Sequence[Group], baseline: Group, criterion: Criterion, targets: Sequence[float], window: int
 ) -> Table | None:
-    """One row per group: its mean paired differences from the baseline, empty if they were scored on different samples.
+    """Return the table of mean paired differences from the baseline, one row per group.
 
-    None if no two groups share a seed.
+    None if no group shares a seed with the baseline. Cells are dashes for a group that was scored on other samples.
     """
     rows: list[tuple[str, ...]] = []
     strong: set[tuple[int, int]] = set()
@@ -175,7 +178,7 @@ def differences_table(
 
 
 def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:
-    """Return a sentence on the cohorts and batches that the two runs of a pair share; one for each kind of pair."""
+    """Return sentences on what the two runs of a pair share, cohorts or batches; one for each kind of pair."""
     said = []
     for what, labels in shared.items():
         of_whom = "Both runs" if len(shared) == 1 else f"{', '.join(labels)} and the baseline"
@@ -185,7 +188,7 @@ def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:
 
 
 def _difference(value: MeanEstimate | None, text: Callable[[float], str], num_pairs: int) -> str:
-    """Write ``+0.79 [+0.21, +1.37]``, and the number of pairs if it is not all of them."""
+    """Return a difference as text, ``+0.79 [+0.21, +1.37]``; ``2 of 3: …`` if only 2 of 3 pairs have one."""
     if value is None:
         return ABSENT
     words = text(value.mean)
@@ -196,7 +199,7 @@ def _difference(value: MeanEstimate | None, text: Callable[[float], str], num_pa
 
 
 def clients_table(groups: Sequence[Group]) -> Table | None:
-    """One row per group and model: mean, deviation and both ends over clients; None if no run evaluated its clients."""
+    """Return the table of distributions over clients, a row per group and model; None if no client was evaluated."""
     rows: list[tuple[str, ...]] = []
     for group in groups:
         measured = [run.clients for run in group.runs if run.clients]
@@ -211,7 +214,7 @@ def clients_table(groups: Sequence[Group]) -> Table | None:
 
 
 def _clients_note(groups: Sequence[Group]) -> str:
-    """Return a sentence on the numbers of clients that groups' scores are of; "" if all are of the same ones."""
+    """Return a sentence that groups were measured on different clients, with their numbers; "" if on the same ones."""
     measured = {group.label: run.clients.names for group in groups for run in group.runs if run.clients}
     if len(set(measured.values())) < 2:
         return ""
@@ -221,9 +224,10 @@ def _clients_note(groups: Sequence[Group]) -> str:
 
 
 def sites_table(groups: Sequence[Group]) -> Table | None:
-    """One row per client, by name; a column for each group and measure of its main model. None for many clients.
+    """Return the table of clients by name: a row per client, a column per group and measure of the group's main model.
 
-    Columns name a main model other than the global one.
+    A column's title names the main model if it is not the global one. None if no run evaluated its clients, if they
+    differ between runs, or if there are more than `MOST_SITES`.
     """
     measured = {group.label: [run.clients for run in group.runs if run.clients] for group in groups}
     every = [clients for entry in measured.values() for clients in entry]
@@ -253,7 +257,7 @@ def sites_table(groups: Sequence[Group]) -> Table | None:
 
 
 def _of_client(measured: Sequence[Clients], measure: str, client: int, unit: Quantity) -> str:
-    """Return a measure of one client over the runs of a group."""
+    """Return a measure of one client as text: mean and deviation over the runs of a group."""
     values = [entry.measures[measure][client] for entry in measured if measure in entry.measures]
     what = Criterion(measure, measure, True, unit)
     return _cell(spread(values), lambda one: criterion_text(one, what), len(values))
@@ -273,7 +277,10 @@ def _fairness(measured: Sequence[Clients], model: str) -> tuple[str, ...]:
 
 
 def timing_table(groups: Sequence[Group]) -> Table:
-    """One row per group: mean seconds of a round by phase, imbalance, ranks × threads, and core-hours."""
+    """Return the table of times, one row per group.
+
+    Columns: mean seconds of a round by phase, imbalance, ranks × threads, and core-hours.
+    """
     rows = []
     for group in groups:
         seconds = [_cell(spread([mean_seconds(group.runs, timer)]), seconds_text, 1) for timer in TIMERS]
@@ -292,14 +299,14 @@ def timing_table(groups: Sequence[Group]) -> Table:
 
 
 def _places(group: Group) -> str:
-    """Return the ranks × threads of the group's runs, ``4 × 1``, each once."""
+    """Return the different ranks × threads of the group's runs: ``4 × 1, 8 × 1``."""
     keys = ("ranks", "threads_per_rank")
     places = {tuple(str(run.environment.get(key, ABSENT)) for key in keys): None for run in group.runs}
     return ", ".join(" × ".join(place) for place in places)
 
 
 def recipes_table(groups: Sequence[Group]) -> Table:
-    """One row per file of the user's code, and per recipe key, that differs between groups."""
+    """Return the table of what differs between groups: one row per recipe key, and per file of the user's code."""
     apart = differences([settings(group.runs[0]) for group in groups])
     rows = tuple((key, *values) for key, values in apart.items())
     runs = [run for group in groups for run in group.runs]
@@ -312,8 +319,8 @@ def recipes_table(groups: Sequence[Group]) -> Table:
 
 
 def environment_table(groups: Sequence[Group]) -> Table:
-    """One row per run, repeats of a seed included: folder, seed, and the environment's entries that differ between
-    runs.
+    """Return the table of runs, repeats of a seed included: folder, method, seed, status, and the entries of the
+    environment in which runs differ.
     """
     runs = [(group, run) for group in groups for run in (*group.runs, *group.repeats)]
     apart = differences([run.environment for _, run in runs])
@@ -327,7 +334,7 @@ def environment_table(groups: Sequence[Group]) -> Table:
 
 
 def _cell(value: Spread | None, text: Format, num_runs: int) -> str:
-    """Write a value, and how many runs it is a mean of if not all of the group's: ``2 of 3: 41 ± 2``."""
+    """Return a value as text; ``2 of 3: 41 ± 2`` if only 2 of the group's 3 runs have one."""
     if value is None:
         return ABSENT
     return text(value) if value.count == num_runs else f"{value.count} of {num_runs}: {text(value)}"

@@ -1,4 +1,4 @@
-"""Settings in which compared methods differ besides the method: the clients' weights, and the evaluated model."""
+"""Remarks on settings besides the method in which compared runs differ: clients' weights and the evaluated model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SHOWN = 4
 
 
 def unlike(labelled: Sequence[tuple[str, Mapping[str, Any]]], *, equal_clients: bool = False) -> list[str]:
-    """Return a remark on different weights, and one on different evaluated models, as far as methods differ in them.
+    """Return a remark if clients' weights differ between methods, and one if the evaluated models differ.
 
     Args:
-        labelled: labels of methods, and resolved recipes.
+        labelled: label of a method, and a resolved recipe of it.
         equal_clients: whether all clients are known to have equally many samples, which makes weights equal.
     """
     lines = []
@@ -29,7 +29,7 @@ def unlike(labelled: Sequence[tuple[str, Mapping[str, Any]]], *, equal_clients: 
 
 
 def _by_value(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[str]]:
-    """Return the labels of each value; nothing where every label has the same ones, as the cases of an experiment."""
+    """Return value → labels that have it; empty if all labels have the same values, as cases of an experiment do."""
     found: dict[str, list[str]] = {}
     values: dict[str, set[str]] = {}
     for label, value in pairs:

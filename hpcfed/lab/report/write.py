@@ -19,9 +19,9 @@ ANOTHER = "name an empty or new folder with --output"
 
 
 def choose_folder(runs: Sequence[Run], output: Path | None) -> Path:
-    """Return the folder for the report: `output`, else the run's own for a single run, else ``report``.
+    """Return the folder for the report: `output`; if None, the run's folder for a single run, else ``report``.
 
-    Nothing is created here: a process killed while it draws leaves nothing behind.
+    No folder or file is created here: a process killed while it draws leaves nothing behind.
 
     Raises InputError: the folder holds files that are not a report, or cannot be written.
     """
@@ -56,14 +56,14 @@ def _check_is_ours(folder: Path) -> None:
 
 
 def _is_remains(entry: Path) -> bool:
-    """Whether a killed report may have left this entry: a temporary page, or an empty folder."""
+    """Whether a killed report may have left this entry: a temporary page, or an empty ``figures`` or ``tables``."""
     if entry.is_dir():
         return entry.name in (FIGURES, TABLES) and not any(entry.iterdir())
     return entry.match(_temporary(PAGE))
 
 
 def _temporary(name: str) -> str:
-    """Return a pattern of the temporary names that `write_whole` uses for a file."""
+    """Return a glob pattern for the names of `write_whole`'s temporary files of the file `name`."""
     return f".{name}.*.tmp"
 
 
@@ -73,7 +73,7 @@ def _is_our_page(page: Path) -> bool:
 
 
 def _check_writable(folder: Path) -> None:
-    """Check that the folder, or its nearest existing parent, can be written."""
+    """Raise InputError if the folder, or its nearest existing parent, cannot be written."""
     place = next(above for above in (folder, *folder.absolute().parents) if above.exists())
     if not place.is_dir():
         raise InputError("Not a directory", where=str(place), remedy="name a folder that can be written with --output")
@@ -84,10 +84,10 @@ def _check_writable(folder: Path) -> None:
 
 
 def write_report(folder: Path, page: str, files: Mapping[str, str | bytes], known: Sequence[str]) -> Path:
-    """Write the `files`, path in the folder → content, and then the page; return the page's path.
+    """Write `files` (path in the folder → content) and then the page; return the page's path.
 
-    If there is no page yet, a placeholder comes first: it marks the folder as a report's even if writing is cut short.
-    Files of an earlier report (paths in `known`) that were not written this time are removed.
+    If there is no page yet, a placeholder is written first: it marks the folder as a report's even if writing is cut
+    short. Files of an earlier report (paths in `known`) that are not among `files` are removed.
 
     Raises EnvironmentFailure: the disk refuses.
     """

@@ -1,7 +1,8 @@
 """The arms of a study: what is trained on each split and seed, as recipes.
 
-With K local steps, R rounds and |S| sites a round, a federated model is a mean of models of R · K steps each, from
-R · K · |S| gradients. The baselines are FedAvg's plain SGD at stated numbers of steps:
+With K local steps, R rounds and |S| sites a round, a federated run computes R · K · |S| gradients; a site that is in
+every round takes R · K steps. The baselines are plain SGD, run as FedAvg with one client a round, at these numbers of
+steps:
 
     pooled        one client with all training samples: R · K, and R · K · |S| steps (K · |S| a round)
     alone         each site by itself: R · K steps
@@ -42,10 +43,10 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True)
 class TrainingAmount:
-    """The amount of training: K steps in each of R rounds, at |S| sites a round.
+    """The amount of training: K local steps in each of R rounds, at |S| sites a round.
 
     Attributes:
-        steps: K of each split; that of ``local.epochs`` follows the sizes of the split's training sets.
+        steps: K in each split, (J,); with ``local.epochs`` it depends on the sizes of the split's training sets.
         rounds: R.
         sites: |S|.
     """
@@ -60,26 +61,26 @@ class TrainingAmount:
         return max(1, self.rounds // POINTS)
 
     def in_text(self, factor: int = 1) -> str:
-        """Return `factor` times K: a range where it differs between splits."""
+        """Return `factor` · K as text: ``1,000``, or ``900 to 1,000`` if K differs between splits."""
         low, high = (f"{steps * factor:,}" for steps in (min(self.steps), max(self.steps)))
         return low if low == high else f"{low} to {high}"
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm: a recipe, trained on each split and seed.
+    """One arm: a recipe that is trained on each split and seed.
 
     Attributes:
-        key: its name in files.
-        title: in tables.
+        key: the arm's name in file names.
+        title: the arm's name in tables.
         kind: ``federated``, ``pooled``, ``alone`` or ``travelling``.
-        steps: gradient steps, as text.
-        rounds: of its runs.
-        overrides: of the recipe, those of a method.
-        site: the site that trains alone.
-        factor: |S| where it takes |S| times the steps of a site alone, else 1.
-        tunes: whether its model is fine-tuned on each site, for the arm `personalised`.
-        personal: whether each site trains a model of its own beside the common one.
+        steps: gradient steps of one run, as text.
+        rounds: rounds of one run.
+        overrides: a method's overrides of the study's recipe, ``key=value``; empty for baselines.
+        site: index of the site that trains alone; None for other kinds.
+        factor: |S| if a baseline takes |S| times the gradient steps of one site alone, else 1.
+        tunes: whether its model is also fine-tuned at each site, which gives the baseline ``personalised``.
+        personal: whether each site trains a personal model beside the common one.
     """
 
     key: str
@@ -95,14 +96,15 @@ class Arm:
 
     @property
     def pools(self) -> bool:
-        """Whether it trains on the pooled file."""
+        """Whether it trains on the pooled file, in which one client has all training samples."""
         return self.kind == POOLED
 
 
 def training_amount(recipe: Recipe, sizes: Sequence[np.ndarray]) -> TrainingAmount:
-    """Return a recipe's steps, rounds and sites a round.
+    """Return the local steps, rounds and sites a round that a recipe asks for.
 
-    `sizes` are the sites' training samples in each split, (N,). An epoch has the steps of a site of mean size.
+    `sizes` has one array per split: the number of training samples of each site, (N,). With ``local.epochs``, K is that
+    of a site of mean size.
 
     Raises:
         InputError: the recipe has a schedule of cohorts, leaves clients out, or has a rule to stop early.
@@ -124,7 +126,7 @@ def training_amount(recipe: Recipe, sizes: Sequence[np.ndarray]) -> TrainingAmou
 
 
 def _steps(recipe: Recipe, size: float) -> int:
-    """Return the local steps of a site with so many training samples."""
+    """Return K for a site with `size` training samples; if clients draw their steps, the most that they can draw."""
     local = recipe.local
     batch = size if local.batch_size == "full" else float(local.batch_size)
     if steps := local.steps or (local.epochs or 0) * math.ceil(size / batch):
@@ -139,7 +141,10 @@ def make_arms(
     sites: Sequence[str],
     amount: TrainingAmount,
 ) -> list[Arm]:
-    """Return the arms to train; personalised models and ensembles are made from their models."""
+    """Return the arms to train: the methods, the pooled and travelling baselines, and each site alone.
+
+    Personalised models and ensembles have no arm: they are made from these arms' models.
+    """
     one, whole, rounds = amount.in_text(amount.rounds), amount.in_text(amount.rounds * amount.sites), amount.rounds
     federated, tuned = f"{one} at each of {amount.sites} sites", PERSONALISED in baselines
     arms = [
@@ -160,7 +165,7 @@ def make_arms(
 
 
 def counted_text(number: str, what: str) -> str:
-    """Return a number or a range, as text, with its noun."""
+    """Return ``1 step``, ``1,000 steps`` or ``9 to 12 steps``, from a number as text and a noun in the singular."""
     return f"{number} {what}{'' if number == '1' else 's'}"
 
 
@@ -177,12 +182,12 @@ def recipe_of(
 
     Args:
         arm: the arm.
-        recipe: of the study.
-        amount: of its training.
-        split: number of the split.
-        shared: the baselines' ``parameters``, none of them private.
+        recipe: the study's recipe.
+        amount: the amount of a federated run's training.
+        split: index of the split.
+        shared: the baselines' ``parameters`` section, with no parameter private.
         clients: the sites that are clients of the split's file, in the file's order.
-        run: name, seed, data and output.
+        run: the run's ``name``, ``seed``, ``data`` and ``output``.
 
     Raises:
         InputError: a key is unknown or out of range.
@@ -197,15 +202,15 @@ def recipe_of(
 
 
 def _federated(content: Content, count: int) -> Content:
-    """Return a method's recipe; a cohort of more sites than there are is all of them."""
+    """Return a method's recipe; its cohort size is cut to `count`, the number of sites that train."""
     size = content["cohort"]["size"]
     return content | {"cohort": {**content["cohort"], "size": None if size is None else min(size, count)}}
 
 
 def _plain(content: Content, arm: Arm, steps: int, shared: Content, clients: Sequence[int]) -> Content:
-    """Return a baseline's recipe: SGD of the recipe's ``local`` at one client a round, with K `steps` of a site.
+    """Return a baseline's recipe: SGD with the recipe's ``local`` section at one client a round, K = `steps` at a site.
 
-    What happens to updates on their way is no part of it, nor is noise on samples.
+    Sections that change updates on their way (`OF_THE_WAY`) and ``local.noise`` are removed.
     """
     turns = {POOLED: [0], TRAVELLING: list(range(len(clients)))}
     schedule = [[k] for k in turns[arm.kind]] if arm.site is None else [[list(clients).index(arm.site)]]
@@ -231,7 +236,9 @@ def _plain(content: Content, arm: Arm, steps: int, shared: Content, clients: Seq
 
 
 def _stretched(local: Content, factor: int) -> Content:
-    """Return the step sizes of `factor` times as many rounds: the same at the same share of all rounds."""
+    """Return ``lr_decay`` and ``lr_schedule`` for `factor` times as many rounds: the same step size after the same
+    share of the rounds.
+    """
     found: Content = {"lr_decay": local["lr_decay"] ** (1 / factor)}
     if local.get("lr_schedule"):
         found["lr_schedule"] = [{**entry, "round": (entry["round"] - 1) * factor + 1} for entry in local["lr_schedule"]]
@@ -239,7 +246,7 @@ def _stretched(local: Content, factor: int) -> Content:
 
 
 def shared_parameters(recipe: Recipe) -> Content:
-    """Return the recipe's ``parameters`` without private ones, whose buffers are averaged.
+    """Return the recipe's ``parameters`` section with no parameter private; buffers that were private are averaged.
 
     Raises:
         InputError: the model cannot be built.
@@ -262,7 +269,10 @@ def _has_buffers(recipe: Recipe) -> bool:
 
 
 def _evaluate(content: Content, arm: Arm, every: int, steps: int) -> Content:
-    """Return the evaluation of an arm: test sets of the sites, some `POINTS` times; fine-tuning takes K `steps`."""
+    """Return an arm's ``evaluate`` section: the sites' test sets, every `every` rounds of a federated run.
+
+    Fine-tuning takes K = `steps` steps.
+    """
     every *= arm.factor if arm.kind == TRAVELLING else 1
     local = content["local"]
     tuning = {"steps": steps, "lr": local["lr"], "batch_size": local["batch_size"]} if arm.tunes else None

@@ -1,10 +1,11 @@
 """Bootstrap over patients: how far a study's values depend on which patients of the sites are tested on.
 
-Units are the groups of samples (patients), or single samples without groups, that any split of a site tests on. Each of
-B resamples draws as many units of a site as there are, with replacement. A site's value in a resample is the mean over
-splits, and over seeds, of the metric on the split's test samples, each as often as its unit was drawn; splits share the
-draw, and so do all rows, so that differences are paired. Intervals are from the 2.5th to the 97.5th percentile. Models
-are not trained again: what another training set would change is in the intervals over splits.
+Units are patients (groups of samples), or single samples if the data have no groups. A site's units are those that some
+split tests on. Each of B resamples draws, with replacement, as many units of a site as the site has. A site's value in
+a resample is the mean, over splits and seeds, of the metric on the split's test samples, each counted as often as its
+unit was drawn. All splits and all rows of a table share the draw, so differences are paired. Intervals reach from the
+2.5th to the 97.5th percentile. Models are not trained again: the effect of other training sets is in the intervals over
+splits.
 
 Reference: Efron, Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13.
 """
@@ -51,13 +52,21 @@ COUNTS, MOST_AT_ONCE = 1 << 20, 50
 
 @dataclass(frozen=True)
 class _OfSplit:
-    """A row's metric at a site in one split: its test samples, by place among the site's, and its models."""
+    """A table row's metric at one site in one split.
+
+    Attributes:
+        places: (m,) indices of the split's m test samples among all n samples of the site that some split tests on.
+        models: the metric of each model of the row, as a function of the samples' multiplicities.
+    """
 
     places: np.ndarray
     models: Sequence[Weighted]
 
     def __call__(self, times: np.ndarray) -> np.ndarray:
-        """Return the mean over models, (b,), from how often each tested sample of the site is there, (b, n)."""
+        """Return the metric in b resamples, mean over models, (b,).
+
+        `times` (b, n) says how often each of the site's n tested samples is in each resample.
+        """
         own = times[:, self.places]
         return np.mean([metric(own) for metric in self.models], axis=0)
 
@@ -71,10 +80,11 @@ class ResampleProgress:
     """Prints the progress of resampling on rank 0, at most a line every 10 s.
 
     Attributes:
-        name: of the study.
-        speaks: whether it prints.
-        stops: whether resampling has been asked to stop.
-        done: what a line's numbers count.
+        name: the study's name.
+        speaks: whether this rank prints.
+        stops: returns True once resampling has been asked to stop.
+        pace: the times of the printed lines.
+        done: the words behind a line's numbers.
     """
 
     name: str
@@ -88,10 +98,10 @@ class ResampleProgress:
         self._say(f"{count:,} resamples of the patients of each of {sites} sites")
 
     def update(self, done: int, total: int, what: str = "") -> None:
-        """Show how many resamples of all sites are done, or how much of what comes before them.
+        """Show how many of `total` resamples of all sites are done, or how many of the items that `what` names.
 
         Raises:
-            Stopped: it has been asked to stop.
+            Stopped: resampling has been asked to stop.
         """
         if self.stops():
             what = "resampling stopped, the page has no intervals over patients"
@@ -105,11 +115,13 @@ class ResampleProgress:
 
 
 def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: ResampleProgress) -> Resampled:
-    """Return the values of `count` resamples of each row that has models, by row and metric.
+    """Return `count` resampled values of each site and of the mean of sites, (N + 1, B), by row and metric.
+
+    Rows without stored models are missing.
 
     Raises:
         InputError: a model of the runs cannot be read.
-        Stopped: it has been asked to stop.
+        Stopped: resampling has been asked to stop.
     """
     sites, done = len(view.sites), 0
     progress.begin(count, sites)
@@ -133,7 +145,9 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: R
 
 
 def single_intervals(view: View) -> Single:
-    """Return the intervals of AUROC of two classes at sites that a single split tests on, by row, metric and site.
+    """Return DeLong's intervals of two-class AUROC, by row and metric, then by site.
+
+    Empty if sites are tested on by several splits, if samples have groups, or if no metric is a two-class AUROC.
 
     Raises:
         InputError: a model of the runs cannot be read.
@@ -157,7 +171,7 @@ def single_intervals(view: View) -> Single:
 
 
 def _measures(view: View, names: Sequence[str], progress: ResampleProgress) -> Measures:
-    """Return the metrics of each row's outputs, at each site and in each split."""
+    """Return each row's metrics, by row and metric, then by site: one `_OfSplit` per split that defines the metric."""
     study, found = view.study, Measures()
     for split, one in enumerate(study.splits.each):
         progress.update(split, len(study.splits.each), "splits' models read")
@@ -177,12 +191,15 @@ def _measures(view: View, names: Sequence[str], progress: ResampleProgress) -> M
 
 
 def _tested(study: Study, site: int) -> np.ndarray:
-    """Return the samples of a site that any split tests on, (n,)."""
+    """Return the indices of the samples of a site that any split tests on, (n,)."""
     return np.flatnonzero(np.any([split.tests for split in study.splits.each], axis=0) & (study.samples.owner == site))
 
 
 def _draws(study: Study, site: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield how often each tested sample of a site is in each of some resamples, (b, n), and the first one's number."""
+    """Yield batches of resamples of a site: the index of the batch's first resample, and multiplicities (b, n).
+
+    The multiplicities say how often each of the site's n tested samples is in each of the batch's b resamples.
+    """
     rows = _tested(study, site)
     units = np.arange(len(rows)) if study.samples.group is None else study.samples.group[rows]
     names, unit = np.unique(units, return_inverse=True)
@@ -231,13 +248,18 @@ def _of_arm(study: Study, arm: Arm, split: int, seed: Seeds, tests: Mapping[int,
 
 
 def _of_row(row: StudyRow, outputs: Mapping[str, list[Outputs]], site: int) -> list[torch.Tensor]:
-    """Return the outputs whose mean metric is the row's value on a site; none of models that no run keeps."""
+    """Return the outputs, on a site, of the models behind a row's value; empty for fine-tuned ones, which are not
+    stored.
+    """
     arms = () if row.model == TUNED else row.arms[site]
     return [one[site] for arm in arms for one in outputs.get(arm, ())]
 
 
 def _weighs(study: Study, split: int) -> dict[str, Weigh]:
-    """Return the study's scalar metrics as functions of samples with multiplicities."""
+    """Return metric → function that takes outputs and targets and returns the metric as a function of multiplicities.
+
+    Matrices, such as the confusion matrix, are left out.
+    """
     recipe, dataset = study.recipe, study.samples.dataset
     sums, wholes = functions_of(study, split)
     found: dict[str, Weigh] = {name: partial(_of_sums, metric) for name, metric in sums.items()}
@@ -252,7 +274,7 @@ def _weighs(study: Study, split: int) -> dict[str, Weigh]:
 def _of_sums(
     metric: Callable[[torch.Tensor, torch.Tensor], tuple[float, float]], output: torch.Tensor, target: torch.Tensor
 ) -> Weighted:
-    """Return a metric that is a sum over samples: its terms are computed once."""
+    """Return a metric that is a mean of per-sample terms as a function of multiplicities; terms are computed once."""
     each = [metric(output[k : k + 1], target[k : k + 1]) for k in range(len(output))]
     columns = [np.array(column, np.float64) for column in zip(*each, strict=True)]
 
@@ -267,7 +289,7 @@ def _of_sums(
 def _of_all(
     cells: Callable[[torch.Tensor, torch.Tensor], np.ndarray], output: torch.Tensor, target: torch.Tensor
 ) -> Weighted:
-    """Return a metric of all samples at once, computed on each resample."""
+    """Return a metric of a whole set of samples as a function of multiplicities; each resample computes it anew."""
 
     def values(times: np.ndarray) -> np.ndarray:
         found = np.full(len(times), np.nan)
@@ -282,10 +304,11 @@ def _of_all(
 
 
 def auroc(output: torch.Tensor, target: torch.Tensor) -> Weighted:
-    """Return the AUROC of two classes: the share of pairs whose positive has the larger score, ties ½.
+    """Return two-class AUROC as a function of multiplicities: the share of (positive, negative) pairs in which the
+    positive has the larger score, ties ½.
 
-    Samples are sorted once; a resample adds up, over distinct scores, its positives times its negatives below and half
-    of those beside them.
+    Samples are sorted once. In a resample, each distinct score adds its positives times (negatives with a lower score
+    plus half of the negatives with this score).
     """
     scores = ranking_scores(output.double().numpy())
     if not np.isfinite(scores).all():

@@ -18,8 +18,9 @@ def value_text(value: float, metric: StudyMetric) -> str:
 
 
 def estimate_text(value: MeanEstimate | None, metric: StudyMetric, splits: int = 0) -> str:
-    """Return an estimate as text: ``81.2 ± 0.4``, or ``81.2 [80.1, 82.0]`` if its interval is not symmetric;
-    ``1 of 5: 81.2`` if it is of fewer values than `splits`.
+    """Return an estimate as text: ``81.2 ± 0.4``, or ``81.2 [80.1, 82.0]`` if its interval is not symmetric.
+
+    It begins with ``1 of 5:`` if only one of 5 `splits` has a value. None is shown as a dash.
     """
     if value is None:
         return ABSENT
@@ -32,7 +33,7 @@ def estimate_text(value: MeanEstimate | None, metric: StudyMetric, splits: int =
 
 
 def difference_text(value: MeanEstimate | None, metric: StudyMetric) -> str:
-    """Return an estimate of a difference as text: ``+1.2 [−0.3, +2.7]``."""
+    """Return an estimate of a difference as text: ``+1.2 [−0.3, +2.7]``; a dash for None."""
     if value is None:
         return ABSENT
     mean = _signed(value.mean, metric)
@@ -40,7 +41,7 @@ def difference_text(value: MeanEstimate | None, metric: StudyMetric) -> str:
 
 
 def signed_interval_text(ends: Ends | None, metric: StudyMetric) -> str:
-    """Return the interval of a difference as text: ``[−0.3, +2.7]``."""
+    """Return the interval of a difference as text: ``[−0.3, +2.7]``; a dash for None."""
     return ABSENT if ends is None else f"[{_signed(ends[0], metric)},\u00a0{_signed(ends[1], metric)}]"
 
 

@@ -1,7 +1,8 @@
 """The ensemble of the models that sites train alone: the mean of their predicted probabilities, or of their outputs.
 
-Classes: the mean of the softmax; labels: of the sigmoid; both are measured as logits, log p̄ and log p̄/(1 − p̄).
-Numbers: the mean. Log hazards of separate Cox models have no common scale, so survival has no ensemble.
+Classification has the mean softmax p̄, multi-label tasks the mean sigmoid p̄; metrics are computed from their logits,
+log p̄ and log p̄/(1 − p̄). Regression has the mean output. Survival has no ensemble: log hazards of separate Cox models
+have no common scale.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ ROOM = 1 << 30
 
 
 def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
-    """Measure the ensemble of a split's and a seed's models on all its test samples.
+    """Measure the ensemble of one split and seed on all test samples of the split.
 
     Raises:
-        InputError: a model of its runs cannot be read.
+        InputError: a stored model of a site cannot be read.
     """
     arms = [arm for arm in study.arms if arm.kind == ALONE and arm.site in study.trainers(split)]
     modules = [load(study.run_folder(arm, split, seed)).evaluated for arm in arms]
@@ -49,7 +50,7 @@ def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
 
 
 def test_samples(study: Study, split: int) -> dict[int, Samples]:
-    """Return the test samples of a split by site, as runs see them; sites without any are left out."""
+    """Return site → its test samples (x, y) in a split, scaled and typed as in the runs; only sites that have some."""
     out = study.splits.each[split].site
     with Federation.open(files_of(study.folder / DATA, split).sites) as federation:
         shards = Shards(federation, getattr(torch, study.recipe.dtype), torch.device("cpu"), ROOM)
@@ -60,14 +61,16 @@ def test_samples(study: Study, split: int) -> dict[int, Samples]:
 
 
 def _mean_output(modules: Sequence[torch.nn.Module], x: Tensor, task: str) -> Tensor:
-    """Return the logits of the mean probabilities, or the mean output, (n, …), in float64."""
+    """Return the mean prediction of models on x, (n, …), float64 (see `mean_prediction`)."""
     with torch.no_grad():
         outputs = [module(x).double() for module in modules]
     return mean_prediction(outputs, task)
 
 
 def mean_prediction(outputs: Sequence[Tensor], task: str) -> Tensor:
-    """Return the logits of the mean of M models' probabilities, or the mean of their outputs, each (n, …)."""
+    """Return the mean prediction of M models from their outputs, (n, …) each: logits of the mean probability, or the
+    mean output for tasks without probabilities.
+    """
     stacked = torch.stack(list(outputs))
     if task == "classification":
         return stacked.log_softmax(-1).logsumexp(0) - torch.tensor(float(len(outputs))).log()
@@ -78,7 +81,7 @@ def mean_prediction(outputs: Sequence[Tensor], task: str) -> Tensor:
 
 
 def _measure(functions: Functions, samples: Samples) -> Values:
-    """Return the study's metrics of outputs and targets."""
+    """Return metric → value on (output, target); None where it is undefined."""
     output, target = samples
     sums, whole = functions
     found: Values = {}
@@ -94,10 +97,10 @@ def _measure(functions: Functions, samples: Samples) -> Values:
 
 
 def functions_of(study: Study, split: int) -> Functions:
-    """Return the functions of outputs and targets that measure a study: sums, the loss among them, and others.
+    """Return a study's metrics as functions of outputs and targets: sums over samples with the loss, then all others.
 
-    The loss is computed in the runs' dtype and has the class weights of the split's training samples. A loss of all
-    samples at once, Cox's, is left out.
+    The loss is computed in the runs' dtype with the class weights of the split's training samples. Cox's loss, which
+    needs all samples at once, is left out.
     """
     recipe, dataset, dtype = study.recipe, study.samples.dataset, getattr(torch, study.recipe.dtype)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)

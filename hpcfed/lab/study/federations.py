@@ -3,9 +3,9 @@
     split-0.sites.h5     the sites as clients, each with its own test samples
     split-0.pooled.h5    a client `all sites` with all training samples; the sites follow as clients that only test
 
-Where a site is left out, the others are the clients, and its samples are the common test set of both files. Samples of
-neither part are in neither file. Rows of ``/train/row`` number the samples as `SiteSamples` has them. Statistics for
-filling and scaling are those of training samples; both files have the same x.
+If a split leaves a site out, the other sites are the clients, and the left-out site's samples are the common test set
+of both files. Samples that are neither for training nor for testing are in neither file. ``/train/row`` holds each
+sample's index in `SiteSamples`. Both files have the same x, filled and scaled by statistics of the training samples.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def files_of(folder: Path, number: int) -> SplitFiles:
 def write_split(
     files: SplitFiles, samples: SiteSamples, split: TrainTestSplit, scale: str, about: dict[str, Any]
 ) -> None:
-    """Write a split's files, each whole, with remarks on how they were filled and scaled.
+    """Write a split's two files, each whole or not at all, with remarks on how they were filled and scaled.
 
     Args:
         files: their paths.
-        samples: of all sites.
-        split: which of them are for testing.
+        samples: the samples of all sites, not scaled.
+        split: which samples are for training and which for testing.
         scale: ``client``, ``pooled`` or ``none``.
-        about: provenance: kind of split, number, seed.
+        about: provenance, stored in the files: kind of split, number, seed.
 
     Raises:
         InputError: the samples cannot be scaled.
@@ -79,9 +79,9 @@ def write_split(
 
 
 def remarks_on(files: SplitFiles) -> list[str]:
-    """Return the remarks on filling and scaling with which a split's files were written.
+    """Return the remarks on filling and scaling that a split's files hold.
 
-    Those on a common test set are omitted: it is the site left out, on which `Study.remarks` has a line.
+    Those on a common test set are omitted: it is the left-out site, on which `Study.remarks` has a line.
 
     Raises:
         InputError: a file is damaged.
@@ -92,7 +92,10 @@ def remarks_on(files: SplitFiles) -> list[str]:
 
 
 def _clients(samples: SiteSamples, split: TrainTestSplit) -> tuple[Dataset, np.ndarray, list[str]]:
-    """Return the data set, a left-out site as its common test set; the client of each sample; the clients' names."""
+    """Return the data set, the client of each sample (n,), and the clients' names.
+
+    A left-out site becomes the data set's common test set. Samples of no client have the number `NOBODY`.
+    """
     clients = split.trainers(samples.owner)
     number = np.full(len(samples.sites), NOBODY)
     number[clients] = np.arange(len(clients))

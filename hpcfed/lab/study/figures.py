@@ -75,7 +75,7 @@ def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric) 
 
 
 def draw_cross(matrix: np.ndarray, sites: Sequence[str], metric: StudyMetric) -> Figure:
-    """Draw the cross-site matrix (N, N): a row a site's model, a column the site it is tested on."""
+    """Draw the cross-site matrix (N, N): rows are the sites' models, columns the sites on which they are tested."""
     shades = _between(matrix if metric.larger_is_better is not False else -matrix)
     factor, form = (100, "{:.1f}") if metric.is_percentage else (1, "{:.3f}")
     size = MARGIN + CELL * len(sites)
@@ -87,7 +87,7 @@ def draw_cross(matrix: np.ndarray, sites: Sequence[str], metric: StudyMetric) ->
 
 
 def draw_confusion(counts: np.ndarray, labels: Sequence[str]) -> Figure:
-    """Draw a confusion matrix (C, C): a row a label, a column the predicted one; shaded by the share of the row."""
+    """Draw a confusion matrix (C, C): rows are labels, columns predictions; shades are shares of a row."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     size = MARGIN + CELL * len(labels)
     figure, ((axes,),) = panels(Medium(max(size + 0.4, 3.0), size, PAGE.font, legend=False), 1, 1)
@@ -100,7 +100,7 @@ def draw_confusion(counts: np.ndarray, labels: Sequence[str]) -> Figure:
 def _matrix(
     axes: Axes, shades: np.ndarray, texts: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str]
 ) -> None:
-    """Draw cells with their texts, shaded by numbers from 0 to 1; the first row is on top."""
+    """Draw a matrix of texts in shaded cells, the first row on top; shades are from 0 to 1, nan for none."""
     for (row, column), shade in np.ndenumerate(shades):
         if math.isfinite(shade):
             opacity = SHADE * float(shade)
@@ -123,7 +123,7 @@ def _matrix(
 
 
 def _between(values: np.ndarray) -> np.ndarray:
-    """Return values as shares of their range, nan where they are; ½ where all are equal."""
+    """Return values scaled linearly to [0, 1], nan kept; ½ if all values are equal."""
     if not np.isfinite(values).any():
         return values
     low, high = np.nanmin(values), np.nanmax(values)

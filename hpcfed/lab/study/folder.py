@@ -1,10 +1,10 @@
-"""The folder of a study: its settings, the splits' files, and which folders may hold one.
+"""The folder of a study: making it, writing its splits, and refusing folders that hold something else.
 
-study.yaml            the settings, from which the folder is known again
+study.yaml            the settings; a call that asks for other splits is refused
 splits.csv            each sample's site and label, and the splits that test on it
 data/                 the federation files of the splits
-sweep/                the runs, as those of ``hpcfed sweep``
-tuning/               settings, data and runs of the inner splits, where values are tuned
+sweep/                the runs, laid out as those of ``hpcfed sweep``
+tuning/               settings, data and runs of the inner splits, on which values are tuned
 study.html            the results, with tables/ and figures/
 """
 
@@ -33,9 +33,10 @@ OF_A_STUDY = {SETTINGS, PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING, SAMPLES}
 
 
 def prepare(study: Study, *, fresh: bool, say: Callable[[str], None] = nobody) -> list[str]:
-    """Make the study's folder and the splits' files; return remarks on them. On rank 0 only; `say` shows progress.
+    """Make the study's folder and its splits' files; return remarks on filling and scaling. On rank 0 only.
 
-    A folder with other splits is refused, or set aside as ``previous-1`` if `fresh`.
+    If the folder holds a study of other splits, it is refused; with `fresh`, the old files are moved to ``previous-1``
+    (or the next free number) in it. `say` prints progress.
 
     Raises:
         InputError: the folder holds other files, or a study of other splits; or it may not be written.
@@ -62,10 +63,10 @@ def prepare(study: Study, *, fresh: bool, say: Callable[[str], None] = nobody) -
 
 
 def prepare_inner(inner: Study, *, fresh: bool, say: Callable[[str], None] = nobody) -> None:
-    """Make the folder of the study that tunes, and its splits' files. On rank 0 only.
+    """Make the folder and the splits' files of the inner study, on which values are tuned. On rank 0 only.
 
     Raises:
-        InputError: as `prepare`, naming ``--tune``.
+        InputError: as in `prepare`; the message names ``--tune``.
         EnvironmentFailure: the disk refuses.
     """
     with naming_tune():
@@ -73,7 +74,7 @@ def prepare_inner(inner: Study, *, fresh: bool, say: Callable[[str], None] = nob
 
 
 def _write_splits(study: Study, say: Callable[[str], None]) -> list[str]:
-    """Write the splits' files that are not there; return remarks on how all of them were filled and scaled.
+    """Write the splits' files that are missing or outdated; return the remarks on filling and scaling of all splits.
 
     Raises:
         InputError: the samples cannot be scaled or filled.
@@ -94,7 +95,7 @@ def _write_splits(study: Study, say: Callable[[str], None]) -> list[str]:
 
 
 def _holds(file: Path, split: Mapping[str, Any]) -> bool:
-    """Whether a file has the federation of a split."""
+    """Whether a federation file exists and its ``partition`` equals the settings `split`."""
     if not file.exists():
         return False
     with Federation.open(file) as federation:
@@ -102,10 +103,12 @@ def _holds(file: Path, split: Mapping[str, Any]) -> bool:
 
 
 def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path, fresh: bool) -> None:
-    """Check that the folder's study has these splits; set it aside if it has not and `fresh`.
+    """Compare the settings in ``study.yaml``, `before`, with those of this call, `now`.
+
+    If they differ and `fresh`, move the folder's files to ``previous-1`` or the next free number.
 
     Raises:
-        InputError: it has others.
+        InputError: they differ, and `fresh` is False.
     """
     changed = [key for key in now if before.get(key) != now[key]]
     if not changed:
@@ -123,7 +126,9 @@ def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path, fresh: b
 
 
 def _samples_csv(study: Study) -> str:
-    """Return a row a sample: its number in ``/train/row``, site, label, any group, and the splits that test on it."""
+    """Return ``splits.csv``: one row per sample with its index (as in ``/train/row``), site, label, group if there are
+    groups, and the splits that test on it.
+    """
     samples, tests = study.samples, np.array([split.tests for split in study.splits.each])
     return as_csv([
         {"sample": number, "site": samples.sites[site],

@@ -1,8 +1,8 @@
-"""Forest plots of a study's main metric: a panel a site, in it each method's mean and its interval.
+"""Forest plots of a study's main metric: one panel per site, with each method's mean and its interval.
 
-The reference's mean is a dashed line through its panel; of differences from the reference the line is zero. Marks tell
-the reference, other methods and baselines apart without colour. Panels have one scale, unless the marks of one of them
-would lie too close together on it; then each has its own.
+A dashed line marks the reference's mean, which is zero in panels of differences from it. Marks tell the reference,
+other methods and baselines apart without colour. All panels share one scale, unless some panel's marks would lie too
+close together on it; then every panel has a separate scale.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SHADE = 0.22
 
 @dataclass(frozen=True)
 class ForestMark:
-    """A mean with its interval over splits or sites, and over patients; None if missing."""
+    """A mean with two intervals: over splits or sites (`corrected`), and over patients; each is None if missing."""
 
     mean: float
     corrected: Ends | None
@@ -69,15 +69,15 @@ class ForestMark:
 
 @dataclass(frozen=True)
 class ForestPanel:
-    """A site, or the mean of the sites.
+    """One panel: a site, or the mean of the sites.
 
     Attributes:
         title, note: its heading: the name, and the number of tested samples.
-        marks: one a row, None where the metric is undefined.
-        line: where the reference stands, None without.
+        marks: one per row of the tables; None if the metric is undefined, and for the row `minus`.
+        line: mean of the reference, where the dashed line stands; None if undefined.
         axis: label of the axis.
-        minus: the row that differences are from; None for values.
-        limits: of the axis.
+        minus: index of the row that is subtracted from all others; None in panels of values.
+        limits: ends of the axis.
     """
 
     title: str
@@ -91,9 +91,17 @@ class ForestPanel:
 
 @dataclass(frozen=True)
 class Forest:
-    """The rows of forest plots: their titles, whether each is a method or a baseline, and which is the reference.
+    """The content of a study's forest plots.
 
-    `over` says what the intervals are over: ``splits``, or ``sites`` where each split leaves one site out.
+    Attributes:
+        metric: the metric on the axes.
+        titles: the rows' titles.
+        methods: whether each row is a federated method; False for baselines.
+        reference: index of the reference's row.
+        values: the panels of values.
+        differences: the panels of differences from the reference, in the same order; empty if there is one row.
+        of_patients: whether there are intervals over patients.
+        over: ``splits`` or, if each split leaves one site out, ``sites``: what the other intervals are over.
     """
 
     metric: StudyMetric
@@ -112,7 +120,9 @@ class Forest:
 
 
 def forest_of(view: View, metric: StudyMetric) -> Forest:
-    """Return the marks of a metric's values and, if there are several rows, of the differences from the reference."""
+    """Return a metric's forest plots: panels of values and, if there are several rows, of differences from the
+    reference.
+    """
     methods = {arm.key for arm in view.study.arms if arm.kind == FEDERATED}
     reference = next(k for k, row in enumerate(view.rows) if row is view.reference)
     direction = {True: ", larger is better", False: ", smaller is better", None: ""}[metric.larger_is_better]
@@ -135,7 +145,10 @@ def forest_of(view: View, metric: StudyMetric) -> Forest:
 
 
 def _panels(view: View, metric: StudyMetric, axis: str, minus: int | None) -> list[ForestPanel]:
-    """Return a panel for each site and for the mean of sites: values, or differences from the row `minus`."""
+    """Return a panel for each site and one for the mean of sites: values, or differences from the row `minus`.
+
+    Above `MOST_PANELS` sites only the mean has a panel; empty if the metric is undefined everywhere.
+    """
     count = len(view.sites)
     resampled = [None if view.resampled is None else view.resampled.get((row.key, metric.name)) for row in view.rows]
     if minus is not None:
@@ -168,12 +181,15 @@ def _mark(estimate: MeanEstimate | None, resamples: np.ndarray | None) -> Forest
 
 
 def _drawable(ends: Ends | None) -> Ends | None:
-    """Return an interval whose ends are finite: the variance of values above 1e154 is not."""
+    """Return an interval, or None if an end is not finite: the variance of values above 1e154 overflows."""
     return ends if ends is not None and math.isfinite(ends[0]) and math.isfinite(ends[1]) else None
 
 
 def _note(view: View, metric: StudyMetric, place: int, column: Sequence[MeanEstimate | None]) -> str:
-    """Return how many samples of a site are tested on, or how many sites a mean is of; and in how many splits."""
+    """Return a panel's note: the number of the site's tested samples, or of the sites in the mean.
+
+    If the metric is not defined in all splits, the note also says in how many it is.
+    """
     measured = view.measured(metric)
     if place == len(measured):
         some = "" if measured.all() else f"{measured.sum()} of "
@@ -192,7 +208,10 @@ def _note(view: View, metric: StudyMetric, place: int, column: Sequence[MeanEsti
 
 
 def _scaled(every: Sequence[ForestPanel], domain: Ends) -> list[ForestPanel]:
-    """Return the panels with the limits of their axes: common ones, or each its own."""
+    """Return the panels with axis limits: common ones, or separate ones if a panel is too small on the common scale.
+
+    `domain` is the range of possible values.
+    """
     own = [_limits([panel], domain) for panel in every]
     low, high = _limits(every, domain)
     drawn = [ends for panel, ends in zip(every, own, strict=True) if any(panel.marks)]
@@ -202,7 +221,7 @@ def _scaled(every: Sequence[ForestPanel], domain: Ends) -> list[ForestPanel]:
 
 
 def _limits(every: Sequence[ForestPanel], domain: Ends) -> Ends:
-    """Return the limits of an axis that has all marks, and their intervals but for unusually long ones."""
+    """Return axis limits that contain all marks and their intervals, but not the ends of unusually long intervals."""
     marks = [mark for panel in every for mark in panel.marks if mark is not None]
     means = [*(mark.mean for mark in marks), *(panel.line for panel in every if panel.line is not None)]
     if not means:
@@ -216,7 +235,7 @@ def _limits(every: Sequence[ForestPanel], domain: Ends) -> Ends:
 
 
 def draw_forest(forest: Forest, shown: Sequence[ForestPanel], medium: Medium) -> Figure:
-    """Draw panels in rows, three or four beside each other where there are as many."""
+    """Draw panels in a grid of at most four columns."""
     columns = len(shown) if len(shown) <= 4 else 4 if len(shown) in (7, 8) or len(shown) > 9 else 3
     inch = medium.font / 72
     titles = ["\n".join(_wrapped(title, LABEL_WIDTH, 3)) for title in forest.titles]
@@ -293,7 +312,7 @@ def _plain(value: float, _: int) -> str:
 
 
 def _draw_interval(axes: Axes, y: float, ends: Ends, limits: Ends, medium: Medium, *, wide: bool = False) -> None:
-    """Draw an interval, with an arrow where it goes on beyond the axis."""
+    """Draw an interval as a line, with an arrow at an end beyond the axis; if `wide`, as a grey bar without arrows."""
     low, high = max(ends[0], limits[0]), min(ends[1], limits[1])
     if wide:
         shade: dict[str, Any] = {"color": LIGHT.text, "alpha": SHADE}
@@ -340,7 +359,7 @@ def _keys(forest: Forest, shown: Sequence[ForestPanel]) -> Iterator[Line2D]:
 
 
 def _wrapped(text: str, width: int, most: int) -> list[str]:
-    """Return a text in lines, at most so many, which may end behind an underscore, too; a longer text is cut."""
+    """Return a text as at most `most` lines of `width` characters, also broken after underscores; the rest is cut."""
     lines = [
         line.replace(f"_{MARK} ", "_").removesuffix(MARK)
         for line in textwrap.wrap(text.replace("_", f"_{MARK} "), max(width, 8))

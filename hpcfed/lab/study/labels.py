@@ -1,4 +1,4 @@
-"""Labels among the samples that a study tests on: which of them each site has in each split."""
+"""The values of labels that occur among each site's test samples in each split."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ MOST_SITES_NAMED = 12
 
 @dataclass(frozen=True)
 class TestedLabels:
-    """Which values of M labels each site's tested samples have: one label of C classes, or several of two.
+    """Which label values occur among each site's test samples, in each split.
+
+    Classification has one label (M = 1) of V = C classes; multi-label tasks have M labels of V = 2 values.
 
     Attributes:
-        present: of J splits, N sites, M labels and V values, (J, N, M, V) bool.
-        labels: names of the V classes, or of the M labels.
+        present: (J, N, M, V) bool, over splits, sites, labels and values.
+        labels: names of the C classes, or of the M labels.
     """
 
     present: np.ndarray
@@ -36,17 +38,17 @@ class TestedLabels:
 
     @property
     def tested(self) -> np.ndarray:
-        """Whether a split tests on a site, (J, N) bool."""
+        """Whether each split tests on each site, (J, N) bool."""
         return np.asarray(self.present.any(axis=(2, 3)))
 
     @property
     def of_one_class(self) -> np.ndarray:
-        """Whether the tested samples have one value of a label, (J, N, M) bool."""
+        """Whether a site's test samples all have the same value of a label, (J, N, M) bool."""
         return np.equal(self.present.sum(axis=3), 1)
 
     @property
     def lack_some(self) -> np.ndarray:
-        """Whether the tested samples lack a value of any label, (J, N) bool."""
+        """Whether a site's test samples lack some value of some label, (J, N) bool; False without test samples."""
         return self.tested & ~self.present.all(axis=(2, 3))
 
     @property
@@ -55,7 +57,7 @@ class TestedLabels:
         return bool((self.lack_some == self.tested).all())
 
     def missing(self, sites: Sequence[str]) -> str:
-        """Return the missing labels by site: ``ill at west; 3, 8 at north in 2 of 5 splits``."""
+        """Return the missing labels by site: ``ill at west; 3, 8 at north in 2 of 5 splits``; "" if none is missing."""
         found = []
         for k, site in enumerate(sites):
             lacks, of = int(self.lack_some[:, k].sum()), int(self.tested[:, k].sum())
@@ -73,7 +75,7 @@ class TestedLabels:
 
 
 def tested_labels(samples: SiteSamples, splits: Splits) -> TestedLabels | None:
-    """Return the labels among the tested samples; None for numbers and event times."""
+    """Return the label values among the test samples; None for tasks without classes: regression and survival."""
     if samples.dataset.task not in ("classification", "multi-label"):
         return None
     of_each = samples.dataset.y > 0 if samples.label is None else samples.label[:, None]

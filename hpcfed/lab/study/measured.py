@@ -20,7 +20,8 @@ from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
 
 
 def read_results(study: Study, finished: Collection[str]) -> StudyResults:
-    """Read the runs whose names are in `finished`: a folder may also hold a run of fewer rounds, which goes on later.
+    """Read the results of the runs named in `finished`; other runs, such as one to be continued with more rounds, are
+    skipped.
 
     Raises:
         InputError: a run's files are damaged, its record was cut, or it has not measured the study's metrics.
@@ -83,7 +84,7 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
 
 
 def _parsed(text: str | None) -> Any:
-    """Return a cell's number or matrix; None for an empty one."""
+    """Return a cell's number or matrix; None if the cell is empty or not JSON."""
     if not text:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The metrics of a study: the recipe's, or the usual one of the task, and the confusion matrix of few classes."""
+"""The metrics of a study: the recipe's or the task's default ones, and a confusion matrix if there are few classes."""
 
 from __future__ import annotations
 
@@ -39,14 +39,13 @@ OF_PREDICTIONS = ("balanced-accuracy", "f1-macro")
 
 @dataclass(frozen=True)
 class StudyMetric:
-    """A number that tables compare.
+    """A scalar metric that the tables compare.
 
     Attributes:
-        name: in the recipe and in files.
-        larger_is_better: None if unknown.
-        best_by_one_class: whether a model that always predicts one class has the best value on samples of that class
-            alone.
-        undefined: when it has no value, "" if it always has one.
+        name: its name in the recipe and in files.
+        larger_is_better: its direction, None if unknown.
+        best_by_one_class: whether a model that always predicts one class scores best on samples of that class alone.
+        undefined: the condition, in words, under which it has no value; "" if it always has one.
         is_percentage: whether it is written in percent.
     """
 
@@ -58,12 +57,12 @@ class StudyMetric:
 
     @property
     def needs_all_labels(self) -> bool:
-        """Whether it is undefined where samples lack a label."""
+        """Whether it is undefined on samples among which a label value does not occur."""
         return self.undefined == CLASS_ABSENT
 
     @property
     def without_direction(self) -> str:
-        """Why nothing can be chosen by it, "" if its better direction is known."""
+        """The reason why nothing can be chosen by it: its better direction is unknown; "" if it is known."""
         known = self.larger_is_better is not None
         return "" if known else f"{self.title} has no direction (better: {' or '.join(DIRECTIONS)})"
 
@@ -79,7 +78,10 @@ class StudyMetric:
 
 
 def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
-    """Return the recipe with the study's metrics; without scikit-learn, without those that need it."""
+    """Return the recipe with default metrics if it names none, and a confusion matrix if there are few classes.
+
+    Metrics that need scikit-learn are added only if it is installed.
+    """
     named, kind = dict(recipe.evaluate.metrics), targets_of(task, num_classes)
     has_sklearn = find_spec("sklearn") is not None
     usual = DEFAULT_METRICS.get(kind, ())
@@ -94,7 +96,7 @@ def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
 
 
 def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:
-    """Return the metrics of a recipe that are numbers, the main one first, and accuracy last where the task has it."""
+    """Return a recipe's scalar metrics, the main one first, and accuracy last if the task has it; else the loss."""
     found = [
         StudyMetric(
             name,
@@ -112,5 +114,5 @@ def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:
 
 
 def matrix_of(recipe: Recipe) -> str | None:
-    """Return the name of the confusion matrix among a recipe's metrics, None without one."""
+    """Return the name of the confusion matrix among a recipe's metrics; None if there is none."""
     return next((name for name, metric in recipe.evaluate.metrics.items() if is_matrix(metric)), None)

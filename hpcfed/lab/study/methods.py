@@ -1,7 +1,8 @@
 """The methods of a study, as ``--methods`` names them: ``fedavg,feddyn:alpha=0.1,fedexp:local.lr=0.05``.
 
-A method is a name of ``algorithm.name``, or ``recipe`` for the recipe's own. After it come its keys, and other keys of
-the recipe if they have a dot. A method that the recipe names has the recipe's parameters.
+A method is a value of ``algorithm.name``, or ``recipe`` for the recipe's method. Its settings follow after colons:
+``key=value`` sets ``algorithm.key``; a key with a dot is a key of the whole recipe. If the recipe names the same
+method, the recipe's parameters of it are kept.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ OF_ALL = ("local.steps", "local.epochs", "cohort.", "evaluate.", "stop.")
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method.
+    """One method of a study.
 
     Attributes:
-        key, title: its name in files, and in tables.
-        overrides: of the recipe, which select it.
-        name: of the method itself.
-        examples: parameters without default that were not set, which have example values; they can be tuned.
-        personal: whether each site trains a model of its own beside the common one.
+        key: its name in file names.
+        title: its name in tables.
+        overrides: overrides of the recipe that select it, ``key=value``.
+        name: its ``algorithm.name``, or ``recipe``.
+        examples: keys of required parameters that the user did not set and that have example values; they can be tuned.
+        personal: whether each site trains a personal model beside the common one.
     """
 
     key: str
@@ -42,7 +44,7 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods of a study, the reference that all are compared with, and remarks for the user."""
+    """The methods of a study, the key of the reference, which all are compared with, and remarks for the user."""
 
     each: tuple[MethodChoice, ...]
     reference: str
@@ -50,12 +52,12 @@ class Methods:
 
 
 def parse_methods(text: str, recipe: Recipe, tuned: Collection[str] = ()) -> Methods:
-    """Return the methods of a list with commas; FedAvg comes first where it is not among them.
+    """Return the methods of a comma-separated list; FedAvg, the reference, is put first if it is not among them.
 
-    `tuned`: parameters chosen later by tuning, as ``feddyn:alpha``.
+    `tuned` has the parameters that tuning will choose, as ``feddyn:alpha``; they need no value here.
 
     Raises:
-        InputError: an unknown method, a method twice, or text that is no key=value.
+        InputError: a method is unknown or named twice, or a setting is not key=value or must be equal for all methods.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
@@ -121,7 +123,7 @@ def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str
 
 
 def _missing(name: str, given: Sequence[str]) -> dict[str, object]:
-    """Return an example's values of the parameters without default that are not given."""
+    """Return example values of a method's required parameters that are not among the keys `given`."""
     parts = [part for part in algorithms.parts_of(name) if part is not None]
     needed = {key for part in parts for key, field in part.model_fields.items() if field.is_required()}
     return {key: value for key, value in algorithms.examples()[name].items() if key in needed and key not in given}

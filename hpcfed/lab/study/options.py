@@ -1,4 +1,4 @@
-"""The options of a study, as the command takes them."""
+"""The options of ``hpcfed study``, and their checks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LEAST_RESAMPLES, MOST_RESAMPLES = 100, 100_000
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """The command's options.
+    """The options of ``hpcfed study``.
 
     Attributes:
         methods: see `parse_methods`.
-        kind: of the splits.
-        splits: number of holdouts or folds; None for 5, and for as many as there are sites where one is left out.
-        fraction: of a site's samples that a holdout tests on; None for `TEST_FRACTION`.
-        split_seed: of the splits.
-        seeds: of the runs; empty for the recipe's.
-        baselines: names with commas between, ``all`` or ``none``.
-        standardize: ``client``, ``pooled`` or ``none``; None for the file's own way.
-        rounds: None for the recipe's.
+        kind: kind of the splits, one of `KINDS`.
+        splits: number of holdouts or folds, None for 5; if sites are left out, None: there are as many splits as sites.
+        fraction: share of a site's samples in the test part of a holdout; None for `TEST_FRACTION`.
+        split_seed: seed of the splits.
+        seeds: seeds of the runs; empty for the recipe's.
+        baselines: comma-separated names, ``all`` or ``none``.
+        standardize: ``client``, ``pooled`` or ``none``; None for the federation file's way.
+        rounds: rounds of a federated run; None for the recipe's.
         tune: grids, see `hpcfed.lab.study.tuning`.
-        bootstrap: resamples of patients, 0 for none.
+        bootstrap: number of resamples of patients, 0 for none.
         output: the study's folder; None for the recipe's output with ``-study`` appended.
     """
 
@@ -49,15 +49,15 @@ class StudyOptions:
 
     @property
     def test_fraction(self) -> float:
-        """Share of a site's samples that a holdout tests on, the inner one of a study that tunes too."""
+        """Share of a site's samples in the test part of a holdout, also of the inner one on which values are tuned."""
         return TEST_FRACTION if self.fraction is None else self.fraction
 
 
 def check_options(options: StudyOptions) -> None:
-    """Check the options on splits.
+    """Check the options on splits and resamples.
 
     Raises:
-        InputError: a number is out of range.
+        InputError: a value is out of range, or an option has no effect with the others.
     """
     if options.kind not in KINDS:
         raise InputError(f"--kind {options.kind!r}", remedy=nearest(options.kind, KINDS))
@@ -77,10 +77,10 @@ def check_options(options: StudyOptions) -> None:
 
 
 def parse_baselines(text: str) -> tuple[str, ...]:
-    """Return the baselines of ``all``, ``none`` or a list with commas, in their usual order.
+    """Return the baselines of ``all``, ``none`` or a comma-separated list, in the order of `BASELINES`.
 
     Raises:
-        InputError: an unknown one.
+        InputError: a name is unknown.
     """
     if text in ("all", "none"):
         return BASELINES if text == "all" else ()

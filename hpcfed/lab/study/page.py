@@ -1,4 +1,4 @@
-"""The page of a study, one file without script, and its tables as CSV and LaTeX."""
+"""The HTML page of a study, one file without script, and its tables as CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STANDARDIZED = {
 
 @dataclass(frozen=True)
 class StudyChapter:
-    """A heading of the page with its tables and figures; `keys`: titles of the rows that its lines belong to."""
+    """A heading of the page with its tables and figures; `keys` are the titles of the rows in the figures' legend."""
 
     title: str
     tables: tuple[Table, ...] = ()
@@ -62,9 +62,9 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
     """Return the files of a study's results, name → content: the page, every table, and the main metric's figures.
 
     Args:
-        view: of the results.
-        words: the command's arguments, to run it again.
-        remarks: on splits and methods.
+        view: the values.
+        words: the command's arguments, printed on the page so that it can be run again.
+        remarks: lines for the reader on splits and methods.
     """
     metrics = view.study.metrics
     forest = forest_of(view, metrics[0])
@@ -88,12 +88,14 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
 
 
 def _full_title(chapter: StudyChapter, table: Table) -> str:
-    """Return a title that is unique on the page."""
+    """Return a table's title with its chapter's in front, unless it begins with that; it is unique on the page."""
     return table.title if table.title.startswith(chapter.title) else f"{chapter.title} {table.title}"
 
 
 def without_results(view: View) -> list[str]:
-    """Return a line for each arm with missing runs, whose means are over the others, and a line on updates left out."""
+    """Return a line for each arm with runs that lack a result, and for each arm that left out a site's update in a
+    round.
+    """
     found = []
     for arm in view.study.arms:
         there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]
@@ -108,7 +110,7 @@ def without_results(view: View) -> list[str]:
 
 
 def _warnings(view: View) -> list[str]:
-    """Return what a reader must know before comparing: runs and intervals that are missing."""
+    """Return what a reader must know before comparing methods: missing runs and intervals, and left-out updates."""
     found = without_results(view)
     if view.study.options.bootstrap and view.resampled is None:
         found.append(
@@ -139,7 +141,7 @@ def _chapters(view: View, metrics: Sequence[StudyMetric], forest: Forest) -> Ite
 
 
 def _comparison(view: View, forest: Forest) -> StudyChapter:
-    """Return the chapter of the forest plots: a picture a site, its values beside their differences."""
+    """Return the chapter of the forest plots: one picture per site, values beside differences from the reference."""
     pictures = []
     for k, panel in enumerate(forest.values):
         apart = [replace(forest.differences[k], title="", note="")] if forest.differences else []
@@ -225,7 +227,10 @@ def _render(view: View, chapters: Sequence[StudyChapter], words: Sequence[str], 
 
 
 def _keys(view: View) -> Mapping[str, tuple[str, str]]:
-    """Return each row's colour and dash on the page, as SVG has them: dashes change once all colours are used."""
+    """Return row title → colour and dash of its line, as values of SVG attributes.
+
+    The dash changes once all colours are used.
+    """
     count = len(LIGHT.groups)
     return {row.title: (line_key(k % count)[0], line_key(k // count)[1]) for k, row in enumerate(view.rows)}
 
@@ -275,7 +280,10 @@ def _how(study: Study) -> Iterator[str]:
 
 
 def _recipes(view: View) -> Iterator[tuple[str, str]]:
-    """Yield each arm's title and recipe, with paths from the folder that the study's lies in."""
+    """Yield each arm's title and recipe as YAML; of the sites that train alone, only the first one's.
+
+    Paths are relative to the parent of the study's folder.
+    """
     study = view.study
     here = re.compile(rf"(?<![\w./-]){re.escape(str(study.folder.parent))}(/|$)", re.MULTILINE)
     for arm in study.arms:

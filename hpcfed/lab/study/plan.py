@@ -46,7 +46,7 @@ PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING = "study.html", "tables", "figures", 
 
 @dataclass(frozen=True)
 class StudyPlan(Plan):
-    """The runs of a study as the plan of a sweep, whose points are the arms."""
+    """The runs of a study as the plan of a sweep; each arm is a point of the sweep."""
 
     splits: int = 1
 
@@ -60,20 +60,20 @@ class Study:
     """A study whose options and data have been read; nothing is written yet.
 
     Attributes:
-        folder: of all its files.
-        recipe: with the study's metrics.
-        metrics: those that are numbers, the main one first.
-        samples: of all sites.
-        splits: of them.
+        folder: the study's folder.
+        recipe: the recipe, with the study's metrics.
+        metrics: the scalar metrics, the main one first.
+        samples: the samples of all sites.
+        splits: the splits of the samples.
         options: the options, defaults filled in.
-        methods: as `--methods` names them.
-        baselines: the chosen ones.
-        seeds: of the runs.
-        amount: of a federated run's training.
-        shared: the baselines' ``parameters``, none of them private.
-        tuning: the grids, None without any.
-        tuned: the values that were chosen, None before.
-        variants: the arms of a study that tunes; None for the usual ones.
+        methods: the methods of ``--methods``.
+        baselines: names of the chosen baselines.
+        seeds: seeds of the runs.
+        amount: the amount of a federated run's training.
+        shared: the baselines' ``parameters`` section, with no parameter private.
+        tuning: the grids of ``--tune``; None if nothing is tuned.
+        tuned: the tuned values; None before tuning has ended, or if nothing is tuned.
+        variants: in an inner study, one arm per point of the grids; None in an ordinary study.
     """
 
     folder: Path
@@ -98,19 +98,19 @@ class Study:
 
     @property
     def arms(self) -> list[Arm]:
-        """The arms: models to be trained on each split and seed."""
+        """The arms: one recipe each, trained on each split and seed."""
         if self.variants is not None:
             return list(self.variants)
         return make_arms(self.methods.each, self.methods.reference, self.baselines, self.samples.sites, self.amount)
 
     @property
     def ratio(self) -> float:
-        """Test samples for each training sample, mean over the splits."""
+        """n_test / n_train, mean over splits."""
         return float(np.mean([split.ratio for split in self.splits.each]))
 
     @cached_property
     def tested_labels(self) -> TestedLabels | None:
-        """The labels among the samples that are tested on; None for numbers and event times."""
+        """The label values among the test samples; None for tasks without classes, such as regression and survival."""
         return tested_labels(self.samples, self.splits)
 
     @property
@@ -151,10 +151,12 @@ class Study:
         return self.splits.each[split].trainers(self.samples.owner)
 
     def inner(self) -> Study:
-        """Return the inner study, which tunes: its splits divide the training parts, its arms are the grids' points.
+        """Return the inner study, on which values are tuned.
+
+        Its splits divide the training parts of this study's splits; its arms are the points of the grids.
 
         Raises:
-            InputError: a site has too few training samples; naming ``--tune``.
+            InputError: a site has too few training samples; the message names ``--tune``.
         """
         assert self.tuning is not None
         samples, options = self.samples, self.options
@@ -176,7 +178,7 @@ class Study:
         )
 
     def about(self) -> dict[str, Any]:
-        """Return the settings that decide the splits' files."""
+        """Return the settings that determine the splits' files, as stored in ``study.yaml``."""
         options, kind = self.options, self.options.kind
         return {
             "data_content": self.samples.content,
@@ -190,7 +192,7 @@ class Study:
         }
 
     def run_name(self, arm: Arm, split: int, seed: Seeds) -> str:
-        """Return the name of a run and of its folder."""
+        """Return the name of a run, which is also its folder's name."""
         return f"{arm.key}.split-{split}.seed-{seed.model}"
 
     def run_folder(self, arm: Arm, split: int, seed: Seeds) -> Path:
@@ -198,10 +200,10 @@ class Study:
         return self.folder / SWEEP / "runs" / self.run_name(arm, split, seed)
 
     def plan(self) -> StudyPlan:
-        """Return all runs, split by split; the splits' files must exist.
+        """Return the plan of all runs, split by split; the splits' files must exist.
 
         Raises:
-            InputError: a recipe cannot be run; naming its arm.
+            InputError: a recipe cannot be run; the message names its arm.
         """
         units, arms = [], self.arms
         for split in range(len(self.splits.each)):
@@ -215,10 +217,10 @@ class Study:
         return StudyPlan(self.folder.name, self.folder / SWEEP, (), points, tuple(units), len(self.splits.each))
 
     def check(self) -> None:
-        """Check every arm on the federation's own file, before the splits' files are written.
+        """Check every arm on the recipe's federation file, before the splits' files are written.
 
         Raises:
-            InputError: a recipe cannot be run; naming its arm.
+            InputError: a recipe cannot be run; the message names its arm.
         """
         import torch
 
@@ -253,7 +255,7 @@ class Study:
 
 
 def _amount(recipe: Recipe, samples: SiteSamples, splits: Splits) -> TrainingAmount:
-    """Return the amount of a recipe's training on each split's training samples."""
+    """Return the amount of training that a recipe asks for, from the sizes of the splits' training parts."""
     sizes = [np.bincount(samples.owner[split.training]) for split in splits.each]
     return training_amount(recipe, [of_split[of_split > 0] for of_split in sizes])
 

@@ -1,4 +1,4 @@
-"""The tables of a study as records of numbers in full, for CSV files."""
+"""The tables of a study as records with unrounded numbers, for CSV files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcfed.lab.study.view import MEAN, TOGETHER, View
 
 
 def result_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
-    """Return the rows of ``results.csv``: a method, site and metric each, with numbers in full."""
+    """Return the rows of ``results.csv``: one per metric, method and site, with unrounded numbers."""
     found: list[dict[str, Any]] = []
     for metric in metrics:
         measured, count = view.measured(metric), len(view.sites)
@@ -33,7 +33,7 @@ def result_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str,
 
 
 def value_records(view: View) -> list[dict[str, Any]]:
-    """Return the rows of ``values.csv``: a run, model and site each, with every metric."""
+    """Return the rows of ``values.csv``: one per run, model and site, with every metric."""
     return [
         {"arm": key, "split": run.split, "seed": run.seed, "model": model, "site": view.sites[site], **values}
         for key, runs in view.results.runs.items()
@@ -43,7 +43,7 @@ def value_records(view: View) -> list[dict[str, Any]]:
 
 
 def bootstrap_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
-    """Return the rows of ``bootstrap.csv``: a method, metric and site each, with intervals in full."""
+    """Return the rows of ``bootstrap.csv``: one per metric, method and site, not rounded; empty without resamples."""
     resampled, found = view.resampled or {}, []
     for metric in metrics:
         theirs = resampled.get((view.reference.key, metric.name))
@@ -63,7 +63,7 @@ def bootstrap_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[s
 
 
 def tuning_records(study: Study) -> list[dict[str, Any]]:
-    """Return the rows of ``tuning-points.csv``: an arm, split and point each."""
+    """Return the rows of ``tuning-points.csv``: one per arm, split and grid point; empty if nothing was tuned."""
     if study.tuned is None:
         return []
     return [

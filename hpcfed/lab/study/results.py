@@ -20,21 +20,22 @@ def is_number(value: object) -> bool:
 
 
 def mean_of(values: Iterable[Any]) -> float:
-    """Return the mean of those values that are finite numbers, nan without any."""
+    """Return the mean of those values that are finite numbers; nan if none is."""
     finite = [value for value in values if is_number(value)]
     return float(np.mean(finite)) if finite else math.nan
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """One finished run.
+    """The result of one finished run.
 
     Attributes:
-        split, seed: of the run.
-        sites: site → its values after the last round, by model: ``global``, ``fine-tuned`` or ``personal``.
+        split: index of the run's split.
+        seed: the run's model seed.
+        sites: (model, site) → values after the last round; the model is ``global``, ``fine-tuned`` or ``personal``.
         curves: (model, site, metric) → (round, value) of each evaluation.
-        whole: values on all test samples together.
-        skipped: sites whose updates some round did without (`why_skipped`).
+        whole: values on the test samples of all sites together.
+        skipped: sites whose update was left out in at least one round (see `why_skipped`).
     """
 
     split: int
@@ -51,17 +52,19 @@ class RunResult:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The finished runs of each arm, by its key, and how many there should be."""
+    """The finished runs, and the number of planned runs, of each arm, by the arm's key."""
 
     runs: Mapping[str, Sequence[RunResult]]
     planned: Mapping[str, int]
 
     def values(self, arm: str, metric: str, site: int, splits: int, model: str = GLOBAL) -> list[float]:
-        """Return a metric on a site in each split, (J,), each a mean over seeds; nan where it is missing."""
+        """Return a metric at a site in each split, (J,): means over seeds, nan where no run has a value."""
         return self._by_split(arm, splits, lambda run: run.at(model, site, metric))
 
     def whole(self, arm: str, metric: str, splits: int) -> list[float]:
-        """Return a metric on all test samples together in each split, (J,), as `values` does."""
+        """Return a metric on all sites' test samples together in each split, (J,): means over seeds, nan without a
+        value.
+        """
         return self._by_split(arm, splits, lambda run: run.whole.get(metric))
 
     def _by_split(self, arm: str, splits: int, value_of: Callable[[RunResult], Any]) -> list[float]:
@@ -69,7 +72,7 @@ class StudyResults:
         return [mean_of(value_of(run) for run in runs if run.split == split) for split in range(splits)]
 
     def counts(self, arm: str, metric: str, model: str, site: int) -> np.ndarray | None:
-        """Return a confusion matrix on a site, added up over runs, (C, C); None without any."""
+        """Return the confusion matrix at a site, added up over runs, (C, C); None if no run has one."""
         each = (run.at(model, site, metric) for run in self.runs.get(arm, ()))
         found = [np.array(matrix) for matrix in each if matrix is not None]
         return np.sum(found, axis=0) if found else None

@@ -1,4 +1,4 @@
-"""The rows of a study's tables: its arms, the sites' own models as one row, and the models made of others."""
+"""The rows of a study's tables: arms, and the rows that combine arms, such as all sites' models trained alone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from hpcfed.lab.study.results import GLOBAL, OWN, TUNED, StudyResults
 
 @dataclass(frozen=True)
 class StudyRow:
-    """One row: its name in files, its title, its gradient steps, and the models that it shows.
+    """One row of the tables.
 
-    `arms` are, for each site, the keys of those whose mean is the row's value there, `model` which model of theirs.
+    Attributes:
+        key: its name in files.
+        title: its name in tables.
+        steps: its gradient steps, as text.
+        arms: for each site, the keys of the arms whose mean is the row's value there.
+        model: which model of these arms is measured: ``global``, ``fine-tuned`` or ``personal``.
     """
 
     key: str
@@ -26,7 +31,7 @@ class StudyRow:
 
     @property
     def arm(self) -> str:
-        """The arm that is shown at all sites; "" where sites have different ones."""
+        """Key of the single arm behind the row at all sites; "" if sites have different arms, or several."""
         first, *others = self.arms[0]
         return first if not others and all(own == [first] for own in self.arms) else ""
 
@@ -52,7 +57,10 @@ def rows_of(study: Study, results: StudyResults) -> list[StudyRow]:
 
 
 def steps_of(study: Study, arm: Arm, rounds: int) -> str:
-    """Return a method's gradient steps at a site over `rounds` rounds, as text; a range if clients draw their steps."""
+    """Return a method's gradient steps at a site over `rounds` rounds, as text.
+
+    A range if clients draw their number of steps; ``scheduled`` if it follows a schedule.
+    """
     budget = load_recipe(to_plain(study.recipe), arm.overrides).budget
     if budget is None:
         return study.amount.in_text(rounds)
@@ -75,9 +83,9 @@ def at_each(sites: int) -> str:
 
 
 def _of_arm(study: Study, arm: Arm) -> StudyRow:
-    """Return the row of an arm's personal models if it trains such, else the row of its global model.
+    """Return the row of an arm: of its personal models if it trains them, else of its global model.
 
-    Where each split leaves one site out, the row is always the global model's: the site has no personal model.
+    If each split leaves one site out, it is always the global model: a left-out site has no personal model.
     """
     title, steps, whose = arm.title, _steps(study, arm), [[arm.key]] * len(study.samples.sites)
     if arm.personal and not study.leaves_out:

@@ -1,4 +1,4 @@
-"""All samples of a federation's sites, training and test samples together, as they were before any scaling."""
+"""All samples of a federation's sites, training and test samples together, before any scaling."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class SiteSamples:
     """The samples of N sites.
 
     Attributes:
-        dataset: all n samples, their sites as `owner`; the rows of the federation file's clients, then its test rows.
+        dataset: all n samples: first the file's training samples, then the clients' test samples.
         content: hash of the federation file's data.
-        label: (n,) int64, the label of each sample; None for targets without one label each.
+        label: (n,) int64, the label of each sample; None if a target is not one label.
         labels: names of the labels.
-        scale: the file's own standardization, ``client``, ``pooled`` or ``none``; each split computes it anew.
-        group: (n,) int64, the group of each sample, such as its patient; None without.
+        scale: how the file was standardized, ``client``, ``pooled`` or ``none``; each split computes it anew.
+        group: (n,) int64, the group of each sample, such as its patient; None without groups.
         grouped_by: the name of the groups' column.
         remarks: lines for the user.
     """
@@ -61,16 +61,16 @@ class SiteSamples:
 
     @property
     def divisible(self) -> Divisible:
-        """What splits of the samples follow."""
+        """The sites, labels and groups of the samples, by which they are split."""
         return Divisible(self.owner, self.label, self.sites, self.labels, self.group)
 
 
 def read_samples(path: Path) -> SiteSamples:
-    """Read a federation file's samples into a temporary file.
+    """Read a federation file's samples into temporary files.
 
     Cells that were missing are NaN again; each split fills them anew. Clients without samples are left out.
-    Standardization by training samples is undone: by site where the file scaled each site, else of all sites where it
-    has a constant for each feature of x (n, p). Other constants, such as those published for images, are kept.
+    Standardization by training samples is undone, whether by site or by all sites with one constant for each feature of
+    x (n, p). Other constants, such as those published for images, are kept.
 
     Raises:
         InputError: it is no federation file, or has too few or too many clients for a study.
@@ -119,7 +119,7 @@ def read_samples(path: Path) -> SiteSamples:
 
 
 def _owners(federation: Federation) -> np.ndarray:
-    """Return the client of each sample, (n,): of all training samples, then of the clients' own test samples."""
+    """Return the client of each sample, (n,): of the training samples, then of any test samples of clients."""
     clients, offsets = np.arange(federation.num_clients), federation.test_offsets
     owner = np.repeat(clients, federation.sizes)
     return owner if offsets is None else np.concatenate([owner, np.repeat(clients, np.diff(offsets))])
@@ -128,7 +128,7 @@ def _owners(federation: Federation) -> np.ndarray:
 def _copied(
     federation: Federation, owner: np.ndarray, filled: np.ndarray | None, scale: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return x (n, …), unscaled and with NaN where a cell was filled, and y (n, …), mapped from temporary files."""
+    """Return x (n, …), unscaled and with NaN in cells that were filled, and y (n, …), mapped from temporary files."""
     dtype = np.float32 if federation.x_dtype == np.float16 else federation.x_dtype
     x, y = Spool(federation.feature_shape, dtype), Spool(federation.target_shape, federation.y_dtype)
     for part, target, place in _blocks(federation, federation.test_offsets is not None):
@@ -139,20 +139,23 @@ def _copied(
 
 
 def _of_all(read: Callable[[str], np.ndarray | None], has_tests: bool) -> np.ndarray | None:
-    """Return what stands beside training samples, then beside test samples, (n, …); None if it does not."""
+    """Return an array of the file with a row per sample, (n, …), training then test samples; None if a part lacks it.
+
+    `read` returns the array of one part, ``train`` or ``test``, or None.
+    """
     found = [read(part) for part in (("train", "test") if has_tests else ("train",))]
     parts = [part for part in found if part is not None]
     return np.concatenate(parts) if len(parts) == len(found) else None
 
 
 def _way(source: Mapping[str, Any]) -> str:
-    """Return the statistic by which the file's missing numbers were filled."""
+    """Return the statistic with which the file filled missing numbers: `MEAN` or `MEDIAN`."""
     filled = source.get("filled")
     return MEDIAN if isinstance(filled, dict) and MEDIAN in filled else MEAN
 
 
 def _scale(federation: Federation) -> tuple[str, Standardization | None]:
-    """Return how the file is standardized by its training samples, and other constants, which are kept."""
+    """Return how training samples scale the file, ``client``, ``pooled`` or ``none``, and any constants to keep."""
     constants = federation.normalization
     if federation.statistics is not None:
         return CLIENT, None
@@ -175,7 +178,7 @@ def _blocks(federation: Federation, has_tests: bool) -> Iterator[tuple[np.ndarra
 
 
 def _unscaled(x: np.ndarray, owner: np.ndarray, federation: Federation) -> np.ndarray:
-    """Undo the scaling of each site by its own training samples."""
+    """Return x (n, …), float64, as it was before each site was scaled by its own training samples."""
     assert federation.statistics is not None
     trailing = (1,) * (x.ndim - 2)
     mean, std = (part[owner].reshape(len(x), -1, *trailing) for part in federation.statistics)
@@ -183,7 +186,7 @@ def _unscaled(x: np.ndarray, owner: np.ndarray, federation: Federation) -> np.nd
 
 
 def _categories(federation: Federation) -> tuple[tuple[int, int], ...]:
-    """Return the first feature of each one-hot column of words, and the one after its last."""
+    """Return (start, stop) of the features that are one categorical column in one-hot coding, for each such column."""
     names, found = list(federation.features or ()), []
     for column, levels in categories_of(federation.source):
         hot = [f"{column}={level}" for level in levels]
@@ -194,7 +197,7 @@ def _categories(federation: Federation) -> tuple[tuple[int, int], ...]:
 
 
 def _labels(federation: Federation, y: np.ndarray) -> np.ndarray | None:
-    """Return a label for each sample, (n,); in survival data, whether there was an event."""
+    """Return each sample's label, (n,): its class, or whether it had an event; None if a target is not one label."""
     if federation.task == "classification":
         return y.astype(np.int64)
     if federation.task == "survival" or (federation.task == "multi-label" and federation.num_classes == 1):

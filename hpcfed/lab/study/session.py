@@ -41,11 +41,11 @@ def run_study(
     """Prepare the splits, tune, and run the unfinished runs, on all ranks.
 
     Returns:
-        Whether it was stopped, remarks, and the study with the values that were chosen.
+        Whether the call was stopped; remarks on the splits; the study, with the tuned values if there are any.
 
     Raises:
-        InputError: the folder holds other files, a recipe cannot be run, or runs that tune were refused.
-        EnvironmentFailure: the disk refuses, or runs that tune failed.
+        InputError: the folder holds other files, a recipe cannot be run, or a tuning run was refused.
+        EnvironmentFailure: the disk refuses, or a tuning run failed.
     """
     say = nobody if quiet else partial(print, file=Output(sys.stdout), flush=True)
     remarks = world.on_root(lambda: prepare(study, fresh=redo.fresh, say=say))
@@ -65,7 +65,7 @@ def run_study(
 def next_runs(study: Study, redo: Redo) -> Plan:
     """Prepare the splits and return the plan of the runs to do next, on rank 0 only.
 
-    These are the runs that tune, until all of them have ended, then those of the study.
+    These are the tuning runs until all of them have ended, then the study's runs.
 
     Raises:
         InputError, EnvironmentFailure: as `run_study`.
@@ -91,7 +91,7 @@ def next_runs(study: Study, redo: Redo) -> Plan:
 
 
 def _tuned(study: Study, inner: Study) -> TuningResult:
-    """Return the values that the inner runs chose."""
+    """Return the values that the tuning runs chose."""
     assert study.tuning is not None
     metric = study.metrics[0]
     trainers = [study.trainers(split) for split in range(len(study.splits.each))]
@@ -101,10 +101,10 @@ def _tuned(study: Study, inner: Study) -> TuningResult:
 
 
 def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequence[str]) -> tuple[View | None, bool]:
-    """Write the page and the tables of the results so far, without resamples, on rank 0 only.
+    """Write the page and the tables of the results so far, without resampling patients, on rank 0 only.
 
     Returns:
-        The results, None if no run has finished and nothing was written; and whether all runs have ended.
+        The values shown, None if no run has finished and nothing was written; and whether all runs have ended.
 
     Raises:
         InputError: a run's files are damaged.
@@ -124,15 +124,15 @@ def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequenc
 
 
 def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], progress: ResampleProgress) -> View:
-    """Resample patients, and write the page and the tables again with intervals over them, on rank 0 only.
+    """Resample patients, and write the page and the tables again, now with intervals over patients, on rank 0 only.
 
     Returns:
-        The results with the intervals.
+        The values shown, with the intervals.
 
     Raises:
         InputError: a model of the runs cannot be read.
         EnvironmentFailure: the disk refuses.
-        Stopped: it has been asked to stop; the page of `write_study` remains.
+        Stopped: resampling has been asked to stop; the page of `write_study` remains.
     """
     from hpcfed.lab.study.bootstrap import resample
 
@@ -143,7 +143,7 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
 
 
 def remarks_on_code(plan: Plan) -> list[str]:
-    """Return a remark on the user's code if it differs between the runs, else [].
+    """Return a remark that the user's code differs between runs; empty if it does not.
 
     Raises:
         InputError: a run's record of code is damaged.
@@ -153,7 +153,7 @@ def remarks_on_code(plan: Plan) -> list[str]:
 
 
 def main_tables(view: View) -> list[Table]:
-    """Return the tables of the main metric that a terminal shows."""
+    """Return the tables of the main metric for the terminal: results, and differences if there are several rows."""
     main = view.study.metrics[0]
     apart = differences_table(view, main)
     return [results_table(view, main), *([] if apart is None else [apart])]
@@ -166,7 +166,7 @@ def _write(view: View, words: Sequence[str], remarks: Sequence[str]) -> None:
 
 
 def _with_ensemble(study: Study, results: StudyResults) -> StudyResults:
-    """Return the results with an ensemble for each split and seed whose models are all there."""
+    """Return the results with an ensemble for each split and seed in which every site has a finished model."""
     from hpcfed.lab.study.ensemble import ensemble_result
 
     if ENSEMBLE not in study.baselines:

@@ -28,9 +28,9 @@ class TrainTestSplit:
     """One split of n samples.
 
     Attributes:
-        tests: (n,) bool, the test samples; all others are for training.
-        site: the site that is left out, None if every site has both parts.
-        unused: (n,) bool, samples of neither part; None for none.
+        tests: (n,) bool, the test samples; all others that are not `unused` are for training.
+        site: index of the site that is left out; None if every site has both parts.
+        unused: (n,) bool, samples in neither part; None if every sample is in a part.
     """
 
     tests: np.ndarray
@@ -44,7 +44,7 @@ class TrainTestSplit:
 
     @property
     def ratio(self) -> float:
-        """Test samples for each training sample."""
+        """n_test / n_train."""
         return float(self.tests.sum() / self.training.sum())
 
     def trainers(self, owner: np.ndarray) -> list[int]:
@@ -54,7 +54,7 @@ class TrainTestSplit:
 
 @dataclass(frozen=True)
 class Splits:
-    """The splits of a study, and a line on each stratum that was too small."""
+    """The splits of a study, and remarks for the user, such as on strata that are too small."""
 
     each: tuple[TrainTestSplit, ...]
     remarks: tuple[str, ...] = ()
@@ -62,11 +62,11 @@ class Splits:
 
 @dataclass(frozen=True)
 class Divisible:
-    """What is known of n samples that are split.
+    """The sites, labels and groups of n samples, by which they are split.
 
     Attributes:
         site: (n,) int64, the site of each sample.
-        label: (n,) int64, its label; None for targets without labels, which are not stratified.
+        label: (n,) int64, the label of each sample; None if samples are not stratified by label.
         sites, labels: names, for the remarks.
         group: (n,) int64, the group of each sample; None without groups.
     """
@@ -78,7 +78,7 @@ class Divisible:
     group: np.ndarray | None = None
 
     def named(self, labels: Sequence[int]) -> str:
-        """Return some labels by their names, where they have some."""
+        """Return labels by name, comma-separated; a label without a name is shown by its number."""
         return ", ".join(self.labels[one] if one < len(self.labels) else str(one) for one in labels)
 
 
@@ -87,11 +87,11 @@ def make_splits(kind: str, samples: Divisible, count: int, fraction: float, seed
 
     Args:
         kind: one of `KINDS`.
-        samples: what is known of them.
-        count: number of holdouts, or of folds; without effect where sites are left out.
-        fraction: of a site's samples that a holdout tests on.
-        seed: of the random choice.
-        purpose: of the splits; each purpose has separate random streams.
+        samples: the samples' sites, labels and groups.
+        count: number of holdouts or folds; without effect if sites are left out.
+        fraction: share of a site's samples in the test part of a holdout.
+        seed: seed of the random choice.
+        purpose: beginning of the random streams' names; splits of different purposes are independent.
 
     Raises:
         InputError: a site has fewer samples or groups than are needed.
@@ -131,7 +131,7 @@ def make_splits(kind: str, samples: Divisible, count: int, fraction: float, seed
 
 
 def inner_split(split: TrainTestSplit, number: int, samples: Divisible, fraction: float, seed: int) -> TrainTestSplit:
-    """Return a holdout of a split's training samples; its test samples are in neither part.
+    """Return a holdout of a split's training samples; the split's test samples are in neither part of it.
 
     Raises:
         InputError: a site has too few training samples or groups.
@@ -147,7 +147,7 @@ def inner_split(split: TrainTestSplit, number: int, samples: Divisible, fraction
 
 
 def _unmet(tests: np.ndarray, site: np.ndarray, fraction: float, sites: Sequence[str]) -> Iterator[str]:
-    """Yield a line on the sites where a holdout tests on clearly more or fewer samples than asked for."""
+    """Yield a line naming the sites where a holdout's test part is clearly larger or smaller than `fraction`."""
     found = []
     for k, name in enumerate(sites):
         own = tests[site == k]
@@ -162,7 +162,11 @@ def _unmet(tests: np.ndarray, site: np.ndarray, fraction: float, sites: Sequence
 def _by_group(
     kind: str, group: np.ndarray, stratum: np.ndarray, count: int, fraction: float, seed: int, purpose: str
 ) -> np.ndarray:
-    """Return the test samples of each split of samples in groups and strata, (J, n) bool; the rest as `make_splits`."""
+    """Return the test samples of each split, (J, n) bool, if samples have groups; other arguments are those of
+    `make_splits`.
+
+    Groups stay whole, and strata are divided as evenly as that allows.
+    """
     if kind == FOLDS:
         part = divide(group, stratum, (1 / count,) * count, stream(seed, f"{purpose}folds of groups"), ordered=True)
         return np.asarray(part == np.arange(count)[:, None])
@@ -172,7 +176,11 @@ def _by_group(
 
 
 def _refuse_shared(samples: Divisible) -> None:
-    """Refuse groups of several sites where a site is left out: models would train on the groups they are tested on."""
+    """Check that no group has samples of several sites: a model would train on samples of a group it is tested on.
+
+    Raises:
+        InputError: some group has samples of several sites.
+    """
     if samples.group is None:
         return
     pairs = np.unique(np.stack([samples.group, samples.site], axis=1), axis=0)
@@ -186,7 +194,11 @@ def _refuse_shared(samples: Divisible) -> None:
 
 
 def _remarks(tests: np.ndarray, samples: Divisible) -> Iterator[str]:
-    """Yield lines on the sites and labels that are not in both parts of all splits, and on the sites' shares."""
+    """Yield, for each site, a line on labels that some split has in one part only; then a line on the share tested on.
+
+    Raises:
+        InputError: some split has all samples of a site in one part.
+    """
     shares = []
     for k, name in enumerate(samples.sites):
         of_site = samples.site == k
@@ -207,9 +219,10 @@ def _remarks(tests: np.ndarray, samples: Divisible) -> Iterator[str]:
 
 
 def _strata(label: np.ndarray, least: int) -> tuple[list[np.ndarray], list[int]]:
-    """Return the places of each stratum's samples, and the labels with too few, whose samples are one stratum.
+    """Return the sample indices of each stratum, and the labels with fewer than `least` samples.
 
-    Where that stratum is too small itself, it joins the largest one.
+    Each label is a stratum, except that labels with too few samples form one together; if that has too few samples as
+    well, it joins the largest stratum.
     """
     found, counts = np.unique(label, return_counts=True)
     small = [int(value) for value in found[counts < least]]
@@ -224,9 +237,10 @@ def _strata(label: np.ndarray, least: int) -> tuple[list[np.ndarray], list[int]]
 
 
 def folds(strata: Sequence[np.ndarray], count: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal a site's n samples to folds, (count, n) bool: each sample to one, in sizes that differ by 1 at most.
+    """Deal a site's n samples to folds, (count, n) bool: each sample to one fold.
 
-    The same holds within each stratum, which is dealt in random order from the fold where the one before ended.
+    Sizes of folds differ by at most 1, in total and within each stratum: strata are dealt in turn, in random order
+    within each, and each starts at the fold after the one that was dealt to last.
     """
     order = np.concatenate([rng.permutation(rows) for rows in strata])
     fold = np.empty(len(order), np.int64)
@@ -235,9 +249,9 @@ def folds(strata: Sequence[np.ndarray], count: int, rng: np.random.Generator) ->
 
 
 def holdout(strata: Sequence[np.ndarray], fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw a site's test samples, (n,) bool: `fraction` of each stratum, rounded so that the site's sum is nearest.
+    """Draw a site's test samples, (n,) bool: `fraction` of each stratum, rounded so that their total is nearest to it.
 
-    A stratum of two samples or more keeps one on each side.
+    A stratum of two samples or more has at least one sample in each part.
     """
     sizes = np.array([len(rows) for rows in strata])
     tests = np.zeros(int(sizes.sum()), bool)
@@ -247,9 +261,9 @@ def holdout(strata: Sequence[np.ndarray], fraction: float, rng: np.random.Genera
 
 
 def _quotas(sizes: np.ndarray, fraction: float) -> np.ndarray:
-    """Return the number of test samples in each stratum, by largest remainders.
+    """Return the number of test samples in each stratum, by the method of largest remainders.
 
-    A stratum of two samples or more has at least one on each side.
+    A stratum of two samples or more has at least one sample in each part.
     """
     exact = fraction * sizes
     quotas = np.floor(exact).astype(np.int64)

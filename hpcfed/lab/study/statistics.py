@@ -1,15 +1,15 @@
 """Confidence intervals of a study: of means over splits or sites, and of one split's AUROC and accuracy.
 
-Over J splits. Values of splits are no independent sample: their training sets share most of their samples. The variance
-of their mean m is estimated by s_NB² = (1/J + n_test/n_train) s², in place of s²/J, and the interval is Student's with
-J − 1 degrees of freedom. For k folds n_test/n_train is 1/(k − 1). The correction is for splits alone: over sites, which
-are different samples, it is 0. Of a metric from 0 to 1 the interval is computed for logit(m), so that it stays between
-them: logit(m) ± t s_NB/(m (1 − m)). There is none where m is 0 or 1. Differences are on their own scale; an interval of
-differences of such metrics is cut at −1 and 1.
+Means over J splits. Values of splits are dependent: their training sets share most of their samples. The variance of
+their mean m is therefore estimated by s_NB² = (1/J + n_test/n_train) s² instead of s²/J; the interval is Student's with
+J − 1 degrees of freedom. For k folds n_test/n_train is 1/(k − 1). Means over sites, whose samples are disjoint, have no
+correction term. For a metric between 0 and 1 the interval is computed on the logit, so that it stays in this range:
+logit(m) ± t s_NB/(m (1 − m)); there is none if m is 0 or 1. Intervals of differences are computed without the logit;
+for metrics between 0 and 1 they are cut at −1 and 1.
 
-Of one split at one site. AUROC: the variance of DeLong, DeLong, Clarke-Pearson, from midranks as Sun and Xu compute
-them, on the logit, logit(a) ± z √var/(a (1 − a)). Accuracy: Wilson's interval for a share of n samples. Both take
-samples for independent, so that there is none where samples have groups, such as patients.
+One split at one site. AUROC a: the variance of DeLong, DeLong, Clarke-Pearson, computed from midranks as by Sun and Xu,
+on the logit: logit(a) ± z √var/(a (1 − a)). Accuracy: Wilson's interval for a share of n samples. Both assume
+independent samples, so there is none if samples have groups, such as patients.
 
 References: Nadeau, Bengio, "Inference for the generalization error", Machine Learning 52, 2003, section 3; DeLong,
 DeLong, Clarke-Pearson, "Comparing the areas under two or more correlated receiver operating characteristic curves",
@@ -44,12 +44,12 @@ Ends = tuple[float, float]
 
 
 def corrected(values: Sequence[float], ratio: float, *, share: bool = False) -> MeanEstimate | None:
-    """Return the mean of the finite values, one a split, and its corrected interval; None without any.
+    """Return the mean of the finite values and its corrected interval; None if no value is finite.
 
     Args:
-        values: one a split, (J,).
+        values: one per split, (J,).
         ratio: n_test / n_train; 0 for independent values.
-        share: whether values are from 0 to 1, so that the interval is computed on the logit.
+        share: whether values are between 0 and 1, so that the interval is computed on the logit.
     """
     finite = np.array([value for value in values if math.isfinite(value)])
     if not len(finite):
@@ -76,7 +76,7 @@ def _expit(value: float) -> float:
 
 
 def cut(estimate: MeanEstimate | None) -> MeanEstimate | None:
-    """Return an estimated difference of shares with its interval cut at −1 and 1."""
+    """Return the estimate of a difference of shares, its interval cut at −1 and 1; None stays None."""
     if estimate is None or estimate.interval is None:
         return estimate
     low, high = estimate.interval
@@ -96,14 +96,15 @@ def wilson(share: float, count: int) -> Ends | None:
 
 
 def delong(scores: Sequence[np.ndarray], positive: np.ndarray) -> tuple[float, float]:
-    """Return the AUROC and its variance by DeLong, of models that score the same samples, averaged; nan with one class.
+    """Return the AUROC and its variance by DeLong, averaged over models that score the same n samples; nan for one
+    class.
 
     A positive's placement is the share of negatives with a lower score, ties ½; a negative's, the share of positives
-    with a higher one. Placements are averaged over the models; the variance is that of their means.
+    with a higher score. Placements are averaged over the models before the variance is computed.
 
     Args:
-        scores: of each model, (n,).
-        positive: (n,) bool.
+        scores: one array per model, (n,).
+        positive: (n,) bool, whether each sample is of the positive class.
     """
     from pandas import Series
 
@@ -121,13 +122,16 @@ def delong(scores: Sequence[np.ndarray], positive: np.ndarray) -> tuple[float, f
 
 
 def auroc_interval(scores: Sequence[np.ndarray], positive: np.ndarray) -> Ends | None:
-    """Return DeLong's interval of an AUROC on the logit; None where it is 0 or 1, or has no variance."""
+    """Return DeLong's interval of the AUROC on the logit; None if the AUROC is 0 or 1, or its variance not positive.
+
+    Arguments are those of `delong`.
+    """
     area, variance = delong(scores, positive)
     return on_logit(area, NORMAL * math.sqrt(variance)) if variance > 0 else None
 
 
 def interval(values: np.ndarray) -> Ends | None:
-    """Return the 95 % percentile interval of resampled values (B,); None if more than one in 20 is undefined."""
+    """Return the 95 % percentile interval of resampled values (B,); None if more than one in 20 is not finite."""
     defined = values[np.isfinite(values)]
     if len(defined) < DEFINED * len(values):
         return None

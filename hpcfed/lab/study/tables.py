@@ -25,7 +25,10 @@ EXPLAINED = "Student's t, variance corrected for training samples that splits sh
 
 
 def results_table(view: View, metric: StudyMetric) -> Table:
-    """A row a method: the mean of the sites, all test samples together, and each site; mean and interval."""
+    """Return the table of results: a row per method with means and intervals.
+
+    Columns: mean of sites, all test samples together, each site.
+    """
     found = [_shown(view, view.estimates(row, metric)) for row in view.rows]
     rows = [
         (row.title, row.steps, *(estimate_text(one, metric, view.num_values) for one in each))
@@ -39,9 +42,9 @@ def results_table(view: View, metric: StudyMetric) -> Table:
 
 
 def differences_table(view: View, metric: StudyMetric) -> Table | None:
-    """As `results_table`, of differences from the reference, paired by split; bold where the interval excludes zero.
+    """Return the table of differences from the reference, paired by split, with the columns of `results_table`.
 
-    None if there is no other row.
+    Bold if the interval excludes zero. None if the reference is the only row.
     """
     reference = view.reference
     rows: list[tuple[str, ...]] = []
@@ -67,7 +70,7 @@ def differences_table(view: View, metric: StudyMetric) -> Table | None:
 
 
 def spread_table(view: View, metric: StudyMetric) -> Table:
-    """A row a method: the mean of the sites, the worst site, and the range over sites."""
+    """Return the table of spread over sites: a row per method with mean, worst and best site, range and deviation."""
     rows, measured = [], view.measured(metric)
     cells: list[MeanEstimate | None] = []
     for row in view.rows:
@@ -96,7 +99,7 @@ def spread_table(view: View, metric: StudyMetric) -> Table:
 
 
 def cross_table(view: View, metric: StudyMetric) -> Table | None:
-    """A row for each site's model, a column for each site it is tested on; None if sites are not trained alone."""
+    """Return the cross-site table: a row per site's model, a column per test site; None if no site trains alone."""
     matrix = view.cross_values(metric)
     if matrix is None:
         return None
@@ -111,7 +114,10 @@ def cross_table(view: View, metric: StudyMetric) -> Table | None:
 
 
 def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
-    """A row a method: means over splits with intervals over patients, and the difference from the reference."""
+    """Return the table of intervals over patients: a row per method with means, and the difference from the reference.
+
+    None if there are no resamples of the metric.
+    """
     reference, resampled = view.reference, view.resampled or {}
     theirs = resampled.get((reference.key, metric.name))
     if theirs is None:
@@ -142,7 +148,7 @@ def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
 
 
 def tuning_table(study: Study) -> Table | None:
-    """A row an arm: how many splits chose which values; None if nothing was tuned."""
+    """Return the table of tuned values: a row per arm with how many splits chose each; None if nothing was tuned."""
     if study.tuned is None:
         return None
     rows = []
@@ -170,7 +176,10 @@ def tuning_table(study: Study) -> Table | None:
 
 
 def _extremes(view: View, means: np.ndarray, metric: StudyMetric) -> tuple[str, str, str]:
-    """Return the worst and the best site, with their values, and the range, from means (N,)."""
+    """Return the worst site, the best site and the range as text, from the sites' means (N,), nan if undefined.
+
+    A dash if the metric is undefined, or, for the sites, if its better direction is unknown.
+    """
     if not np.isfinite(means).any():
         return ABSENT, ABSENT, ABSENT
     low, high = int(np.nanargmin(means)), int(np.nanargmax(means))
@@ -183,7 +192,9 @@ def _extremes(view: View, means: np.ndarray, metric: StudyMetric) -> tuple[str, 
 
 
 def _worst_tenth(means: np.ndarray, metric: StudyMetric) -> str:
-    """Return the mean over the tenth of the sites, rounded up, with the worst values, of means (N,)."""
+    """Return, as text, the mean over the worst tenth of the sites (rounded up), from their means (N,); a dash if
+    unknown.
+    """
     found = np.sort(means[np.isfinite(means)])
     if metric.larger_is_better is None or not len(found):
         return ABSENT
@@ -192,9 +203,10 @@ def _worst_tenth(means: np.ndarray, metric: StudyMetric) -> str:
 
 
 def _shown(view: View, estimates: list[MeanEstimate | None]) -> list[MeanEstimate | None]:
-    """Return estimates of the sites' mean, of all samples, unless each split is of one site, and of the sites.
+    """Return a row's estimates in the order of the columns: mean of sites, all samples together, each site.
 
-    So the means are in sight, however many sites follow.
+    Means come first, to be visible however many sites follow. If each split leaves a site out, there is no column of
+    all samples together.
     """
     sites, means = estimates[: len(view.sites)], estimates[len(view.sites) :]
     return [*(means[:-1] if view.study.leaves_out else means), *sites]
@@ -206,7 +218,7 @@ def _header(view: View, metric: StudyMetric, *more: str) -> tuple[str, ...]:
 
 
 def _methods(cells: Sequence[MeanEstimate | None]) -> str:
-    """Return a sentence on how the intervals of some cells were computed; "" without intervals."""
+    """Return a sentence on how the intervals in the cells were computed; "" if there are none."""
     found = dict.fromkeys(one.method for one in cells if one is not None and one.interval is not None and one.method)
     names = [name for method in found if (name := _explained(method))]
     return f" Intervals of {CONFIDENCE}: {'; '.join(dict.fromkeys(names))}." if names else ""
@@ -220,7 +232,7 @@ def _explained(method: str) -> str:
 
 
 def _together(view: View, metric: StudyMetric) -> str:
-    """Return a sentence on the values of all samples together; "" where there are none."""
+    """Return a sentence on the column of all samples together; "" if each split leaves one site out."""
     if view.study.leaves_out:
         return ""
     models = "" if metric.name == ACCURACY else "; – where sites have models of their own"
@@ -239,7 +251,7 @@ def _note(view: View, metric: StudyMetric) -> str:
 
 
 def _positive(study: Study, metric: StudyMetric) -> str:
-    """Return a sentence on the class whose average precision is shown, if there are two classes; else ""."""
+    """Return a sentence that names the positive class; "" if the metric is not the average precision of two classes."""
     labels = study.samples.labels
     if study.recipe.evaluate.metrics.get(metric.name) != "average-precision" or len(labels) != 2:
         return ""
@@ -247,7 +259,7 @@ def _positive(study: Study, metric: StudyMetric) -> str:
 
 
 def _some_splits(view: View, cells: Sequence[MeanEstimate | None]) -> str:
-    """Return a sentence on cells that are defined in some splits alone, "" without any."""
+    """Return a sentence on cells such as ``1 of 5: 81.2``, defined in some of the splits; "" if there are none."""
     splits = view.num_values
     some = any(one is not None and one.count < splits for one in cells)
     mean = f"{MEAN.lower()}: of those in which its sites have a value"
@@ -255,14 +267,14 @@ def _some_splits(view: View, cells: Sequence[MeanEstimate | None]) -> str:
 
 
 def _one_value(view: View, cells: Sequence[MeanEstimate | None]) -> str:
-    """Return a sentence on cells of several values without interval, "" without any."""
+    """Return a sentence on cells that have no interval because all their values are equal; "" if there are none."""
     what = "sites" if view.study.leaves_out else "splits"
     without = any(one is not None and one.interval is None and one.count > 1 for one in cells)
     return f" A number without interval is the same in all {what}." if without else ""
 
 
 def _unmeasured(view: View, metric: StudyMetric) -> str:
-    """Return sentences on the sites where the metric is undefined in all splits, and on missing labels; "" for none."""
+    """Return sentences on the sites that are in no mean, and on labels that test samples lack; "" if there are none."""
     measured, labels = view.measured(metric), view.study.tested_labels
     names = [name for name, kept in zip(view.sites, measured, strict=True) if not kept]
     missing = ""

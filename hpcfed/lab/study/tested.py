@@ -1,4 +1,4 @@
-"""Test samples of a study: their numbers, classes and events by site and split, as a table and in notes."""
+"""Numbers of test samples, classes and events by site and split, as a table and as notes below tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEW_UNITS = 10
 
 
 def splits_table(study: Study) -> Table:
-    """A row a site: samples, the labels among them, and how many are tested on in each split."""
+    """Return the table of sites: a row per site with its samples, those of each label, and those a split tests on."""
     samples, tested = study.samples, tested_sizes(study)
     labels = [] if samples.label is None else list(samples.labels)
     rows = []
@@ -32,15 +32,15 @@ def splits_table(study: Study) -> Table:
 
 
 def tested_sizes(study: Study) -> list[str]:
-    """Return how many samples of each site a split tests on, as text, (N,)."""
+    """Return how many samples of each site one split tests on, as text, (N,): ``12``, or ``10 to 14`` over splits."""
     return [_range(column) for column in tested_counts(study).T]
 
 
 def tested_note(study: Study, metric: StudyMetric) -> str:
-    """Return a sentence on the tested samples: their number by site, sites with a single class, and events; "" for
+    """Return a note on each site's test samples: their number, whether they have a single class, and events; "" for
     none.
 
-    Above `MOST_COUNTED` sites it names the sites with a single class alone.
+    With more than `MOST_COUNTED` sites, only those with a single class are named.
     """
     held, labels, events = tested_counts(study), study.tested_labels, _events(study)
     said = []
@@ -56,7 +56,7 @@ def tested_note(study: Study, metric: StudyMetric) -> str:
 
 
 def few_events_note(study: Study) -> str:
-    """Return a sentence on the sites where a split tests on fewer than `FEW_EVENTS` events; "" without any."""
+    """Return a sentence on sites where some split tests on fewer than `FEW_EVENTS` events; "" if there are none."""
     held, events = tested_counts(study), _events(study)
     if events is None:
         return ""
@@ -69,7 +69,7 @@ def few_events_note(study: Study) -> str:
 
 
 def few_units(study: Study) -> list[str]:
-    """Return the sites with fewer than `FEW_UNITS` patients, or samples, to resample, with their numbers."""
+    """Return ``site (number)`` for each site with fewer than `FEW_UNITS` tested patients, or samples without groups."""
     tested = np.any([split.tests for split in study.splits.each], axis=0)
     group = np.arange(len(tested)) if study.samples.group is None else study.samples.group
     counts = [len(np.unique(group[tested & (study.samples.owner == k)])) for k in range(len(study.samples.sites))]
@@ -77,7 +77,7 @@ def few_units(study: Study) -> list[str]:
 
 
 def _events(study: Study) -> np.ndarray | None:
-    """Return how many events of each site each split tests on, (J, N); None for other tasks than survival."""
+    """Return the number of events of each site that each split tests on, (J, N); None if the task is not survival."""
     samples = study.samples
     if samples.label is None or samples.dataset.task != "survival":
         return None
@@ -85,18 +85,18 @@ def _events(study: Study) -> np.ndarray | None:
 
 
 def _events_text(counts: np.ndarray) -> str:
-    """Return the number of events at a site in each split that tests on it, (J,), as text."""
+    """Return the number of a site's tested events as text: ``12 events``, or a range over the splits `counts` (j,)."""
     low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
     return counted(high, "event") if low == high else f"{low:,} to {high:,} events"
 
 
 def tested_counts(study: Study) -> np.ndarray:
-    """Return how many samples of each site each split tests on, (J, N)."""
+    """Return the number of samples of each site that each split tests on, (J, N)."""
     return _counts(study, np.ones(len(study.samples.owner), bool))
 
 
 def _counts(study: Study, kept: np.ndarray) -> np.ndarray:
-    """Count the samples `kept`, (n,) bool, by split and site, among those tested on, (J, N)."""
+    """Return the number of test samples in each split at each site, (J, N), among the samples `kept`, (n,) bool."""
     owner, sites = study.samples.owner, len(study.samples.sites)
     return np.array([np.bincount(owner[one.tests & kept], minlength=sites) for one in study.splits.each])
 
@@ -109,7 +109,7 @@ def _range(counts: np.ndarray) -> str:
 
 
 def _one_class(labels: TestedLabels, site: int) -> str:
-    """Say in how many splits a site's tested samples have a single class, and for which labels; "" for none."""
+    """Return as text in how many splits a site's test samples have a single class, for each label; "" if in none."""
     counts, splits = labels.of_one_class[:, site].sum(axis=0), labels.tested[:, site].sum()
     found = [
         f"{f'of label {labels.labels[k]} ' if labels.several else ''}in {count} of {splits}"

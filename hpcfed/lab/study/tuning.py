@@ -1,10 +1,10 @@
-"""Tuning inside the training part: the values of each arm's grid are compared on an inner split of it.
+"""Tuning: each arm's grid of values is compared on an inner split of each split's training part.
 
 The inner split is a holdout of the training samples by site and label, or by group. Every arm is trained at every point
-of its grid on the inner training part with the study's first seed, and the point with the best mean over sites of the
-main metric on the inner test part is taken for the split; ties go to the smaller loss, then to the first point. The
-loss alone decides if the metric has no direction, or is undefined at all sites. A site that trains alone is measured on
-itself. No sample of the split's test part is in the inner files.
+of its grid on the inner training part, with the study's first seed. The split takes the point with the best mean over
+sites of the main metric on the inner test part; ties go to the smaller loss, then to the first point. The loss alone
+decides if the metric's direction is unknown, or if it is undefined at all sites. A site that trains alone is measured
+on its own samples. No sample of the split's test part is in the inner files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMMON = ("local.", "loss.", "model.")
 
 @dataclass(frozen=True)
 class Tuning:
-    """The grids of ``--tune``: for all arms, and for single methods by key."""
+    """The grids of ``--tune``: `common` for all arms, and `own` by the key of the method that they are for."""
 
     common: tuple[Grid, ...]
     own: Mapping[str, tuple[Grid, ...]]
@@ -42,7 +42,7 @@ class Tuning:
     """Method's key → keys that it has by an example, which nobody named."""
 
     def points_of(self, arm: Arm) -> list[Point]:
-        """Return an arm's points; a key that its method names itself is not tuned."""
+        """Return the points of an arm's grid, which leaves out keys that the user set for this arm in ``--methods``."""
         grids = {grid.key: grid for grid in (*self.common, *self.own.get(arm.key, ()))}
         fixed = {text.partition("=")[0] for text in arm.overrides} - {*self.examples.get(arm.key, ())}
         return points([grid for key, grid in grids.items() if key not in fixed])
@@ -50,7 +50,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class TuningCandidate:
-    """One point of an arm in one split: the mean over sites of the main metric and of the loss, nan where unknown."""
+    """One point of an arm's grid in one split; `value` and `loss` are means over sites, nan if unknown."""
 
     arm: str
     split: int
@@ -61,18 +61,18 @@ class TuningCandidate:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """All candidates, and the chosen one of each arm and split."""
+    """All candidates, and the chosen one by (arm's key, split)."""
 
     candidates: tuple[TuningCandidate, ...]
     chosen: Mapping[tuple[str, int], TuningCandidate]
 
     def overrides(self, arm: str, split: int) -> tuple[str, ...]:
-        """Return the recipe's overrides that were chosen for an arm in a split."""
+        """Return the recipe overrides chosen for an arm in a split; empty if nothing was tuned for it."""
         found = self.chosen.get((arm, split))
         return () if found is None else tuple(found.point.overrides)
 
     def by_loss(self, metric: StudyMetric) -> str:
-        """Return a remark on choices made by the loss, where the main metric is undefined, or ""."""
+        """Return a remark on choices made by the loss because the main metric is undefined; "" if there are none."""
         compared = [one for one in self.chosen.values() if math.isfinite(one.loss)]
         unknown = sum(math.isnan(one.value) for one in compared)
         if not unknown or metric.without_direction:
@@ -82,10 +82,12 @@ class TuningResult:
 
 
 def parse_tuning(texts: Sequence[str], methods: Sequence[MethodChoice]) -> Tuning | None:
-    """Return the grids of ``--tune KEY=VALUES``, for all arms, and ``--tune METHOD:KEY=VALUES``; None without any.
+    """Return the grids of ``--tune KEY=VALUES``, for all arms, and ``--tune METHOD:KEY=VALUES``, for one; None without
+    texts.
 
     Raises:
-        InputError: no grid, a key that is the same for all arms, or a method that is not in the study.
+        InputError: a text is no grid, a key must be equal for all arms or has two grids, or a method is not in the
+            study.
     """
     common: list[Grid] = []
     own: dict[str, list[Grid]] = {}
@@ -116,14 +118,14 @@ def parse_tuning(texts: Sequence[str], methods: Sequence[MethodChoice]) -> Tunin
 
 
 def _keys_of(name: str) -> list[str]:
-    """Return the keys of a recipe's section."""
+    """Return the keys of the recipe's section `name`."""
     section = section_of(Recipe.model_fields[name].annotation)
     return [] if section is None else list(section.model_fields)
 
 
 @contextmanager
 def naming_tune() -> Iterator[None]:
-    """Name ``--tune`` in errors of the inner splits."""
+    """Add ``--tune`` as the place of the error to every InputError raised in the block."""
     try:
         yield
     except InputError as error:
@@ -131,7 +133,7 @@ def naming_tune() -> Iterator[None]:
 
 
 def variants(arms: Sequence[Arm], tuning: Tuning) -> list[Arm]:
-    """Return, for each arm with several points, an arm for each of them, without fine-tuning."""
+    """Return one arm per point of each arm's grid, without fine-tuning; arms with a single point are left out."""
     return [
         replace(arm, key=variant(arm.key, number), overrides=(*arm.overrides, *point.overrides), tunes=False)
         for arm in arms
@@ -142,7 +144,7 @@ def variants(arms: Sequence[Arm], tuning: Tuning) -> list[Arm]:
 
 
 def variant(arm: str, number: int) -> str:
-    """Return the key of an arm at one point of its grid."""
+    """Return the key of an arm at the point `number` of its grid."""
     return f"{arm}.point-{number}"
 
 
@@ -157,15 +159,15 @@ def choose(
     """Return the chosen point of each arm in each split.
 
     Args:
-        arms: of the study.
-        tuning: its grids.
-        runs: of the variants, by their keys.
-        trainers: sites that train in each split.
-        metric: the main one; its loss decides if no direction is known.
-        larger_is_better: of the metric.
+        arms: the arms of the study.
+        tuning: the grids.
+        runs: key of a variant → its finished runs.
+        trainers: for each split, the sites that train.
+        metric: the main metric's name.
+        larger_is_better: the metric's direction; None if unknown, and the loss decides.
 
     Raises:
-        InputError: no point of an arm trained in a split.
+        InputError: all points of an arm failed in a split.
     """
     candidates, chosen = [], {}
     for arm in arms:
@@ -196,7 +198,7 @@ def choose(
 
 
 def _rank(one: TuningCandidate, larger_is_better: bool | None) -> tuple[float, float]:
-    """Return a candidate's sort key; the best one's is the smallest."""
+    """Return a candidate's sort key: the best candidate has the smallest."""
     if larger_is_better is None or math.isnan(one.value):
         return (math.inf if larger_is_better is not None else 0.0), one.loss
     return (-one.value if larger_is_better else one.value), one.loss

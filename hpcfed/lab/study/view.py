@@ -1,11 +1,11 @@
 """Values behind a study's tables, figures and pages: rows × sites × splits, and means over them.
 
-Values of a split are means over its seeds; intervals are of the mean over splits (`hpcfed.lab.study.statistics`). Where
-each split leaves one site out, a site has one value, and intervals are those of the mean over sites.
+The value of a split is a mean over its seeds; intervals are of the mean over splits (`hpcfed.lab.study.statistics`). If
+each split leaves one site out, a site has one value, and intervals are of the mean over sites.
 
-Means of sites are over complete cases, sites that have both classes among every split's test samples and on which the
-metric is defined in all splits and rows. Otherwise methods would be compared on different sites. Complete cases favour
-large sites, so the value of all test samples together stands beside the mean.
+Means of sites are over complete cases: sites on which the metric is defined in all splits and rows, and that have the
+classes it needs among every split's test samples. Otherwise methods would be compared on different sites. Complete
+cases favour large sites, so the value of all test samples together stands beside the mean.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ Single = Mapping[tuple[str, str], Mapping[int, Ends]]
 
 @dataclass(frozen=True)
 class View:
-    """The values behind all tables; `resampled`: of patients, `single`: intervals of sites tested by one split."""
+    """The values behind all tables.
+
+    Attributes:
+        study, results: the study, and the results of its finished runs.
+        rows: the rows of the tables.
+        resampled: values in resamples of patients; None before they are computed.
+        single: intervals of AUROC at sites that a single split tests on.
+    """
 
     study: Study
     results: StudyResults
@@ -49,7 +56,7 @@ class View:
         return self.study.samples.sites
 
     def site_values(self, row: StudyRow, metric: StudyMetric) -> np.ndarray:
-        """Return a row's values, (N, J); nan where there is none."""
+        """Return a row's values of a metric, (N, J) over sites and splits; nan where it is missing."""
         splits = len(self.study.splits.each)
         found = [
             [self.results.values(arm, metric.name, site, splits, row.model) for arm in arms]
@@ -58,21 +65,21 @@ class View:
         return np.array([np.mean(of_arms, axis=0) for of_arms in found])
 
     def counts(self, row: StudyRow, metric: str) -> np.ndarray | None:
-        """Return a row's confusion matrix, added up over sites and runs, (C, C); None without any."""
+        """Return a row's confusion matrix, added up over sites and runs, (C, C); None if no run has one."""
         each = (self.results.counts(arm, metric, row.model, site) for site, arms in enumerate(row.arms) for arm in arms)
         found = [matrix for matrix in each if matrix is not None]
         return np.sum(found, axis=0) if found else None
 
     @cached_property
     def tested(self) -> np.ndarray:
-        """How many samples of each site each split tests on, (J, N)."""
+        """The number of samples of each site that each split tests on, (J, N)."""
         return tested_counts(self.study)
 
     def measured(self, metric: StudyMetric) -> np.ndarray:
-        """Return the sites that means are over, (N,) bool: complete cases.
+        """Return which sites the means are over, (N,) bool: the complete cases.
 
-        A site that some split tests on one class alone is in no mean: it has no AUROC there, and a model that always
-        predicts that class scores 100 % accuracy. Splits without runs yet do not count.
+        A site where some split tests on one class alone is in no mean: it has no AUROC there, and a model that always
+        predicts that class has 100 % accuracy. Splits without finished runs do not count.
         """
         kept = self._with_classes(metric)
         found = np.zeros(len(self.sites), bool)
@@ -84,7 +91,7 @@ class View:
         return kept & found
 
     def _with_classes(self, metric: StudyMetric) -> np.ndarray:
-        """Return the sites whose tested samples have the classes that a metric needs in all splits, (N,) bool."""
+        """Return which sites have the classes that a metric needs in every split that tests on them, (N,) bool."""
         labels = self.study.tested_labels
         if labels is None:
             return np.ones(len(self.sites), bool)
@@ -92,14 +99,16 @@ class View:
         return np.asarray(~(lacking & labels.tested).any(axis=0))
 
     def mean_title(self, metric: StudyMetric) -> str:
-        """Return the title of the mean of sites, with its numbers of sites and samples where some are left out."""
+        """Return the title of the column of means, with numbers of sites and samples if the mean leaves out sites."""
         kept = self.measured(metric)
         if kept.all() or not kept.any():
             return MEAN
         return f"Mean of {kept.sum()} of {len(kept)} sites, {self.num_tested(kept)} tested samples"
 
     def num_tested(self, kept: np.ndarray) -> str:
-        """Return how many samples of the sites `kept`, (N,) bool, any split tests on, and of how many: ``40 of 46``."""
+        """Return, as text, how many tested samples are of the sites `kept`, (N,) bool: ``46`` if all are, else ``40 of
+        46``.
+        """
         own = np.bincount(
             self.study.samples.owner[np.any([one.tests for one in self.study.splits.each], axis=0)],
             minlength=len(kept),
@@ -107,9 +116,10 @@ class View:
         return f"{own[kept].sum():,}" if kept.all() else f"{own[kept].sum():,} of {own.sum():,}"
 
     def over_sites(self, values: np.ndarray, measured: np.ndarray) -> np.ndarray:
-        """Return the mean over the measured sites of each split, (J,), from values (N, J); nan where one has none.
+        """Return the mean over the sites `measured`, (N,) bool, in each split, (J,), from values (N, J).
 
-        Where each split leaves one site out, it is that site's value, or nan if the site is not among them.
+        It is nan if a measured site has no value. If each split leaves one site out, return that site's value instead,
+        nan if the site is not measured.
         """
         if self.study.leaves_out:
             return np.where(measured, np.diagonal(values), np.nan)
@@ -118,8 +128,8 @@ class View:
     def pooled(self, row: StudyRow, metric: StudyMetric) -> np.ndarray:
         """Return a row's metric on the test samples of all sites together, in each split, (J,); nan where undefined.
 
-        If sites have different models, only accuracy is defined, as the share of all samples that are predicted right;
-        it is nan, too, where each split leaves one site out.
+        If sites have different models, only accuracy is defined, as the share of correct predictions over all sites; if
+        each split also leaves one site out, no metric is.
         """
         arm = row.arm if row.model == GLOBAL else ""
         whole = np.array(self.results.whole(arm, metric.name, len(self.study.splits.each)), dtype=float)
@@ -131,26 +141,28 @@ class View:
 
     @property
     def num_values(self) -> int:
-        """Number of values behind a complete estimate: the splits; 0 where each leaves one site out."""
+        """Number of splits, of whose values a complete estimate is the mean; 0 if each split leaves one site out."""
         return 0 if self.study.leaves_out else len(self.study.splits.each)
 
     @property
     def reference(self) -> StudyRow:
-        """The row that the others' differences are from."""
+        """The row of the reference, from which differences of the other rows are computed."""
         return next(row for row in self.rows if row.key == self.study.methods.reference)
 
     @property
     def ratio(self) -> float:
-        """n_test / n_train of the splits, whose training samples overlap; 0 over sites, whose samples do not."""
+        """n_test / n_train of the splits; 0 if each split leaves one site out, for intervals over sites."""
         return 0.0 if self.study.leaves_out else self.study.ratio
 
     def is_share(self, metric: StudyMetric) -> bool:
-        """Whether a metric's values are from 0 to 1."""
+        """Whether a metric's values are between 0 and 1."""
         return is_share(metric.name, self.study.recipe.evaluate.metrics)
 
     def estimates(self, row: StudyRow, metric: StudyMetric) -> list[MeanEstimate | None]:
         """Return a row's estimates, (N + 2,): at each site, of the mean of the measured sites, and of all test samples
         together.
+
+        An estimate is None where the metric is undefined.
         """
         values, share = self.site_values(row, metric), self.is_share(metric)
         over = self.over_sites(values, self.measured(metric))
@@ -167,8 +179,8 @@ class View:
     def _of_one_split(
         self, row: StudyRow, metric: StudyMetric, site: int, one: MeanEstimate | None
     ) -> MeanEstimate | None:
-        """Return a site's estimate; a single split's value has the interval of its samples, if these are
-        independent.
+        """Return a site's estimate; if it is of a single split, with Wilson's or DeLong's interval, unless samples have
+        groups.
         """
         if one is None or one.count != 1 or self.study.samples.group is not None:
             return one
@@ -179,7 +191,10 @@ class View:
         return one if ends is None else replace(one, ends=ends, method=DELONG)
 
     def differences(self, row: StudyRow, metric: StudyMetric) -> list[MeanEstimate | None]:
-        """Return a row's differences from the reference, as `estimates` does, paired by split; shares are cut at ±1."""
+        """Return a row's differences from the reference, paired by split, (N + 2,) in the order of `estimates`.
+
+        Intervals of differences of shares are cut at −1 and 1.
+        """
         values, theirs = self.site_values(row, metric), self.site_values(self.reference, metric)
         apart = values - theirs
         over = self.over_sites(apart, self.measured(metric))
@@ -188,7 +203,9 @@ class View:
         return [cut(one) for one in found] if self.is_share(metric) else found
 
     def cross_values(self, metric: StudyMetric) -> np.ndarray | None:
-        """Return the mean over splits of site i's model on site j, (N, N); None if sites are not trained alone."""
+        """Return the mean over splits of site i's model at site j, (N, N), nan if undefined; None if no site trains
+        alone.
+        """
         arms = [arm for arm in self.study.arms if arm.kind == ALONE]
         if not arms:
             return None
@@ -198,7 +215,7 @@ class View:
 
 
 def _by_patients(estimate: MeanEstimate | None, resampled: np.ndarray | None) -> MeanEstimate | None:
-    """Return an estimate without interval with that of resampled patients, (B,), where there is one."""
+    """Return the estimate; one without interval gets the percentile interval of resampled values (B,), if any."""
     if estimate is None or estimate.interval is not None or resampled is None:
         return estimate
     ends = interval(resampled)
@@ -206,7 +223,7 @@ def _by_patients(estimate: MeanEstimate | None, resampled: np.ndarray | None) ->
 
 
 def means_over(values: np.ndarray) -> np.ndarray:
-    """Return means over the last axis, nan left out; nan where there is none."""
+    """Return means of the finite values over the last axis; nan where no value is finite."""
     kept = np.isfinite(values)
     total = np.where(kept, values, 0.0).sum(axis=-1)
     with np.errstate(invalid="ignore"):

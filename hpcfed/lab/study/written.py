@@ -1,8 +1,8 @@
-"""The files of a study's results: written whole, and removed by a later call whose results have no such file.
+"""The files of a study's results: each is written whole, and a later call removes those that its results do not have.
 
-``tables/.written`` and ``figures/.written`` list the files beside them with the SHA-256 hash of their content, as
-``sha256sum`` does. A call removes the files of an earlier list that its own does not name and whose content is
-unchanged, and no others.
+``tables/.written`` and ``figures/.written`` list the files beside them with the SHA-256 hash of their content, in the
+format of ``sha256sum``. A call removes a file only if an earlier list names it, the call does not write it, and its
+content still has the listed hash.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LONG_AGO = 3600.0
 
 
 def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files, path in the study's folder → content; remove tables and figures of earlier calls not among them.
+    """Write `files` (path in the study's folder → content); remove other tables and figures that earlier calls wrote.
 
-    A killed call leaves a list of both the old and the new files, so that the next call knows all of them.
+    A killed call leaves lists of both the old and the new files, so that the next call knows all of them.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -63,7 +63,7 @@ def _entries(names: Mapping[str, str]) -> set[tuple[str, str]]:
 
 
 def _remove_remains(folder: Path, names: Collection[str], now: float) -> None:
-    """Remove the temporary files of these names that a killed process has left, on this node or another."""
+    """Remove temporary files of the files `names` that a killed process left at least `LONG_AGO` before `now`."""
     for path in folder.glob(".*.tmp"):
         found = re.fullmatch(r"\.(.+)\.[1-9][0-9]{0,8}\.tmp", path.name, re.ASCII)
         with suppress(FileNotFoundError):
@@ -80,7 +80,7 @@ def _text(entries: set[tuple[str, str]]) -> str:
 
 
 def _listed(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield hash and name of each listed table; none of a list that is not there or damaged."""
+    """Yield (hash, name) of each file in a ``.written`` list; nothing if the list is missing or damaged."""
     try:
         lines = read_text(path).splitlines()
     except (FileNotFoundError, ValueError):
