@@ -1,4 +1,4 @@
-"""Each run's record and clients as a table: the one reader of ``metrics.jsonl`` and ``clients.csv`` in the laboratory.
+"""Tables of a run's ``metrics.jsonl`` and ``clients.csv``, for comparisons of runs.
 
 pandas is imported when the first table is made.
 """
@@ -26,10 +26,10 @@ MAX_TABLE_BYTES = 1 << 34
 
 
 def record(path: Path, evaluate: Mapping[str, Any] | None, skipped: Counter[int] | None = None) -> pd.DataFrame:
-    """Return a record's numbers: a row a round, by its number, a column a dotted name, nan for null; counts are whole.
+    """Return the numbers of ``metrics.jsonl``: a row per round, indexed from 1, a column per dotted name, nan for null.
 
-    A run's last round is evaluated in any case; once it is not the last any more, scores outside the schedule of
-    `evaluate` are nan. Rounds that left out a client's update are counted in `skipped`.
+    A run always evaluates its last round. If it was resumed with more rounds, the scores of that round are nan unless
+    `evaluate`, the recipe's section, schedules them. `skipped` counts by client the rounds that left out its update.
 
     Raises:
         InputError: a line is malformed, out of order, or has a value that is no number; or there is no round.
@@ -49,14 +49,14 @@ def record(path: Path, evaluate: Mapping[str, Any] | None, skipped: Counter[int]
 
 
 def _counted(rows: Iterable[dict[str, Any]], skipped: Counter[int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows; count clients that they name as skipped."""
+    """Yield the rows unchanged; count in `skipped` how many of them name each client as skipped."""
     for row in rows:
         skipped.update(skipped_in(row))
         yield row
 
 
 def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return records as CSV, a column a key: numbers read back as the same bits, lists are JSON, None and nan empty."""
+    """Return records as CSV, a column per key: floats keep all bits, lists are JSON, None and nan are empty cells."""
     import pandas
 
     def cell(value: Any) -> Any:
@@ -67,7 +67,8 @@ def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def clients_table(path: Path) -> pd.DataFrame:
-    """Return the whole lines of a run's ``clients.csv``, a row a client, model, split and round, its cells as text.
+    """Return a run's ``clients.csv`` as text, a row per client, model, split and round, without a half-written last
+    line.
 
     Raises:
         InputError: the file cannot be read, or is no CSV.

@@ -36,7 +36,7 @@ def load(
 
     Args:
         run: the folder.
-        data: present path of its federation file, if that has moved.
+        data: present path of the run's federation file; None if it has not moved.
         accept_code: whether modules may be built by code that has changed since the run.
         run_code: whether to build a model that is the user's code by running the code recorded in the run folder.
 
@@ -66,7 +66,7 @@ class LoadedRun:
 
     @property
     def status(self) -> str:
-        """How it ended: ``finished``, ``stopped``, ``diverged``, ``failed``; ``unfinished`` if it has not.
+        """How the run ended: ``finished``, ``stopped``, ``diverged`` or ``failed``; ``unfinished`` if it has not ended.
 
         Whether it is finished follows from the record and the recipe, whatever ``result.json`` says.
 
@@ -78,7 +78,7 @@ class LoadedRun:
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """``environment.json``: the machine and libraries of the run, and whatever else its bits depend on."""
+        """``environment.json``: the run's machine, libraries and all else that decides its results to the bit."""
         return read_json(self.folder / "environment.json")
 
     @cached_property
@@ -136,24 +136,25 @@ class LoadedRun:
 
     @cached_property
     def evaluated(self) -> nn.Module:
-        """The module evaluated last; equals `module` unless `evaluate.model` names another than the last iterate."""
+        """The module of the last evaluation: `module`, or another model that the recipe's ``evaluate`` asks for."""
         return self._module(EVALUATED) if self._has_evaluated else self.module
 
     @property
     def _has_evaluated(self) -> bool:
-        """Whether the evaluated model is another than the last iterate; a file alone does not make it so."""
+        """Whether the run evaluated another model than `module`: the recipe asks for it, and its file exists."""
         section = self.recipe.evaluate
         return (section.model, section.statistics) != ("last", "round") and (self.folder / EVALUATED).exists()
 
     def evaluated_of(self, client: int) -> nn.Module:
-        """The module evaluated last, with a client's private parameters and buffers, or its personal model, as in
-        `module_of`.
+        """The module of the last evaluation with a client's private parameters and buffers, or its personal model.
+
+        Errors are those of `module_of`.
         """
         return self._module(EVALUATED, client) if self._has_evaluated else self.module_of(client)
 
     def module_of(self, client: int) -> nn.Module:
         """The trained module with a client's private parameters and buffers; the initial ones if it was never drawn.
-        Of a method with personal models, such as Ditto, the client's own.
+        Methods with personal models, such as Ditto, give the client's personal model.
 
         Raises:
             InputError: as `module` does, or the federation has no such client.
@@ -175,7 +176,7 @@ class LoadedRun:
 
 @contextmanager
 def recorded_code_of(loaded: LoadedRun) -> Iterator[Recipe]:
-    """Let a run's recorded code be imported in the block; yield its recipe, which names it."""
+    """Make the code recorded in a run folder importable inside the block; yield the recipe that refers to it."""
     version, named = CodeRecord(loaded.folder).versions()[-1], references(loaded.recipe)
     with recorded_code(modules_of(version.files, named)):
         yield with_references(loaded.recipe)

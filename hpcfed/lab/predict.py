@@ -1,4 +1,4 @@
-"""`hpcfed.predict`: a run's evaluated model on new rows, prepared as the run's own were."""
+"""`hpcfed.predict`: predictions of a run's evaluated model for new rows, prepared like its training rows."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ def predict(
     accept_code: bool = False,
     run_code: bool = False,
 ) -> pd.DataFrame:
-    """Return the predictions of a run's evaluated model for the rows of a table, one row each.
+    """Return the predictions of a run's evaluated model, a row for each row of a table.
 
-    Missing cells are filled, categories encoded and features scaled by what the run's federation file records of its
-    own training rows. For classes the columns are ``prediction`` and each one's probability, ``p(ill)``; for numbers
-    the targets; for survival ``log hazard``.
+    Missing cells are filled, categories encoded and features scaled as the run's federation file records it. Columns:
+    in classification ``prediction`` and a probability per class, ``p(ill)``; with several labels a probability per
+    label; in regression the targets; in survival ``log hazard``.
 
     Args:
         run: the run folder.
         rows: a data frame, or a table's file (.csv, .tsv, .parquet), with at least the columns of the model's features.
-        site: a client, by name or number, whose scaling and private parts are used, where the run has such.
-        data: present path of the run's federation file, if that has moved.
+        site: name or number of the client whose scaling and private parts are used; needed if features are scaled by
+            site.
+        data: present path of the run's federation file; None if it has not moved.
         accept_code: whether the model may be built by code that has changed since the run.
-        run_code: whether code of the run's own record may run: of a model that was given from Python.
+        run_code: whether to build a model that is the user's code by running the code recorded in the run folder.
 
     Raises:
-        InputError: the run is not of tables, a column is missing, or a cell is one that the preparation cannot take.
+        InputError: the run was not trained on tables, a column is missing, or a cell cannot be prepared.
     """
     import pandas
     import torch
@@ -70,10 +71,10 @@ def predict(
 
 
 def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], site: str | None) -> np.ndarray:
-    """Return the model's input, (m, p) float64, from the columns of a table and an ``.input.json``.
+    """Return the model's input, (m, p) float64, from a table's columns and the content of an ``.input.json``, `steps`.
 
     Raises:
-        InputError: a column is missing, a cell is no number or an unknown level, or a missing one that nothing fills.
+        InputError: a column is missing; a cell is no number, an unknown level, or missing without a fill value.
     """
     features = steps.get("features")
     if features is None or len(steps["shape"]) != 1:
@@ -98,7 +99,7 @@ def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], sit
 
 
 def _columns(rows: Any) -> dict[str, pyarrow.Array]:
-    """Return the columns of a table, missing cells null."""
+    """Return the columns of a data frame or a table's file by name; missing cells are null."""
     import pyarrow
 
     if isinstance(rows, str | Path):
@@ -114,7 +115,7 @@ def _columns(rows: Any) -> dict[str, pyarrow.Array]:
 
 
 def _with_points(values: Any) -> Any:
-    """Return a column with decimal commas as numbers, or as text with points if it has words, too."""
+    """Return a column with decimal commas as numbers; if some cells are words, as text with decimal points."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -151,7 +152,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
 
 
 def _levels(name: str, values: Any, levels: list[str]) -> np.ndarray:
-    """Return the level of each cell, (m,), "" for missing ones; numbers that are equal are one level."""
+    """Return the level of each cell, (m,); "" for a missing cell. Equal numbers, such as 1 and 1.0, are one level."""
     texts, codes = cells.distinct(values)
     known = {cells.number(level): level for level in levels if cells.number(level) is not None}
     found = [text if text in levels else known.get(cells.number(text)) for text in texts]
@@ -163,10 +164,10 @@ def _levels(name: str, values: Any, levels: list[str]) -> np.ndarray:
 
 
 def _fill(x: np.ndarray, features: list[str], fill: Mapping[str, Any]) -> None:
-    """Replace missing cells, in place.
+    """Replace missing cells of x, (m, p), by the values of `fill`, in place.
 
     Raises:
-        InputError: the run's own rows had none in a column.
+        InputError: a column with a missing cell has no fill value, since no training row lacked it.
     """
     frequent = {*fill.get("most frequent", ())}
     values = {
@@ -206,7 +207,7 @@ def _scaling(scaling: Mapping[str, Any] | None, site: str | None) -> tuple[np.nd
 
 @contextmanager
 def _module(loaded: LoadedRun, client: int | None, run_code: bool) -> Iterator[nn.Module]:
-    """Build the evaluated module; with `run_code` by the code of the run's record."""
+    """Yield the evaluated module; with `run_code`, a user's model is built from the code recorded in the run folder."""
     if not run_code or loaded.recipe.model.factory is None:
         yield loaded.evaluated if client is None else loaded.evaluated_of(client)
         return

@@ -18,13 +18,13 @@ def runs(paths: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """Return the records of runs as one tidy table: a row for each number that a round recorded.
 
     Args:
-        paths: run folders; or folders of runs: of a sweep, a study, an experiment, or of a recipe's seeds.
+        paths: run folders, or folders that contain runs: of a sweep, a study, an experiment, or a recipe with seeds.
 
     Returns:
         Columns ``run`` (the folder), ``method`` (as in reports: ``FedExP``), ``seed`` (text), ``round`` (from 1),
             ``column`` (a number of the record by its dotted name, ``test_accuracy``, ``seconds.local``,
-            ``clients.global.test.loss.mean``) and ``value`` (float64). What a round did not measure has no row, nor has
-            a score that only an interruption caused.
+            ``clients.global.test.loss.mean``) and ``value`` (float64). Values that a round did not measure have no row,
+            nor have scores that were measured only because the run was interrupted there.
 
     Raises:
         InputError: a folder is no run or has no round yet, or a file in it is damaged.

@@ -29,7 +29,7 @@ RECOMMENDED_BELOW = 0.95
 
 @dataclass(frozen=True)
 class Calibration:
-    """Timings of the choices.
+    """Timings of a recipe with each choice of engine and matrix-product library.
 
     Attributes:
         timings: the choice of ``auto`` comes first; each is named by the overrides that select it.
@@ -60,7 +60,7 @@ def calibrate(
     ranks: int,
     say: Callable[[str], None],
 ) -> Calibration:
-    """Time a recipe's rounds with each choice, in separate processes; their runs are written to `folder` and removed.
+    """Time a recipe's rounds with each of `CHOICES`, in separate processes that run in `folder`.
 
     Raises:
         InputError: the recipe cannot be run.
@@ -87,7 +87,7 @@ def calibrate(
 
 
 def _chosen(source: Path, changes: Sequence[str], folder: Path, ranks: int) -> tuple[str, str]:
-    """Return the engine and the library that ``auto`` takes, by a run of one round, which reads the model."""
+    """Return the engine and the matrix-product library that ``auto`` chooses, from the recipe of a run of one round."""
     output = folder / "auto"
     asked = (*changes, "local.engine=auto", "local.matmul=auto")
     run_to_end("auto", run_command(source, ranks, *asked, *of_rounds_alone(1, output)))

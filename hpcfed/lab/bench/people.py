@@ -1,4 +1,4 @@
-"""The workloads' networks as people write them, for recipes that name them by ``factory``."""
+"""The workloads' networks as users write them, for recipes that name them by ``factory``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch.nn import functional
 
 
 def mlp() -> nn.Module:
-    """784-200-100-10, as layers."""
+    """Perceptron 784-200-100-10 as a sequence of layers."""
     return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 10))
 
 
 class Perceptron(nn.Module):
-    """784-200-100-10, as a class with functions."""
+    """Perceptron 784-200-100-10 as a class that calls functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Perceptron(nn.Module):
 
 
 class Convolutional(nn.Module):
-    """conv5(64)-pool-conv5(64)-pool-394-192-10, ReLU before the pool."""
+    """A CNN as a class: conv5(64)-pool-conv5(64)-pool-394-192-10, with ReLU before each pool."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Convolutional(nn.Module):
 
 
 class Logistic(nn.Module):
-    """60 → 5."""
+    """Logistic regression 60 → 5 as a class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Logistic(nn.Module):
 
 
 class Block(nn.Module):
-    """x + W₂ gelu(W₁ norm(x))."""
+    """A residual block: x ↦ x + W₂ gelu(W₁ norm(x))."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -89,7 +89,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a perceptron, each behind a norm and beside a shortcut."""
+    """A transformer layer: attention, then a perceptron, each with a LayerNorm before it and a residual connection."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -103,7 +103,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Two layers of 140 on 80 characters: 0.5 M parameters."""
+    """A transformer with two layers of width 140, for 80 characters: 0.5 M parameters."""
 
     def __init__(self, width: int = 140, layers: int = 2, tokens: int = 80, length: int = 80):
         super().__init__()
@@ -112,7 +112,7 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) → (B, 80), of the character after the last."""
+        """Tokens (B, T) → scores of the next character, (B, 80)."""
         x = self.embed(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = layer(x)
@@ -120,7 +120,7 @@ class Transformer(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Two LSTM layers of 256 on an embedding of 8, for 80 characters: GeL's."""
+    """GeL's LSTM: two layers of width 256 on an embedding of width 8, for 80 characters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Recurrent(nn.Module):
 
 
 def convolutional() -> nn.Module:
-    """`Convolutional` as layers."""
+    """The network of `Convolutional` as a sequence of layers."""
     return nn.Sequential(
         *(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2)),
         *(nn.Flatten(), nn.Linear(64 * 5 * 5, 394), nn.ReLU(), nn.Linear(394, 192), nn.ReLU(), nn.Linear(192, 10)),
@@ -140,12 +140,12 @@ def convolutional() -> nn.Module:
 
 
 def logistic() -> nn.Module:
-    """60 → 5, as a layer."""
+    """Logistic regression 60 → 5 as one layer."""
     return nn.Linear(60, 5)
 
 
 def with_dropout() -> nn.Module:
-    """pfl's: two 3×3 convolutions of 32 and 64 channels, a max-pool, 128-10, and dropout of ¼ and ½."""
+    """pfl's network: two 3×3 convolutions of 32 and 64 channels, a max-pool, 128-10, and dropout of ¼ and ½."""
     return nn.Sequential(
         *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Dropout(0.25)),
         *(nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),

@@ -25,6 +25,6 @@ def phases_of(seconds: Mapping[str, float]) -> dict[str, float]:
 def phases_ms(
     rounds: Sequence[Mapping[str, float]], middle: Callable[[Iterable[float]], float] = median
 ) -> dict[str, float]:
-    """Return the milliseconds of each phase, medians over the rounds, or another `middle` of them."""
+    """Return the milliseconds of each phase: their median over the rounds, or another average, `middle`."""
     split = [phases_of(seconds) for seconds in rounds]
     return {name: 1e3 * middle(row[name] for row in split) for name in PHASES}

@@ -21,7 +21,7 @@ ENOUGH, FEWEST, MOST = 0.2, 3, 101
 
 @dataclass(frozen=True)
 class ReductionTime:
-    """Time of reducing one vector, milliseconds: medians over repetitions of the slowest rank's.
+    """Times of reducing one vector, in milliseconds: the slowest rank's, medians over repetitions.
 
     Attributes:
         kind, entries: the kind of sum, and d.
@@ -70,7 +70,7 @@ def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
 
 
 def _measure(world: World, kind: str, vector: torch.Tensor, repeats: int) -> ReductionTime:
-    """Measure one kind with its buffers alone, as in a run: a second kind would change the layout of MPI's memory."""
+    """Measure one kind of sum, without buffers of other kinds: they would change the layout of MPI's memory."""
     buffer = RoundBuffer(len(vector), torch.float32, vector.device, world, kind=kind)
     plain = np.zeros(sum(buffer.sizes([1], world.size)), _word(kind))
     rows = []
@@ -90,7 +90,7 @@ def _pack(buffer: RoundBuffer, vector: torch.Tensor, world: World) -> None:
 
 
 def _copied(world: World, words: np.ndarray, entries: int) -> np.ndarray:
-    """Return the first words, summed over ranks, as float64 in new memory."""
+    """Sum `words` over ranks in place; return the first `entries` of them as float64 in new memory."""
     world.sum_in_place(words)
     return words[:entries].astype(np.float64)
 

@@ -60,10 +60,10 @@ class Turn:
     """A contender's measurements in one turn.
 
     Attributes:
-        wall, cpu: milliseconds of a round, medians over its rounds, or means where evaluations count; `cpu` is rank
+        wall, cpu: milliseconds of a round, medians over the turn's rounds, or means if evaluations count; `cpu` is rank
             0's, None if not reported.
         peak_bytes: peak memory of the process, None under a launcher.
-        phases: milliseconds of a round by phase, likewise; empty if not reported.
+        phases: milliseconds of a round by phase, medians or means like `wall`; empty if not reported.
     """
 
     wall: float
@@ -112,7 +112,7 @@ class Timing:
 
 
 def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "cpu", batch_size: int = 0) -> Contender:
-    """Return the repository's bare training loop as a contender, of a workload or a user's ``module:function``.
+    """Return the repository's bare training loop of a workload, or of a user's ``module:function``, as a contender.
 
     Raises:
         InputError: this is not a checkout, so the script is missing.
@@ -121,7 +121,7 @@ def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "
 
 
 def floors(workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[Contender]:
-    """Return the hand-written floors of a workload as contenders: by CUDA graphs on a GPU, else without.
+    """Return a workload's hand-written loops, lower bounds of its time, as contenders; on a GPU they use CUDA graphs.
 
     Raises:
         InputError: this is not a checkout, so the script is missing.
@@ -159,7 +159,7 @@ def ours(
 
 
 def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender:
-    """Return `count` simultaneous runs of one rank as a contender, each on its share of every cohort, without waiting.
+    """Return `count` simultaneous one-rank runs as a contender; each trains its share of every cohort without waiting.
 
     It bounds the speed of `count` ranks on a machine whose cores share caches and memory.
     """
@@ -233,7 +233,7 @@ def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], 
 
 
 def run_to_end(name: str, command: Sequence[str]) -> FinishedProcess:
-    """Run a command in a process group of its own, which ends with this process; return output, time and memory.
+    """Run a command in a new process group, which ends with this process; return output, time and memory.
 
     Raises:
         InputError: it ended with exit code 2.
@@ -262,7 +262,7 @@ def run_to_end(name: str, command: Sequence[str]) -> FinishedProcess:
 
 @contextmanager
 def _exit_by_signals() -> Iterator[None]:
-    """Let signals that ask to stop raise SystemExit, so that processes started are ended; main thread only."""
+    """Make signals that ask to stop raise SystemExit, so that started processes are ended; main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -333,7 +333,7 @@ def mpirun() -> str:
 
 
 def last_json(output: str) -> dict[str, float]:
-    """Return the last JSON object with which a line of a command's output ends.
+    """Return the JSON object at the end of the last line of a command's output that has one.
 
     Raises:
         InputError: there is none.

@@ -35,10 +35,10 @@ class Workload:
         weight_decay: of local SGD, whose step size is 0.1.
         images: whether samples are bytes, and used as x / 255.
         tests: samples of the test set.
-        evaluate_every: rounds from one evaluation on it to the next; 0: none.
-        whole: rounds of the whole experiment, where it is a published one.
-        tokens: whether samples are tokens, of as many kinds as there are labels.
-        written: the same network as people write it: description → factory.
+        evaluate_every: rounds between two evaluations on the test set; 0: no evaluation.
+        whole: rounds of the published experiment; 0 if the workload is none.
+        tokens: whether samples are sequences of tokens from 0 to `classes` − 1.
+        written: the same network as users write it: pairs of description and factory.
     """
 
     letter: str
@@ -176,7 +176,7 @@ def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
 
 
 def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") -> None:
-    """Write these files of any workload."""
+    """Write the files of a `Workload` that need not be in `WORKLOADS`; see `write_workload`."""
     rng = np.random.Generator(np.random.Philox(1234))
     x, y = _samples(rng, work, work.clients * work.samples)
     test_x, test_y = _samples(rng, work, work.tests) if work.tests else (None, None)
@@ -188,7 +188,7 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") ->
 
 
 def own_workload(reference: str, data: Path, folder: Path, cohort: int, batch_size: int, device: str) -> Workload:
-    """Write the files of a workload of a user's module and federation; `reference` is ``module:function`` of the
+    """Write and return a workload of a user's module and federation; `reference` is ``module:function``, found in the
     working folder.
 
     Raises:
@@ -233,7 +233,7 @@ def _write_rounds(
 
 
 def _samples(rng: np.random.Generator, work: Workload, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw samples, (count, …) and (count,)."""
+    """Draw random samples, x (count, …) and y (count,)."""
     x: np.ndarray
     if work.tokens:
         x = rng.integers(work.classes, size=(count, *work.shape), dtype=np.uint8)

@@ -91,7 +91,7 @@ def bibtex(run: Path) -> str:
 
 
 def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
-    """Yield the items of a recipe: its method, guess, clients' optimizer, evaluated model and network."""
+    """Yield the items of a recipe that may have references: method, updates, privacy, optimizer, evaluation, model."""
     algorithm, local = recipe.get("algorithm") or {}, recipe.get("local") or {}
     name = method_name({"algorithm": algorithm})
     parts = [str(algorithm[role]) for role in ("local", "normalize", "server") if algorithm.get(role)]
@@ -132,7 +132,7 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def of_data(recipe: Mapping[str, Any]) -> Iterator[Reason]:
-    """Yield the data set and its partition, as the federation file names them, or that the file is missing."""
+    """Yield the data set and its partition, named by the federation file; if that is missing, one item that says so."""
     try:
         with Federation.open(Path(str(recipe.get("data")))) as federation:
             name, scheme = federation.name, federation.partition.get("scheme")
@@ -145,13 +145,13 @@ def of_data(recipe: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def references() -> dict[str, str]:
-    """Return the bibliography, key → entry."""
+    """Return the package's bibliography: BibTeX key → whole entry."""
     text = files(__name__).joinpath("references.bib").read_text(encoding="utf-8")
     return {match[1]: match[0] for match in re.finditer(r"^@\w+\{([^,]+),\n.*?^\}", text, re.MULTILINE | re.DOTALL)}
 
 
 def _ourselves(environment: Mapping[str, Any]) -> str:
-    """Return the entry of hpcfed in the version of the run."""
+    """Return the BibTeX entry of hpcfed, with the version and year of the run."""
     version, started = environment.get("hpcfed"), str(environment.get("started", ""))
     fields = {
         "title": "{hpcfed}: Federated Learning on {HPC} Clusters",

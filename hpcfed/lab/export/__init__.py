@@ -29,14 +29,15 @@ def export(
 ) -> tuple[Path, Path, Path]:
     """Write a run's evaluated model, the preparation of its input, and a model card; return the three paths.
 
-    A card that exists for other formats of the same model then lists all formats.
+    An existing card of the same model is extended, so that it lists the files of all formats.
 
     Args:
         run: the run folder.
         kind: a name of `FORMATS`.
-        output: the model's file; default: the run's name, the site's, and the format's ending, in the working folder.
-        site: name or number of the client whose private parts the model gets.
-        data: present path of its federation file, if that has moved.
+        output: the model's file; default: the run's name, the client's number and the format's ending, in the working
+            folder.
+        site: name or number of the client whose private parts the model gets; None: private parts are left out.
+        data: present path of the run's federation file; None if it has not moved.
         accept_code: whether the model may be built by code that has changed since the run.
         run_code: whether to build a model that is the user's code by running the code recorded in the run folder.
         overwrite: whether to replace files that exist.
@@ -73,7 +74,7 @@ def export(
 
 
 def _listed(loaded: LoadedRun, path: Path, client: int | None, prepared: ExportedModel) -> list[ExportedModel]:
-    """Return the files of a model's card; none if there is no card at `path`, or one of another model."""
+    """Return the model files that the card at `path` lists; [] if there is no card or it describes another model."""
     try:
         return files_of(loaded, path.read_text(encoding="utf-8"), client, prepared)
     except (OSError, ValueError):  # ValueError: no text
@@ -88,10 +89,10 @@ def _holds(path: Path, content: bytes) -> bool:
 
 
 def _client(loaded: LoadedRun, site: str) -> int:
-    """Return the client of a name or a number.
+    """Return the number of the client that `site` names.
 
     Raises:
-        InputError: the federation has none, or clients have no private parts or personal models.
+        InputError: there is no such client, or it has neither private parts nor a personal model.
     """
     if not (loaded.folder / PRIVATE).exists():
         what = f"--site {site}: the model has no private part, so that all sites have the same"

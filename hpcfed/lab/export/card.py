@@ -48,7 +48,7 @@ LOADING = {
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported file: its name, format, SHA-256, and the client whose private parts the model has."""
+    """An exported file: its name, format, SHA-256, and the client whose private parts it has, None if it has none."""
 
     file: str
     kind: str
@@ -61,14 +61,14 @@ FILE = re.compile(r"^\| file \| `(.+)`, (\w+) \|\n\| SHA-256 \| `(\w+)` \|$", re
 
 
 def files_of(loaded: LoadedRun, text: str, client: int | None, prepared: ExportedModel) -> list[ExportedModel]:
-    """Return the files listed by a card of this run and client; [] if the text is none."""
+    """Return the model files that `text` lists; [] unless it is a card of this run and client."""
     files = [ExportedModel(name, kind, digest, client) for name, kind, digest in FILE.findall(text)]
     known = files and all(one.kind in LOADING for one in files)
     return files if known and card(loaded, files, prepared) == text else []
 
 
 def card(loaded: LoadedRun, files: Sequence[ExportedModel], prepared: ExportedModel) -> str:
-    """Return the model card of one model's files in several formats, and of the preparation of their input."""
+    """Return the model card of a model's files, one per format, and of the file that prepares their input."""
     rows = read_rounds(loaded.folder / RECORD)
     is_private = loaded.recipe.is_private
     with Federation.open(loaded.recipe.data) as federation:
@@ -153,7 +153,7 @@ def _fill(federation: Federation) -> Iterator[str]:
 
 
 def _scaling(federation: Federation) -> str:
-    """Return the formula by which input is scaled; "" for none."""
+    """Return the formula that scales the input; "" if it is not scaled."""
     constants, x = scaling(federation), "x / 255" if is_bytes(federation) else "x"
     if constants is None:
         return "" if x == "x" else x
@@ -167,7 +167,7 @@ def _scaling(federation: Federation) -> str:
 
 
 def _data(federation: Federation, *, withheld: bool) -> Iterator[tuple[str, str]]:
-    """Yield what is said of the data; their counts and hash are not noised, and `withheld` of a private run's."""
+    """Yield facts on the data; `withheld` omits training counts and hash, which no noise protects in a private run."""
     yield "name", _plain(federation.name)
     yield "task", federation.task
     yield (
@@ -226,7 +226,7 @@ def _promised(loaded: LoadedRun, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _recipe(loaded: LoadedRun) -> str:
-    """Return the recipe without this machine's folders."""
+    """Return the recipe as YAML, without paths of this machine and keys that do not affect results."""
     hidden = (*WITHOUT_EFFECT, *(("data_content",) if loaded.recipe.is_private else ()))
     plain = {key: value for key, value in to_plain(loaded.recipe).items() if key not in hidden}
     return dump_yaml(_portable(plain))

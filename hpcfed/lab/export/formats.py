@@ -1,4 +1,4 @@
-"""The files of an exported model: tensors by name, or a TorchScript program. None of them is read by unpickling code.
+"""The files of an exported model: tensors by name, or a TorchScript program. Reading them runs no pickled code.
 
 safetensors   all parameters and buffers by the module's names
 state_dict    the same by ``torch.save``; ``torch.load(…, weights_only=True)`` reads it
@@ -29,7 +29,8 @@ SIZES = (2, 1, 5, 2)
 
 
 def content_of(loaded: LoadedRun, kind: str, client: int | None) -> bytes:
-    """Return the file of a run's evaluated model, with a client's private parts; without `client` they are left out.
+    """Return the bytes of a run's evaluated model as a file, with a client's private parts; None: without private
+    parts.
 
     Raises:
         InputError: no trained model yet, a module that cannot be traced, or one that needs a client's private parts.
@@ -59,7 +60,7 @@ def content_of(loaded: LoadedRun, kind: str, client: int | None) -> bytes:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Return a copy without gaps and with memory of its own: a file has neither strides nor aliases."""
+    """Return a contiguous copy that shares no memory with other tensors: a file has neither strides nor aliases."""
     return tensor.clone() if tensor.layout != torch.strided else tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -91,10 +92,10 @@ def _batches(loaded: LoadedRun) -> Iterator[Tensor]:
 
 
 def _traced(module: nn.Module, batches: list[Tensor], where: str) -> bytes:
-    """Return a module as a TorchScript program, compared with it on batches.
+    """Return a module as the bytes of a TorchScript program that predicts the same on `batches`, bit for bit.
 
     Raises:
-        InputError: it cannot be traced, or the program's predictions are others.
+        InputError: the module cannot be traced, or the program predicts other values.
     """
     remedy = "choose another --format"
     with warnings.catch_warnings(), torch.no_grad():

@@ -15,10 +15,10 @@ SUFFIX = ".input.json"
 
 
 def preparation(federation: Federation, dtype: str) -> str:
-    """Return the federation file's facts on how rows become the model's x, and on the meaning of its outputs.
+    """Return, as JSON, how rows become the model's input x and what its outputs mean, from the federation file.
 
     Args:
-        dtype: of floating-point x, the run's.
+        dtype: the run's; x has it unless samples are tokens.
     """
     source = federation.source
     found = {
@@ -49,8 +49,8 @@ def is_bytes(federation: Federation) -> bool:
 
 
 def fill_of(federation: Federation) -> dict[str, Any] | None:
-    """Return what fills missing cells: statistic → values by feature, or the features of the most frequent levels; or
-    None.
+    """Return what fills missing cells: statistic → {feature: value}, or a list of the most frequent levels' features;
+    None if nothing is filled.
 
     The values are in the units before scaling.
     """
@@ -61,7 +61,7 @@ def fill_of(federation: Federation) -> dict[str, Any] | None:
 def scaling(federation: Federation) -> dict[str, Any] | None:
     """Return the constants of (x − mean) / std, of all sites together or of each site; None if x is used as it is.
 
-    A file that was partitioned anew after each client was scaled has no constants; the entry then names the scaling.
+    A file that was partitioned anew after each client was scaled has no constants: then ``by`` names the scaling.
     """
     if federation.statistics is not None:
         columns = (site_names(federation), *(part.tolist() for part in federation.statistics))
@@ -74,7 +74,7 @@ def scaling(federation: Federation) -> dict[str, Any] | None:
 
 
 def _steps(federation: Federation) -> Iterator[str]:
-    """Yield the steps from a row, or an image, to the model's input, in their order."""
+    """Yield, in order and in words, the steps that turn a row or an image into the model's input."""
     if fill_of(federation) is not None:
         yield "fill missing cells by 'fill'; columns without a value there had no missing cell"
     if "categories" in federation.source:

@@ -32,7 +32,11 @@ from hpcfed.ranks.world import World
 
 @dataclass(frozen=True)
 class Bounds:
-    """Both sides of eq. (55) and of eq. (76) for T = 1, 2, …, each (T,), and η_g of each round, (T,)."""
+    """Both sides of eq. (55), `loss` and its bound, and of eq. (76), `slope` and its bound, for T = 1, 2, …; η_g of
+    each round.
+
+    All arrays are (T,).
+    """
 
     loss: np.ndarray
     loss_bound: np.ndarray
@@ -73,7 +77,7 @@ def measure_bounds(recipe: Recipe, problem: Problem) -> Bounds:
 
 
 def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting once; return for how many T the bounds hold, and a figure of each case, in `folder`."""
+    """Train each setting once; return the table of how many T each bound holds for, and the figures in `folder`."""
     rows: list[tuple[str, ...]] = []
     pictures = []
     for name, case in experiment.cases.items():
@@ -101,5 +105,5 @@ def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Pat
 
 
 def held(left: np.ndarray, right: np.ndarray) -> str:
-    """Return for how many T left ≤ right, (T,) each, and the left side's share of the right one after the last."""
+    """Return as text for how many T left ≤ right, (T,) each, and left / right at the last T."""
     return f"{int(at_most(left, right).sum())} of {len(left)}, {left[-1] / right[-1]:.2g}"

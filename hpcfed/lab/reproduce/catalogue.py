@@ -28,7 +28,7 @@ def experiments() -> dict[str, Experiment]:
 
 @cache
 def _experiment(name: str) -> Experiment:
-    """Return the experiment of a name; to read all takes seconds."""
+    """Return the experiment of a name, cached by name: reading all files takes seconds."""
     file, paper = _files()[name]
     return read(file, name, paper)
 
@@ -45,7 +45,7 @@ def _files() -> dict[str, tuple[Traversable, str]]:
 
 
 def read(file: Traversable, name: str, paper: str = OWN_PAPER) -> Experiment:
-    """Read an experiment's file; `name` and `paper` are defaults.
+    """Read an experiment's file; `name` and `paper` are used if the file has none.
 
     Raises:
         InputError: the file does not fit; the message names the key, the expected and the actual value.
@@ -56,8 +56,8 @@ def read(file: Traversable, name: str, paper: str = OWN_PAPER) -> Experiment:
 
 
 def read_own(path: Path) -> Experiment:
-    """Read a user's file and check it whole; by default it is named like the file, or ``own-<file>`` if an experiment
-    here has that name. A file of this catalogue keeps its name.
+    """Read and check a user's file. If it sets no name, the experiment is named like the file, or ``own-<file>`` if the
+    catalogue has an experiment of that name. A file of the catalogue keeps its name.
 
     Raises:
         InputError: the file does not fit; the message names the key, the expected and the actual value.
@@ -73,7 +73,7 @@ def read_own(path: Path) -> Experiment:
 
 
 def _with_paths(experiment: Experiment, folder: Path, where: str) -> Experiment:
-    """Return the experiment with paths that resolve from its folder, as a recipe's do."""
+    """Return the experiment with absolute paths; relative ones start in its file's folder, as in a recipe."""
     experiment.recipe.setdefault("python_path", None)
     for part in experiment.recipe_parts():
         from_folder(part, folder, where)

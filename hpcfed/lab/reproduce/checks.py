@@ -116,7 +116,7 @@ def _check_names(experiment: Experiment) -> None:
 
 
 def _named(experiment: Experiment) -> Iterator[tuple[str, str, str, Collection[str]]]:
-    """Yield key, kind, name and known names of each mention of a case or method."""
+    """Yield each mention of a case or method: its key, ``a case`` or ``a method``, its name, and the known names."""
     cases, methods, small = experiment.cases, experiment.methods, experiment.small
     for item, named in experiment.shows.items():
         yield from ((f"shows.{item}", "a case", name, cases) for name in named)
@@ -188,7 +188,7 @@ def _check_data(key: str, data: Data) -> None:
 
 
 def _options(source: DataSource, scheme: str | None) -> dict[str, Any]:
-    """Return the types of the options that a source and a partition take."""
+    """Return option → type, for the options that a source and a partition scheme take."""
     found = {"min_samples": int, "test_fraction": float, **get_type_hints(source.load)}
     if scheme in (None, NATURAL):
         found |= {option: bool if option == "shuffle" else int for option in NATURAL_OPTIONS}
@@ -207,10 +207,10 @@ def _check_minimum(key: str, data: Data) -> None:
 
 
 def _recipe(experiment: Experiment, case: str, method: str, scale: str, where: str) -> Recipe:
-    """Return the recipe of a run at the first point of its grids, with names in place of files.
+    """Return the recipe of a run at the first point of its grids; paths of data and output are placeholders.
 
     Raises:
-        InputError: it is not sound, at the first or the last point of its grids.
+        InputError: the recipe is invalid at the first or the last point of its grids.
     """
     one, entry = experiment.cases[case], experiment.methods[method]
     content = experiment.recipe_of(one, method, "full" if scale == "full" else "small")
@@ -236,7 +236,7 @@ def _recipe(experiment: Experiment, case: str, method: str, scale: str, where: s
 
 
 def _value(recipe: Recipe, key: str) -> Any:
-    """Return a recipe's value of a dotted key; None without one."""
+    """Return the value of a dotted key in a recipe; None if the recipe has no such key."""
     value: Any = recipe.model_dump()
     for part in key.split("."):
         value = value[int(part)] if isinstance(value, list | tuple) else (value or {}).get(part)
@@ -244,7 +244,11 @@ def _value(recipe: Recipe, key: str) -> Any:
 
 
 def _with_steps(content: Content) -> Content:
-    """Return a recipe with a number in the place of `STEPS_OF_AVERAGE`, which is known once the data are prepared."""
+    """Return the recipe without ``local.steps`` if that is `STEPS_OF_AVERAGE`, which needs the prepared data.
+
+    Raises:
+        InputError: `STEPS_OF_AVERAGE` without numbers for ``local.epochs`` and ``local.batch_size``.
+    """
     local = content.get("local")
     if not isinstance(local, dict) or local.get("steps") != STEPS_OF_AVERAGE:
         return content
@@ -256,7 +260,7 @@ def _with_steps(content: Content) -> Content:
 
 
 def _check_seeds(experiment: Experiment, case: Case, content: Content) -> None:
-    """Refuse runs that differ in name alone."""
+    """Refuse several seeds for a recipe that fixes every random stream: the runs would be equal."""
     seed = content.get("seed", {})
     if experiment.seeds > 1 and case.data.seed != "run" and seed.keys() >= Seeds.model_fields.keys():
         expected = f"a stream left to the experiment's {experiment.seeds} seeds, whose runs would all be the same"
@@ -301,7 +305,7 @@ def _period(column: str, recipe: Recipe) -> int:
 
 
 def _measured(recipe: Recipe) -> set[str]:
-    """Return the columns that a run's evaluations have."""
+    """Return the columns that a run's evaluations on test and training sets record."""
     evaluate = recipe.evaluate
     names = ["loss", "accuracy", *(name for name, metric in evaluate.metrics.items() if not is_matrix(metric))]
     splits = {"test": evaluate.every, "train": evaluate.train.every}
@@ -309,7 +313,7 @@ def _measured(recipe: Recipe) -> set[str]:
 
 
 def _check_columns(experiment: Experiment, recipes: Sequence[Recipe]) -> None:
-    """Refuse columns that no run has."""
+    """Refuse columns of the measure that no run records, and a measured column without a better direction."""
     measure = experiment.measure
     used = [(key, column) for key, column in (("column", measure.column), ("cells", measure.cells)) if column]
     used += [("figures", column) for entry in measure.figures for column in entry.split(AGAINST)]

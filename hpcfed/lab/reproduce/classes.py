@@ -61,7 +61,7 @@ def _of_file(path: Path) -> dict[float, np.ndarray]:
 
 
 def _draw(found: Mapping[str, Mapping[float, np.ndarray]], share: float, folder: Path) -> Path:
-    """Draw how many clients have how many classes, a line per case."""
+    """Draw the number of clients against the number of classes that hold `share` of their data; return the PNG file."""
     counts = {title: np.unique(counts[share], return_counts=True) for title, counts in found.items()}
     labels = f"classes that hold {share:.0%} of a client's data", "clients"
     return draw_lines(folder, f"classes-{share:.0%}".rstrip("%"), counts, labels, marker="o")

@@ -46,7 +46,7 @@ def constants(cohort: Cohort, momentum: float) -> tuple[float, float, float, flo
 
 
 def weights(cohort: Cohort, momentum: float) -> np.ndarray:
-    """Return w_i of the cohort's clients that train, by which the surrogate objective weighs them."""
+    """Return w_i, the weight of each of the cohort's training clients in the surrogate objective."""
     products = cohort.shares[cohort.steps > 0] * [a.sum() for a in _vectors(cohort, momentum)]
     normalised: np.ndarray = products / products.sum()
     return normalised
@@ -59,7 +59,7 @@ def _vectors(cohort: Cohort, momentum: float) -> list[np.ndarray]:
 
 
 def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Return the constants' means over the rounds of each setting, as a table, and a figure per case in `folder`.
+    """Return a table of each setting's constants, means over rounds, and the figures in `folder`, one per case.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -81,7 +81,7 @@ def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folde
 
 
 def _draw(name: str, recipe: Recipe, folder: Path) -> Path:
-    """Draw the numerators of a client with half the largest budget: without guesses, with them, and with all steps."""
+    """Draw (1 − ρ) a_i of a client with half the largest budget, without and with guesses, and with all steps."""
     assert recipe.budget is not None and recipe.budget.high is not None  # noqa: PT018 `checks.NEEDS` of the kind
     assert recipe.local.steps is not None
     momentum, asked, steps = recipe.local.momentum, recipe.local.steps, recipe.budget.high // 2

@@ -11,5 +11,5 @@ def first(output: Tensor, target: Tensor) -> tuple[float, int]:
 
 
 def second(output: Tensor, target: Tensor) -> tuple[float, int]:
-    """Return w_2, the output on the second and last one."""
+    """Return w_2, the output on the second unit vector, the last sample."""
     return float(output[-1]), 1

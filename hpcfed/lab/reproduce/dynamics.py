@@ -16,8 +16,8 @@ with L the largest smoothness of a client, and ρ their least strong convexity, 
     Σ r^t (ℓ(γ_t) − ℓ(w*)) / Σ r^t ≤ (‖γ_0 − w*‖² + κ C_0) / (κ₀ Σ r^t)              Theorem 3, α ≥ max(5Nρ/|S|, 30 L)
     Σ ‖∇ℓ(γ_t)‖² / T ≤ (ℓ(γ_0) − ℓ(w*)) / (κ₀ T)                                     Theorem 4, α ≥ 20 L N/|S|
 
-each with constants of its own (`constants`, `nonconvex_constant`); of Theorem 4 for clients that begin at γ_0. That of
-Theorem 3 has 1/α more than the paper prints, without which it would not be Lemma 1's for ρ = 0.
+Each theorem has different constants (`constants`, `nonconvex_constant`); Theorem 4's assume that clients begin at γ_0.
+κ₀ of Theorem 3 has a factor 1/α that the paper omits: without it, ρ = 0 would not give Lemma 1's.
 
 Lemma 1 and the theorems bound expectations over cohorts, and so each round only if all clients take part. The lemmas
 assume exact local minimization; `Dynamics.gap` measures how far the run is from it. A run's record has no client
@@ -78,12 +78,12 @@ class Problem:
 
     @property
     def convexity(self) -> float:
-        """The smallest eigenvalue of a client's A_kᵀA_k, 0 where it has fewer rows than columns."""
+        """ρ, the smallest eigenvalue of a client's A_kᵀA_k; 0 if a client has fewer samples than features."""
         return float(max(np.linalg.eigvalsh(self.squares).min(), 0.0))
 
     @property
     def minimum(self) -> np.ndarray:
-        """w*, (d,); that of least norm where there are several."""
+        """w*, (d,); if several points are minimal, the one of least norm."""
         found: np.ndarray = np.linalg.lstsq(self.squares.mean(axis=0), self.linear.mean(axis=0))[0]
         return found
 
@@ -94,7 +94,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Dynamics:
-    """The terms after each round; those that start before the first round have T+1 entries.
+    """The lemmas' terms after each round; arrays (T+1,) begin with the value before the first round.
 
     Attributes:
         tracked: C_t, (T+1,).
@@ -116,7 +116,7 @@ class Dynamics:
     gap: np.ndarray
 
     def falls(self, alpha: float, smoothness: float) -> np.ndarray:
-        """Return the rounds in which Lemma 1 holds if all clients take part, (T,) bool."""
+        """Return whether Lemma 1 holds in each round, (T,) bool, for cohorts of all clients."""
         kappa, gain = constants(alpha, smoothness)
         potential = self.distance + kappa * self.tracked
         return at_most(potential[1:] + gain * self.excess[:-1], potential[:-1])
@@ -202,7 +202,7 @@ def _error(difference: np.ndarray, curvature: np.ndarray) -> tuple[float, float,
 
 
 def compare_dynamics(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting once; return in how many rounds the lemmas hold, and the figures of each case, in `folder`."""
+    """Train each setting once; return the table of how many rounds each lemma holds in, and the figures in `folder`."""
     rows: list[tuple[str, ...]] = []
     found: dict[str, dict[str, Dynamics]] = {name: {} for name in experiment.cases}
     for number, setting in enumerate(layout.settings):
@@ -249,7 +249,7 @@ def _theorem(sides: tuple[np.ndarray, np.ndarray], *, applies: bool) -> str:
 
 
 def _draw(name: str, found: Mapping[str, Dynamics], folder: Path) -> list[Path]:
-    """Draw C_t and ε_t against rounds, a figure each, a line per method."""
+    """Draw a figure of C_t and one of ε_t against rounds, with a line per method; return the PNG files."""
     written = []
     for word, label in (("tracked", "C_t"), ("drift", "ε_t")):
         columns = {title: getattr(one, word)[-len(one.drift) :] for title, one in found.items()}

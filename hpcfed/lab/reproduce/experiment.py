@@ -41,7 +41,7 @@ MISPLACED_KEYS = {
 
 
 def part_of_a_recipe(content: Content) -> Content:
-    """Validate the keys of a recipe that an experiment's file sets."""
+    """Return recipe keys of an experiment's file unchanged; raise ValueError for one of `MISPLACED_KEYS`."""
     for key, where in MISPLACED_KEYS.items():
         if key in content:
             raise ValueError(f"no {key!r} ({where})")
@@ -56,8 +56,7 @@ class Data(Section):
 
     Attributes:
         source: a name of `data_prep.catalogue.SOURCES`; "" for `file`.
-        file: a federation file of one's own, from the experiment's folder, used as it is; "" for data that are
-            prepared.
+        file: a user's federation file, relative to the experiment's folder, used as it is; "" for prepared data.
         raw: the folder of the source's files, inside the folder of all raw data, or ``folder/file`` where one of
             several is meant; "" for a source without files.
         partition, clients: as in the command.
@@ -115,11 +114,12 @@ class Case(Section):
         data: see `Data`.
         recipe: overrides the experiment's.
         methods: method → its recipe keys in this case alone.
-        grids: method → grids that replace its own.
+        grids: method → grids that replace the method's `grids`.
         only: the methods of this case; default: all.
         targets: of the measured column.
-        paper: method → the paper's numbers: one per target, or the final value, or the base-10 logarithms of the tuned
-            values, or mean ± deviation on each test set, or mean and deviation of what was published, in percent.
+        paper: method → the paper's numbers, depending on `Measure.kind`: one per target; the final value; the base-10
+            logarithms of the tuned values; mean ± deviation on each test set; or published mean and deviation, in
+            percent.
         paper_beyond: method → the paper's percentage points for `Measure.beyond`.
     """
 
@@ -141,7 +141,7 @@ class MethodEntry(Section):
         title: in tables and figures.
         recipe: overrides the experiment's and the case's.
         models: models sent per round and client, each way: 2 for SCAFFOLD.
-        reference: the method by whose rounds its own are divided; default: the experiment's.
+        reference: the method whose rounds divide this method's; None: `Measure.reference`.
         grids: key → values, as in ``hpcfed sweep --grid``; the best point is compared.
     """
 
@@ -172,9 +172,9 @@ class Measure(Section):
         window: number of evaluations in the moving average that has to reach a target; figures of other columns
             average over as many rounds.
         unit: the paper's unit for reaching a target: rounds, or models sent.
-        reference: the method by whose numbers the others' are divided; "" for no such column.
-        beyond: whether to show how far beyond the target a method's reference is once the method gets there.
-        savings: whether to show what a method's reference saves until the target, in bytes sent and gradients.
+        reference: the method whose numbers divide the others', in a column of ratios; "": no such column.
+        beyond: whether to show by how much a method's reference has passed the target when the method reaches it.
+        savings: whether to show how many bytes sent and gradients a method's reference saves until the target.
         intervals: whether ± is the 95 % confidence interval of the mean over seeds, instead of their deviation.
         figures: columns of the record to draw against rounds, one figure per case.
         cells: the column in the heat maps of two grids; default: the measured one.
@@ -293,7 +293,7 @@ class Experiment(Section):
 
     @property
     def trains(self) -> bool:
-        """Whether the experiment has runs."""
+        """Whether the experiment has recorded runs; other kinds examine data or train only for the table."""
         return self.measure.kind not in ("classes", "coefficients", *TRAINED_FOR_THE_TABLE)
 
     def at(self, scale: str, *, images: bool = False) -> Experiment:
@@ -335,7 +335,7 @@ class Experiment(Section):
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        """The ``evaluate.metrics`` of its recipes, by name."""
+        """Name → metric of ``evaluate.metrics`` in all recipes of the experiment."""
         sections = [part.get("evaluate") or {} for part in self.recipe_parts()]
         return {
             name: a_metric(metric)
@@ -344,7 +344,7 @@ class Experiment(Section):
         }
 
     def small_sections(self) -> list[Images]:
-        """Return the sections of the small variants: none, one, or with a second one on images."""
+        """Return the sections of the small variants: none, `small` alone, or `small` and its variant on images."""
         return [section for section in (self.small, self.small and self.small.images) if section is not None]
 
     def recipe_of(self, case: Case, method: str, scale: str) -> Content:
@@ -359,7 +359,7 @@ class Experiment(Section):
 
 
 def _whole(key: str, value: Any) -> Any:
-    """Return a recipe's section from its short form."""
+    """Return a recipe's section with its short form, such as ``seed: 3``, written out."""
     return seed_for_all(value) if key == "seed" else spelled_out(key, value)
 
 

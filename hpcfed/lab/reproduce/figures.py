@@ -33,7 +33,7 @@ from hpcfed.lab.sweep.select import Candidate, Rule
 
 
 def draw(experiment: Experiment, measured: Sequence[SettingRuns], folder: Path) -> list[Path]:
-    """Write each case's figures as PNG and PDF, and return the PNG files; none without runs.
+    """Write each case's figures as PNG and PDF; return the paths of the PNG files, [] without runs.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -63,8 +63,8 @@ def draw_lines(
         lines: title → x and y.
         labels: of both axes.
         marker: matplotlib's, at each point.
-        logarithmic: whether the vertical axis is.
-        level: of a horizontal line, if any.
+        logarithmic: whether the vertical axis is logarithmic.
+        level: height of a horizontal line; None: no line.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -95,7 +95,7 @@ def _write(folder: Path, file: str, content: bytes) -> None:
 def _figures(
     experiment: Experiment, name: str, case: Case, settings: Sequence[SettingRuns]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of a case's files; a tuned method is drawn at the best point of its grid."""
+    """Yield file name and content of a case's figures; a method with grids is drawn at its best point."""
     if experiment.measure.kind == "tuned":
         grids = {
             method: [one for one in settings if one.setting.method == method] for method in experiment.methods_of(case)
@@ -127,7 +127,7 @@ def _figures(
 
 
 def heat_map(experiment: Experiment, grid: Sequence[SettingRuns]) -> Mapping[str, bytes]:
-    """Return the heat map of a method's two grids by file name; a cell is the final mean of ``measure.cells``.
+    """Return the heat map of a method's two grids, file name → content; cells are final means of ``measure.cells``.
 
     The outlined cell is the best by the measured column. Empty without two grids or without runs.
     """

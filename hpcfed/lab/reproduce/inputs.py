@@ -33,7 +33,7 @@ class Places:
     raw: Path | None = None
 
     def federation(self, data: Data, seed: int) -> Path:
-        """Return the file of a case's federation; one for all seeds, unless each seed draws its own data.
+        """Return the file of a case's federation, the same for all seeds unless ``data.seed`` is ``run``.
 
         Its name has a digest of all that decides its content, but not of the folder of raw data.
         """
@@ -77,7 +77,7 @@ def _plain(name: str) -> str:
 
 
 def missing(data: Data, places: Places) -> str:
-    """Say which files a case's data lacks; "" if it is prepared, synthetic, or its raw folder exists."""
+    """Return in words which files a case's data lacks; "" if it is prepared, synthetic, or its raw folder exists."""
     if data.file:
         return "" if Path(data.file).exists() else f"{data.file} (no such file)"
     if not data.raw or places.raw_of(data) is not None or places.federation(data, 0).exists():
@@ -99,7 +99,7 @@ def is_prepared(experiment: Experiment, case: str, places: Places) -> bool:
 
 
 def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
-    """Make a case's missing files, and yield a line for each.
+    """Make the missing federation and initial parameters of a case; yield a line to print for each file.
 
     Raises:
         InputError: the raw files are missing or malformed, or not those that an existing federation was made from.
@@ -134,10 +134,10 @@ def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
 
 
 def _check_raw(federation: Path, raw: Path | None) -> None:
-    """Check that raw files of the names that a federation was made from still have those contents.
+    """Check that raw files named like those that a federation was made from have the recorded SHA-256.
 
     Raises:
-        InputError: one has another content.
+        InputError: a file has another content.
     """
     if raw is None:
         return

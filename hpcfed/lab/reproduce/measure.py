@@ -42,7 +42,7 @@ class SettingRuns:
 
     @property
     def absent(self) -> str:
-        """What a table says in place of numbers."""
+        """The text in the place of numbers if no run counts: ``left out`` or ``not run``."""
         return "left out" if self.others else "not run"
 
     @property
@@ -52,7 +52,7 @@ class SettingRuns:
 
     @property
     def group(self) -> Group:
-        """The runs as a group of a report, for its figures."""
+        """The runs as one group, as the figures of a report take them."""
         return Group(self.title, tuple(self.runs.values()))
 
 
@@ -61,7 +61,8 @@ class TargetCost:
     """The cost of reaching a target, for a setting's runs.
 
     Attributes:
-        rounds, params, gradients: over the runs that reached it; None if none did.
+        rounds, params, gradients: rounds, parameters sent and gradients computed until then, over the runs that reached
+            it; None if none did.
         arrived, runs: number of runs that reached it, and of all runs.
         is_known: whether any run's target is known; a target that another method sets needs that method's runs.
     """
@@ -101,7 +102,7 @@ def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[Sett
 
 
 def left_out(experiment: Experiment, measured: Sequence[SettingRuns]) -> str:
-    """Return a remark on the runs of another recipe, data or code; "" without any."""
+    """Return a remark on runs left out because of another recipe, data or code; "" if there are none."""
     words = [
         f"{one.title}, {experiment.cases[one.setting.case].title} ({next(iter(one.others.values()))})"
         for one in measured
@@ -114,7 +115,7 @@ def left_out(experiment: Experiment, measured: Sequence[SettingRuns]) -> str:
 
 
 def _other(run: Run, recipe: Recipe) -> str:
-    """Return how a run's recipe, data or code differ from those of the experiment; "" if they do not."""
+    """Return in words how a run's recipe, data or code differs from the experiment's; "" if nothing differs."""
     changed = differences(_of_the_numbers(run.recipe), _of_the_numbers(to_plain(recipe)), FREE)
     if changed:
         first = "other data" if changed[0].startswith("data_content ") else changed[0]
@@ -124,8 +125,8 @@ def _other(run: Run, recipe: Recipe) -> str:
 
 
 def _of_the_numbers(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that decide a table's numbers: a recipe's, with the model and metrics that it evaluates, and
-    with the initial parameters by the name of their file, which may have moved with the output.
+    """Return a recipe for comparisons: ``evaluated`` has its evaluated model and metrics, and ``model.init`` has only
+    the file's name, since the folder may have moved.
     """
     model, evaluate = dict(recipe.get("model", {})), recipe.get("evaluate", {})
     if model.get("init"):
@@ -174,7 +175,7 @@ def shown(experiment: Experiment, found: Spread | None) -> Spread | None:
 
 
 def beyond(experiment: Experiment, one: SettingRuns, reference: SettingRuns, target: float) -> Spread | None:
-    """Return how much better than the target a setting's reference is when the setting reaches it, over the seeds.
+    """Return by how much a setting's reference has passed the target when the setting reaches it, over seeds.
 
     None unless every seed reached it, and its reference has at least as many rounds.
     """
@@ -217,7 +218,7 @@ def _cost(reached: TargetCost) -> tuple[int, float]:
 
 
 def final_of(experiment: Experiment, one: SettingRuns) -> Spread | None:
-    """Return the mean over the runs of the measured column's last evaluations, or of its best one."""
+    """Return the mean over runs of the measured column's last evaluations, or of its best one (``kind: best``)."""
     measure, criterion = experiment.measure, criterion_of(experiment)
     if measure.kind == "best":
         return over_seeds(experiment, (best(run, criterion, measure.window) for run in one.runs.values()))
@@ -236,7 +237,7 @@ def best_of(experiment: Experiment, grid: Sequence[SettingRuns]) -> list[Setting
 
 
 def by_case(experiment: Experiment, measured: Sequence[SettingRuns]) -> dict[str, tuple[Case, list[SettingRuns]]]:
-    """Return the settings of each case."""
+    """Return case name → the case and its settings."""
     return {
         name: (case, [one for one in measured if one.setting.case == name]) for name, case in experiment.cases.items()
     }

@@ -21,7 +21,7 @@ from hpcfed.run_folder.rounds import RECORD, count_rounds
 
 @dataclass(frozen=True)
 class Setting:
-    """One method in one case, at one point of its grids: the experiment's number of rounds, and a run per seed."""
+    """One method in one case at one point of its grids, with its number of rounds and a run folder per seed."""
 
     case: str
     method: str
@@ -32,7 +32,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ExperimentLayout:
-    """An experiment's runs: as a sweep's plan, and by setting."""
+    """An experiment's runs as a sweep's plan, `plan`, and grouped by setting, `settings`."""
 
     plan: Plan
     settings: tuple[Setting, ...]
@@ -94,9 +94,9 @@ def lay_out(
 
 
 def _stop(experiment: Experiment, case: Case) -> Content:
-    """Return the ``stop`` of a run that ends at its case's hardest target; empty without one that it can end at.
+    """Return a recipe's ``stop`` at the case's hardest target; {} if no target is a number on the test set.
 
-    As many evaluations in a row as a moving average takes have to reach it: then the average does, too.
+    A run stops once as many evaluations in a row as the moving average spans have all reached the target.
     """
     part, _, metric = experiment.measure.column.partition("_")
     targets = [target for target in case.targets if not isinstance(target, Goal)]
@@ -123,7 +123,7 @@ def _recipe(name: str, seed: int, content: Content, case: Case, point: Point, ru
 
 
 def _limited(recipe: Recipe, rounds: int | None) -> Recipe:
-    """Return the recipe with at most so many rounds, or as many as its run has by now."""
+    """Return the recipe with at most `rounds` rounds, but no fewer than its run has recorded; None: unchanged."""
     if rounds is None:
         return recipe
     done = count_rounds(recipe.output / RECORD)

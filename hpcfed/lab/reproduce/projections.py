@@ -80,7 +80,7 @@ class Projections:
 def projections(
     first: float, distance: np.ndarray, columns: Mapping[str, np.ndarray], beta: float | None = None
 ) -> Projections:
-    """Return the terms of each round.
+    """Return the terms of condition (6) and its consequences in each round.
 
     Args:
         first: ‖w⁰ − w*‖².
@@ -138,9 +138,9 @@ def compare_projections(
 
 
 def _problem(path: Path, start: Path | None) -> tuple[float, int, float]:
-    """Read a regression; return ‖w⁰ − w*‖², d, and the largest eigenvalue of a client's A_iᵀA_i.
+    """Return ‖w⁰ − w*‖², d, and the largest eigenvalue of a client's A_iᵀA_i, from a regression's file.
 
-    Its test set is (I, w*).
+    The file's test set has x = I and y = w*.
     """
     with Federation.open(path) as federation:
         optimum = federation.test(0, federation.num_test)[1].reshape(-1).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Rows beside means that others published, and whether the two agree: the interval of the difference decides."""
+"""Results beside published means, and whether the two agree, by the 95 % interval of their difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcfed.lab.reproduce.experiment import Case, Experiment
 from hpcfed.lab.reproduce.measure import SettingRuns, criterion_of
 
 RUNS = 3
-"""Behind a published mean."""
+"""Runs behind a published mean."""
 MARGIN, WIDEST = 0.01, 0.05
 """Two means agree if the interval is within ± one point; one of more than ± five decides nothing."""
 HEADER = ("Case", "Method", "Best", "Last", "Rounds", "Seeds", "Published best", "Difference", "Verdict")
@@ -25,7 +25,7 @@ NOTE = (
 
 
 def rows(experiment: Experiment, case: Case, settings: Sequence[SettingRuns]) -> list[tuple[str, ...]]:
-    """Return a row for each method of a case."""
+    """Return a row of cells, as in `HEADER`, for each method of a case."""
     criterion, found = criterion_of(experiment), []
     for one in settings:
         runs = list(one.runs.values())
@@ -50,7 +50,7 @@ def rows(experiment: Experiment, case: Case, settings: Sequence[SettingRuns]) ->
 
 
 def welch(ours: Spread, theirs: Spread) -> tuple[float, float] | None:
-    """Return the difference of two means and half its 95 % interval; None with a single run.
+    """Return the difference of two means and half its 95 % interval; None if either has a single run.
 
     Reference: Welch, "The generalization of 'Student's' problem when several different population variances are
     involved", Biometrika 34, 1947.
@@ -66,7 +66,7 @@ def welch(ours: Spread, theirs: Spread) -> tuple[float, float] | None:
 
 
 def verdict(mean: float, half: float) -> str:
-    """Return what a difference and half its interval say."""
+    """Return in words whether two means agree, from their difference and half its 95 % interval."""
     if half > WIDEST:
         return "this table cannot tell"
     if max(abs(mean - half), abs(mean + half)) <= MARGIN:

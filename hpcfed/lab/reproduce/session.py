@@ -36,7 +36,7 @@ UNRECORDED = {
     "dynamics": compare_dynamics,
     "surrogate": compare_surrogate,
 }
-"""Kind of measure whose table needs no record → what makes it."""
+"""Kind of measure whose table needs no record → the function that makes table and figures."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ExperimentResult:
 
 @dataclass(frozen=True)
 class ReproduceSession:
-    """The settings of one call.
+    """The settings of one call of ``hpcfed reproduce``, and its steps.
 
     Attributes:
         world: all ranks of the job.
@@ -71,7 +71,8 @@ class ReproduceSession:
     redo: Redo = field(default_factory=Redo)
 
     def available(self, experiments: Sequence[Experiment], *, prepared: bool) -> list[Experiment]:
-        """Return the experiments limited to cases whose data is available, or already `prepared`; print the others.
+        """Return the experiments limited to cases with available data, or with `prepared` federations; print the
+        others.
 
         Raises:
             InputError: none is left.
@@ -144,7 +145,7 @@ class ReproduceSession:
         return folder_of(experiment, self.scale, self.places)
 
     def plan(self, experiment: Experiment) -> Plan:
-        """Return the runs of an experiment with prepared data, on rank 0 only.
+        """Return an experiment's runs as a sweep's plan; its data must be prepared. Called on rank 0 only.
 
         Raises:
             InputError: a recipe cannot be run.

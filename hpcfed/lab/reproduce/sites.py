@@ -50,7 +50,7 @@ class Tests:
 
 
 def compare_sites(experiment: Experiment, measured: Sequence[SettingRuns], places: Places) -> Table:
-    """Return the table, a row a method and a row with its published numbers."""
+    """Return the table: a row per method, followed by a row of its published numbers if there are any."""
     tests = _tests(experiment, places)
     column = experiment.measure.column
     percent = is_percentage(column, experiment.metrics)
@@ -80,10 +80,10 @@ def compare_sites(experiment: Experiment, measured: Sequence[SettingRuns], place
 
 
 def check_sites(experiment: Experiment, places: Places) -> None:
-    """Check that the prepared data have the test sets which models are measured on.
+    """Check that the sites' data has test sets by client, and the pooled data one common test set.
 
     Raises:
-        InputError: they lack some.
+        InputError: one of the two has another kind of test set.
     """
     with _federations(experiment, places):
         pass
@@ -110,7 +110,7 @@ def _tests(experiment: Experiment, places: Places) -> Tests:
 
 
 def _metric(experiment: Experiment, federation: Federation) -> Callable[[Tensor, Tensor], float]:
-    """Return the measured metric as a function of output and target: the recipes', or the built-in one of its name."""
+    """Return the measured metric as a function of output and target, defined by the recipes or else built in."""
     name = experiment.measure.column.removeprefix("test_")
     metrics = {name: experiment.metrics.get(name, name)}
     python_path = experiment.recipe.get("python_path") or ()

@@ -37,7 +37,7 @@ from hpcfed.ranks.world import World
 
 @dataclass(frozen=True)
 class SurrogateBound:
-    """Both sides for T = 1, 2, …, (T,) each, the first term of the right one, (T,), and what the conditions bound.
+    """Both sides of Theorem 2's bound for T = 1, 2, …, and the quantities that its conditions limit; arrays are (T,).
 
     Attributes:
         slope: mean of ‖∇F̃(x_t)‖².
@@ -56,7 +56,7 @@ class SurrogateBound:
 
 
 def with_fixed_budgets(recipe: Recipe, num_clients: int, folder: Path) -> Recipe:
-    """Return a recipe whose rounds all have the first one's budgets, which it reads from a file in `folder`.
+    """Return the recipe with the first round's budgets in all rounds, written to ``budgets.json`` in `folder`.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -70,7 +70,7 @@ def with_fixed_budgets(recipe: Recipe, num_clients: int, folder: Path) -> Recipe
 
 
 def measure_surrogate(recipe: Recipe, problem: Problem) -> SurrogateBound:
-    """Train a resolved recipe with a linear model, full batches, uniform weights and the same budgets in all rounds."""
+    """Train a resolved recipe (linear model, full batches, uniform weights, fixed budgets); return both sides."""
     from hpcfed.simulation import Simulation
 
     parts, _ = assemble(recipe, World())
@@ -99,7 +99,7 @@ def measure_surrogate(recipe: Recipe, problem: Problem) -> SurrogateBound:
 
 
 def compare_surrogate(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting once; return for how many T the bound holds, and a figure of each case, in `folder`.
+    """Train each setting once; return the table of how many T the bound holds for, and the figures in `folder`.
 
     Raises:
         EnvironmentFailure: the disk refuses.

@@ -102,7 +102,7 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
 
 
 def _references(experiment: Experiment) -> dict[str, str]:
-    """Return method → the reference of its ratios."""
+    """Return method → the method that its ratios divide by; without methods that have no ratio."""
     found = {name: entry.reference or experiment.measure.reference for name, entry in experiment.methods.items()}
     return {name: reference for name, reference in found.items() if reference and reference != name}
 
@@ -164,7 +164,7 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[SettingRuns])
 def _beyond(
     experiment: Experiment, case: Case, one: SettingRuns, settings: Sequence[SettingRuns], target: float | Goal
 ) -> Row:
-    """Return how far beyond the target a setting's reference is, measured and in the paper."""
+    """Return two cells: by how much a setting's reference has passed the target, as measured and in the paper."""
     name = _references(experiment).get(one.setting.method)
     reference = next((other for other in settings if other.setting.method == name), None)
     if reference is None or isinstance(target, Goal):
@@ -180,7 +180,7 @@ def _beyond(
 
 
 def _saved(cost: TargetCost, reference: TargetCost | None) -> Row:
-    """Return what a method's reference saves, in bytes and minibatch gradients, averaged over seeds."""
+    """Return two cells: bytes and minibatch gradients that a method's reference saves, means over seeds."""
     if reference is None or math.isnan(cost.mean) or math.isnan(reference.mean):
         return ABSENT, ABSENT
     params, gradients = _difference(cost.params, reference.params), _difference(cost.gradients, reference.gradients)
@@ -255,7 +255,7 @@ def _ratio(number: float, reference: float | None) -> str:
 
 
 def _exact(paper: Number | None) -> float:
-    """Return a number of the paper as float, nan for a bound."""
+    """Return a number of the paper as float; nan for a bound, such as ``1000+``, or None."""
     return float(paper) if isinstance(paper, int | float) else math.nan
 
 

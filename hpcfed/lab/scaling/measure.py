@@ -36,7 +36,7 @@ IRRELEVANT_KEYS = ("rounds", "output", "evaluate", "stop", "checkpoint", "observ
 
 @dataclass(frozen=True)
 class Sample:
-    """Rounds of one setting on P ranks.
+    """Measured rounds of one setting on P ranks.
 
     Attributes:
         ranks, hosts, cores: P, the number of hosts, and the fewest cores available on a host.
@@ -126,7 +126,7 @@ def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, f
 
 @contextmanager
 def _by_mpi(world: World) -> Iterator[None]:
-    """Let sums go by MPI in the block, as between hosts, where ranks of one host share memory."""
+    """Sum by MPI inside the block, as between hosts, even if the ranks share one host's memory."""
     shares, world.shares_memory = world.shares_memory, False
     try:
         yield

@@ -65,7 +65,7 @@ class CostModel:
 
 @dataclass(frozen=True)
 class TestedPrediction:
-    """A prediction for a sample outside the fit, beside its measurement, seconds per round."""
+    """A prediction for a sample outside the fit and its measurement, in seconds per round."""
 
     what: str
     ranks: int
@@ -83,7 +83,7 @@ def fit(measured: Sequence[RankTimes]) -> CostModel:
     """Fit the model to all samples that are neither held out nor crowded.
 
     Args:
-        measured: with at least one such sample.
+        measured: measurements with at least one sample to fit.
     """
     samples = [sample for one in measured for sample in one.samples if _fits(sample)]
     probes = [(one.ranks, size, seconds) for one in measured if _fits_any(one) for size, seconds in one.allreduce]
@@ -154,9 +154,9 @@ def _allreduce_terms(ranks: int, num_bytes: float) -> tuple[float, float]:
 def _least_squares(
     terms: Sequence[tuple[float, float]], seconds: Sequence[float], scale: Sequence[float]
 ) -> tuple[float, float]:
-    """Fit `seconds`, (n,), by two nonnegative factors of two terms, in units of `scale`, (n,); return the factors.
+    """Return nonnegative factors of two terms, (n, 2), that fit `seconds`, (n,), with errors relative to `scale`, (n,).
 
-    Terms are scaled to one length; if they are collinear, the first one gets the factor.
+    Both terms are scaled to the same norm first; if they are collinear, the second factor is 0.
     """
     from scipy.optimize import nnls  # slow to import
 

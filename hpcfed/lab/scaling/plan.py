@@ -23,7 +23,7 @@ DRAWN_ROUNDS = 10
 
 @dataclass(frozen=True)
 class StudySetting:
-    """One setting to measure: S, None for the recipe's own cohorts; and whether it is held out of the fit."""
+    """One setting to measure: the cohort's size, None for the recipe's; and whether the fit leaves it out."""
 
     cohort: int | None
     held_out: bool = False
@@ -35,7 +35,8 @@ class Load:
 
     Attributes:
         slowest, average: samples visited on the slowest rank, and per rank.
-        placing: seconds that every rank takes to place the cohort, and to learn from the ranks' times; measured here.
+        placing: CPU seconds in which every rank places the cohort and learns from the ranks' times, measured on this
+            machine.
     """
 
     slowest: float
@@ -66,7 +67,7 @@ def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[St
 
 
 def overrides(recipe: Recipe, setting: StudySetting, rounds: int, output: Path) -> Iterator[str]:
-    """Yield the recipe overrides of a measured run: training rounds without anything else."""
+    """Yield the recipe overrides of a measured run, which only trains: no evaluation, no checkpoint."""
     yield from of_rounds_alone(rounds, output)
     if setting.cohort is not None:
         yield f"cohort={json.dumps(of_size(recipe, setting.cohort).model_dump(mode='json', exclude_none=True))}"
@@ -78,13 +79,16 @@ def of_size(recipe: Recipe, size: int) -> CohortSection:
 
 
 def left_out(recipe: Recipe) -> int:
-    """Return how many clients a resolved recipe's cohorts are drawn without: ``cohort.without`` with ``redrawn``."""
+    """Return the number of clients never drawn: those of ``cohort.without`` with ``cohorts: redrawn``, else 0."""
     without = recipe.cohort.without
     return len(set(without.numbers)) if without is not None and without.cohorts == "redrawn" else 0
 
 
 def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> Load:
-    """Return a round's load on `ranks` ranks, from cohorts drawn over clients of `sizes`, (N,), samples and placed."""
+    """Return a round's load on `ranks` ranks, the mean over drawn and placed cohorts.
+
+    `sizes`, (N,), has the clients' numbers of samples; `cohort` is S, None for the recipe's cohorts.
+    """
     if cohort is not None:
         recipe = recipe.model_copy(update={"cohort": of_size(recipe, cohort)})
     method = algorithms.build(recipe.algorithm, recipe.python_path)

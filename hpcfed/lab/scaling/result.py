@@ -34,7 +34,8 @@ class ScalingRow:
         seconds: of a round, measured; None for a prediction.
         modelled: of a round, by the model; None without a fit.
         speed: rounds per second.
-        efficiency: time on the fewest ranks over time on these, in strong scaling also over the growth in ranks.
+        efficiency: a round's time on the fewest ranks over that on these; in strong scaling, divided by the growth in
+            ranks.
         communication: share of the round in the Allreduce, without waiting for slower ranks.
         imbalance: the slowest rank's work over the average.
         interval: of a prediction, seconds: what the round takes if the model is as wrong as on a held-out measurement;
@@ -57,7 +58,8 @@ class ScalingRow:
 @dataclass(frozen=True)
 class ScalingStudy:
     """A scaling study; `clients` is N of the predictions. `model` is None if ranks shared cores in all measurements;
-    `refused` is the reason for omitting requested predictions; `basis` says from which measurements they are.
+    `refused` is the reason for omitting requested predictions; `basis` describes the measurements that the model was
+    fitted to.
     """
 
     name: str
@@ -93,7 +95,7 @@ def study(
     clients: int | None = None,
     network: Network | None = None,
 ) -> ScalingStudy:
-    """Assemble the measurements, on at least one number of ranks, and predict others.
+    """Fit the model to measurements on at least one number of ranks, compare the two, and predict others.
 
     Args:
         recipe: the measured one, resolved.

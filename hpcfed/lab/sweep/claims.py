@@ -108,12 +108,12 @@ class RunState:
 
     @property
     def open(self) -> bool:
-        """Whether it may be claimed."""
+        """Whether the run may be claimed."""
         return not self.decided and not self.held
 
 
 class Claims:
-    """The claims of a sweep, as one process sees and makes them.
+    """Reads and makes the claims of a sweep for one process.
 
     Args:
         folder: the sweep's.
@@ -129,7 +129,7 @@ class Claims:
         self._touched: dict[Path, float] = {}
 
     def look(self, runs: Sequence[tuple[str, str]]) -> dict[str, RunState]:
-        """Return the state of each run of (name, recipe digest)."""
+        """Return name → state of runs, each given as its name and its recipe's digest."""
         numbers: dict[str, list[int]] = {}
         try:
             names = [path.name for path in self._folder.iterdir()]
@@ -141,7 +141,7 @@ class Claims:
         return {run: self._state_of(run, digest, sorted(numbers.get(run, ()), reverse=True)) for run, digest in runs}
 
     def take(self, run: str, digest: str, state: RunState) -> int | None:
-        """Claim an open run; return its number, None if another process was faster or the run counts as lost."""
+        """Claim an open run; return the claim's number; None if another process was faster or the run is lost."""
         number = state.last + 1
         claim = Claim(**{**asdict(self._me), "recipe": digest, "taken": _now()})
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ class Claims:
         return self._server_time() - touched > LEASE, touched > first
 
     def _read(self, path: Path) -> Claim:
-        """Return a claim, cached once it has ended; an empty one while the file is being written."""
+        """Return the claim in a file; an empty one while the file is being written. Ended claims are cached by path."""
         known = self._known.get(path)
         if known is not None and known.ending is not None:
             return known
@@ -257,7 +257,7 @@ class Claims:
         return claim
 
     def _remove_remains(self, run: str, number: int) -> None:
-        """Remove what holders of earlier claims on a run left if they were killed while they wrote how it ended."""
+        """Remove temporary files that holders of earlier claims left when killed while recording the run's ending."""
         for path in self._folder.glob(f".{glob.escape(run)}.*.tmp"):
             found = re.fullmatch(r"\.([1-9][0-9]*)\.[0-9]+\.tmp", path.name[1 + len(run) :], re.ASCII)
             if found and int(found[1]) < number:

@@ -1,4 +1,4 @@
-"""The error of a sweep, study or experiment of which some runs have no result."""
+"""The error raised if runs of a sweep, study or experiment have no result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcfed.lab.sweep.run import run_states
 
 
 def endings(plan: Plan) -> dict[str, Claim]:
-    """Return each run's last claim by its name, with its ending and the message of its error.
+    """Return run name → the claim that decided the run, else its last one, with ending and error message.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -21,7 +21,7 @@ def endings(plan: Plan) -> dict[str, Claim]:
 
 
 def raise_if_failed(plan: Plan, ended: Mapping[str, Claim], *, takes_fresh: bool = True) -> None:
-    """Raise an error if any run of a plan was refused, failed or lost; it has their number and the first one's message.
+    """Raise an error if runs of a plan were refused, failed or lost, with their number and the first one's message.
 
     `takes_fresh`: whether the command has the option ``--fresh``, which the error may then suggest.
 

@@ -1,6 +1,6 @@
-"""The figures of a sweep: a curve over a single grid of numbers, a line a value over one of words, else heat maps.
+"""The figures of a sweep: a curve for one grid of numbers, a row per value for one of words, heat maps for several.
 
-One for each pair of grids (FedExP's figure 1, GeL's 7).
+Each pair of grids has a heat map, as in FedExP's figure 1 and GeL's figure 7.
 
 With three or more grids, a cell of a pair is the best value over the other grids.
 """
@@ -61,7 +61,7 @@ def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, by
 def table_of(
     plan: Plan, first: int, second: int, by_point: Mapping[int, Candidate], rule: Rule
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cells of a heat map: each one's best mean, and whether it holds the best of all, both (rows, columns).
+    """Return a heat map's cells, (rows, columns): the best mean in each, and whether a best configuration lies in it.
 
     A cell without a mean is nan; rows are the first grid's values, columns the second's.
     """
@@ -77,7 +77,7 @@ def table_of(
 
 
 def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candidate], rule: Rule) -> Figure:
-    """Rows: the first grid, from the bottom; columns: the second."""
+    """Draw the heat map of two grids: rows are the first one's values, from the bottom, columns the second one's."""
     means, best = table_of(plan, first, second, by_point, rule)
     rows, columns = means.shape
     figure, axes = blank(Medium(1.9 + CELL * columns, 1.5 + CELL * rows, FONT, legend=False))
@@ -112,7 +112,7 @@ def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candid
 
 
 def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule) -> Figure:
-    """The mean over seeds against the grid's values, ± one standard deviation; diverged configurations left out."""
+    """Draw mean ± standard deviation over seeds against the grid's values, without configurations that have no mean."""
     grid = plan.grids[index]
     figure, axes = blank(Medium(6.4, 4.1, FONT, legend=False))
     order = sorted(range(len(plan.points)), key=lambda number: plan.points[number].values[index].number or 0.0)
@@ -141,7 +141,7 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
 
 
 def _lines(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule) -> Figure:
-    """A value of the grid a line, its mean over seeds ± one standard deviation; diverged configurations are empty."""
+    """Draw a row per value of the grid: its mean ± standard deviation over seeds; without a mean, the row is empty."""
     grid = plan.grids[index]
     figure, axes = blank(Medium(6.4, 1.3 + LINE * len(grid.values), FONT, legend=False))
     for place, candidate in sorted(by_point.items()):
@@ -175,7 +175,7 @@ def _shades(means: np.ndarray, rule: Rule) -> np.ndarray:
 
 
 def _labels(grid: Grid) -> list[str]:
-    """Return the tick labels of an axis: powers of ten, as in the papers, for a logarithmic grid of such values."""
+    """Return the tick labels of a grid's axis; logarithmic grids of (half) powers of ten have labels 10^k."""
     numbers = grid.numbers
     if numbers is not None and grid.is_logarithmic:
         exponents = [round(math.log10(number), 6) for number in numbers]
@@ -185,7 +185,7 @@ def _labels(grid: Grid) -> list[str]:
 
 
 def _in_words(label: str) -> str:
-    """Return a value's label; a mapping as its name and its keys, ``fedprox, mu 0.1``."""
+    """Return a value's label; that of a mapping lists its name and keys, ``fedprox, mu 0.1``."""
     if not label.startswith("{"):
         return cut(label, MOST)
     try:

@@ -53,7 +53,7 @@ class Grid:
 
     @property
     def numbers(self) -> list[float] | None:
-        """All values as numbers, None unless all are."""
+        """All values as numbers; None if any is no number."""
         numbers = [value.number for value in self.values if value.number is not None]
         return numbers if len(numbers) == len(self.values) else None
 
@@ -87,7 +87,7 @@ def parse_grid(text: str, option: str = "--grid") -> Grid:
     """Parse ``key=values`` of a command's option.
 
     Raises:
-        InputError: it has none of the forms above, a value twice, or a key that a sweep sets itself.
+        InputError: the text has none of this module's forms, a value twice, or a key that a sweep sets itself.
     """
     key, equals, values = text.partition("=")
     where = f"{option} {text}"

@@ -33,7 +33,7 @@ class Unit:
     Attributes:
         name: unique in the sweep, valid as a file name.
         point: index of its configuration in `Plan.points`.
-        seed: in words.
+        seed: as text; JSON by purpose if the recipe's seeds differ.
         recipe: resolved; its output lies in the sweep's folder.
     """
 
@@ -44,7 +44,7 @@ class Unit:
 
     @property
     def digest(self) -> str:
-        """Digest of the recipe, its number of rounds included."""
+        """Digest of the recipe's keys that affect results, the number of rounds among them."""
         return identity(self.recipe, WITHOUT_EFFECT)
 
 
@@ -63,7 +63,7 @@ class Plan:
         return f"{counted(len(self.points), 'configuration')} × {counted(seeds, 'seed')}"
 
     def unlike(self) -> list[str]:
-        """Return lines on settings in which the methods differ besides themselves."""
+        """Return a warning per setting that differs between the methods and so confounds their comparison."""
         plain = [to_plain(recipe) for recipe in {unit.point: unit.recipe for unit in self.units}.values()]
         equal = all(_has_equal_clients(path) for path in {unit.recipe.data for unit in self.units})
         return unlike([(method_name(recipe), recipe) for recipe in plain], equal_clients=equal)
@@ -118,9 +118,9 @@ def make_plan(
 
 
 def _at_existing_runs(recipes: list[Recipe], path: Path) -> list[Recipe]:
-    """Return a configuration's recipes, one a seed; a seed whose run is in `path` itself keeps that output.
+    """Return a configuration's recipes, one per seed; a run that already is in `path` itself stays there.
 
-    A sweep of one seed leaves its runs there, and folders of further seeds go into it.
+    A sweep of one seed writes a configuration's run to `path`; runs of seeds added later have folders inside it.
     """
     if not (path / files.RECIPE).is_file():
         return recipes
@@ -139,7 +139,7 @@ def _beside(source: str | Path, fixed: Sequence[str], point: Point) -> Path:
 
 
 def _blame(error: InputError, source: str | Path, fixed: Sequence[str], point: Point) -> InputError:
-    """Name the culprit of a configuration's error: the recipe itself, else a single grid's value, else all values."""
+    """Return a configuration's error with its cause named: the recipe itself, one grid's value, or all values."""
     try:
         _load(source, fixed, Point((), ()))
     except InputError as own:

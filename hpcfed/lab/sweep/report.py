@@ -43,7 +43,7 @@ class RankedSweep:
 
     @property
     def notes(self) -> list[str]:
-        """The remarks below the table."""
+        """The remarks below the table, one per line."""
         said = [f"{self.rule}, ± one standard deviation over seeds"]
         if len(self.ranked) > MAX_SHOWN:
             said.append(f"{len(self.ranked) - MAX_SHOWN} more in summary.csv")
@@ -51,7 +51,7 @@ class RankedSweep:
 
     @property
     def remarks(self) -> list[str]:
-        """What must be known of the ranking."""
+        """Warnings about the ranking: ties, values at the edge of a grid, missing or shorter results."""
         return [*remarks(self.plan, self.ranked, self.rule)]
 
     def _row(self, candidate: Candidate) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ class RankedSweep:
 
 
 def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False) -> RankedSweep:
-    """Write tables and figures of the results so far, and return them. On one rank only.
+    """Write tables and figures of the results so far; return the ranked sweep. Called on one rank only.
 
     Raises:
         InputError: a run's record is damaged, or no run recorded the rule's column.

@@ -77,7 +77,8 @@ def run_sweep(
         waits: whether to wait for the runs of other jobs, too, for a caller that needs every result.
 
     Returns:
-        Whether runs are left: a signal or the time limit ended it; or, if it `waits`, another program has their folder.
+        Whether runs are left: because a signal or the time limit ended this job or, with `waits`, because another
+        program uses their folders.
 
     Raises:
         InputError: more groups than ranks; or the folder holds other files, or another recipe's runs.
@@ -119,10 +120,10 @@ def finished(states: Mapping[str, RunState]) -> set[str]:
 
 
 def states_until_stable(plan: Plan, claims: Claims) -> Iterator[dict[str, RunState]]:
-    """Yield the states of all runs; once more if another job ended runs while the caller wrote its results.
+    """Yield the states of all runs, again each time other jobs ended runs while the caller wrote its results.
 
-    The results that another job writes meanwhile have more runs, and the caller's must not replace them. While other
-    jobs still hold runs, states are not yielded again: those jobs write the results later.
+    Otherwise the caller's files could replace those of another job, which have more runs. While other jobs hold runs,
+    states are not yielded again: these jobs write the results later.
     """
     seen = None
     while True:
@@ -191,7 +192,7 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
 
 
 def _check_keys(plan: Plan) -> None:
-    """Check that the sweep in the folder has grids of the same keys: the tables hold one set of them.
+    """Check that the ``sweep.yaml`` in the folder has grids of the plan's keys: its tables have one set of columns.
 
     Raises:
         InputError: it has other keys.
@@ -210,7 +211,7 @@ def _check(unit: Unit, state: RunState, accept_code: bool) -> bool:
     """Check that a unit's existing folder holds its run; return False if the run has finished and its result is gone.
 
     Raises:
-        InputError: it is of another recipe or of other code, or the record of the finished run was cut.
+        InputError: the folder's run is of another recipe or other code, or it had finished and its record was cut.
     """
     folder, has_finished = RunFolder(unit.recipe.output), state.decided and state.claim.ending == "finished"
     if not folder.path.exists():
@@ -290,7 +291,7 @@ class SweepProgress:
 
 
 class _Between(Reporter):
-    """Reporter of a run in a sweep: prints the sweep's progress with its own, and passes on other groups' stops."""
+    """Reporter of a run in a sweep: prints the sweep's progress, too; stops the run if another group must stop."""
 
     def __init__(self, unit: Unit, progress: SweepProgress, caught: Signals, *, listens: bool):
         super().__init__(unit.name, unit.recipe.rounds, speaks=False, live=False)
@@ -313,8 +314,8 @@ class _Group:
     Attributes:
         plan, claims: of the sweep.
         world: the group's ranks.
-        device_slots: of this rank, by ``device``.
-        caught: signals.
+        device_slots: this rank's, by the recipes' ``device``.
+        caught: signals that this rank received.
         progress: of all groups.
     """
 
@@ -347,7 +348,7 @@ class _Group:
     def _next(self, avoided: set[str], *, waits: bool) -> tuple[Unit, int] | None:
         """Claim the next run; None if there is none, or this job is to stop.
 
-        It waits for holders that may be dead; if it `waits`, for live ones, too.
+        If no run is open, wait while a holder may be dead; with `waits`, also while live jobs hold runs.
         """
         while self.caught.name is None and not self.claims.asked_to_stop():
             states = run_states(self.plan, self.claims)

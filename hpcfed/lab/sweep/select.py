@@ -163,7 +163,7 @@ def usual_rule(plan: Plan, records: Iterable[pd.DataFrame]) -> Rule:
 
 
 def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
-    """Return the configurations, the best first; ties share a rank, in the grid's order; unranked ones come last."""
+    """Return the configurations, the best first, unranked ones last; ties share a rank and keep the grid's order."""
     found = []
     for number in range(len(plan.points)):
         own = tuple(row for row in rows if row.unit.point == number)

@@ -57,12 +57,12 @@ def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) 
 
 
 def code_of(recipe: Recipe) -> dict[str, str]:
-    """Return the user's files that a run had, with their hashes."""
+    """Return file → hash of the user's code that a run recorded; empty if its recipe names no code."""
     return read_code(recipe.output / code.CODE_FILE) if code.references(recipe) else {}
 
 
 def _record_of(recipe: Recipe) -> pd.DataFrame:
-    """Return a run's recorded numbers, without rounds if it has no record."""
+    """Return a run's recorded numbers, a row per round; an empty table if it has no record."""
     import pandas
 
     path = recipe.output / RECORD

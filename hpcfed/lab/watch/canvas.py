@@ -70,7 +70,7 @@ def chart(
 ) -> list[Text]:
     """Return `height` lines of `width` characters: a title, the curves over rounds 1 to `rounds`, and the axes' ends.
 
-    Accuracies leave out the steep first fifth; losses that span a decade are logarithmic.
+    The axis of accuracies may leave out their steep first fifth of rounds; losses that span a decade are logarithmic.
     """
     canvas = Canvas(max(width - AXIS_WIDTH, 8), max(height - 2, 3))
     scale = _scale([one.points() for one in series], is_percentage=is_percentage)

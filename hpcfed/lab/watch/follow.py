@@ -153,7 +153,7 @@ class WatchedRun:
             self.clients, self._table = read_clients(table), about.st_mtime_ns
 
     def last(self, name: str) -> float:
-        """Return the last recorded value of a column, nan without any."""
+        """Return the last finite value of a column; nan if there is none."""
         return next((value for value in reversed(self.columns.get(name, ())) if math.isfinite(value)), math.nan)
 
     def recent(self, name: str) -> float:
@@ -162,7 +162,7 @@ class WatchedRun:
         return sum(values) / len(values) if values else math.nan
 
     def seconds_left(self) -> float:
-        """Return the time of the remaining rounds at the pace of the last ones; nan before the first."""
+        """Return the seconds left at the pace of the last rounds; nan before the first round."""
         return max(self.rounds - self.done, 0) * self.recent("seconds.total")
 
     def is_silent(self) -> bool:

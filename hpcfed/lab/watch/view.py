@@ -47,7 +47,7 @@ def view(runs: Sequence[WatchedRun], width: int, height: int) -> RenderableType:
 
 
 def plain(run: WatchedRun) -> str:
-    """Return one line on a run, without colours or curves."""
+    """Return a run's progress as one line of plain text."""
     cells = [
         f"round {run.done}/{run.rounds}",
         _accuracy(run) and f"accuracy {_accuracy(run)}",
@@ -62,7 +62,7 @@ def plain(run: WatchedRun) -> str:
 
 
 def _imbalance(run: WatchedRun) -> str:
-    """Return the imbalance of the last rounds, "" where it is not known, as in private runs."""
+    """Return the imbalance of the last rounds as text; "" if it is not recorded, as in private runs."""
     value = run.recent("imbalance") if run.done else math.nan
     return f"{value:.2f}" if math.isfinite(value) else ""
 
@@ -115,7 +115,7 @@ def _table(runs: Sequence[WatchedRun], width: int) -> Table:
 
 
 def _phases(run: WatchedRun, width: int) -> RenderableType:
-    """Return the time of the last rounds by phase, as a divided bar and in words."""
+    """Return the mean time of the last rounds by phase, as a divided bar and as percentages."""
     seconds = {phase: run.recent(f"seconds.{phase}") for phase in PHASES}
     seconds["local"] -= seconds["wait"]  # recorded is the slowest rank's local time; waiting is a phase of its own
     total = sum(value for value in seconds.values() if value > 0)
@@ -129,7 +129,7 @@ def _phases(run: WatchedRun, width: int) -> RenderableType:
 
 
 def _sites(run: WatchedRun) -> Text | None:
-    """Return what few clients get from the last model evaluated, by name; None for many, or without a table."""
+    """Return each client's score at the last evaluation; None for more than `MOST_SITES` clients or without scores."""
     clients = run.clients
     if clients is None or len(clients.names) > MOST_SITES:
         return None

@@ -29,16 +29,16 @@ KEY = "cohort.without"
 
 @dataclass(frozen=True)
 class Contributions:
-    """What to compute.
+    """A request for the contributions of a recorded run's clients.
 
     Attributes:
         run: the recorded run.
         metric: rule for v(S), as a sweep's ``--select``; None: accuracy or loss on the test set in the last round.
-        seeds: of the runs; none: the run's.
-        permutations: orders of clients that are sampled; 0: leave-one-out alone; None: all subsets.
+        seeds: of the runs to train; empty: the recorded run's.
+        permutations: number of random orders of clients to sample; 0: leave-one-out alone; None: all subsets.
         cohorts: ``empty`` or ``redrawn``, as ``cohort.without`` has it.
-        output: the folder; None: beside the run's.
-        data, code: present places of the federation file and of the user's code, where they have moved.
+        output: the sweep's folder; None: ``<run>-contributions`` beside the run's folder.
+        data, code: present paths of the federation file and of the user's code; None if they have not moved.
     """
 
     run: Path
@@ -58,10 +58,10 @@ class Coalitions:
     Attributes:
         base: the recorded run.
         plan: a configuration for each subset but the empty one, × seeds.
-        subsets: of the plan's configurations, in their order.
+        subsets: the clients that train in each of the plan's configurations, in the same order.
         orders: sampled orders; None where all subsets are run, empty for leave-one-out alone.
-        rule: by which a run's record becomes v(S).
-        names, sizes: of the clients, (N,), with their number of training samples.
+        rule: computes v(S) from a run's record.
+        names, sizes: the clients' names and numbers of training samples, (N,) each.
         own_tests: whether clients have test sets.
     """
 
@@ -81,12 +81,12 @@ class Coalitions:
 
     @property
     def seeds(self) -> list[str]:
-        """The seeds, in words."""
+        """The seeds of the runs as text, each once."""
         return list(dict.fromkeys(unit.seed for unit in self.plan.units))
 
 
 def plan_coalitions(request: Contributions) -> Coalitions:
-    """Validate every subset's recipe.
+    """Choose the subsets, validate the recipe of each, and return the plan of their runs.
 
     Raises:
         InputError: too many clients for all subsets, no test set, or a recipe that cannot be run.
@@ -113,7 +113,7 @@ def plan_coalitions(request: Contributions) -> Coalitions:
 
 
 def _chosen(num_clients: int, permutations: int | None) -> tuple[list[Subset], Orders | None]:
-    """Return the subsets to run, none of them empty, and the sampled orders."""
+    """Return the nonempty subsets to run, and the sampled orders; None instead of orders if all subsets are run."""
     if num_clients < 2:
         raise InputError("contributions", expected="two clients or more", got="one")
     if permutations is None and num_clients > MOST_EXACT:
@@ -141,7 +141,7 @@ def _value(num_clients: int, subset: Subset, cohorts: str) -> Value:
 
 
 def _overrides(base: RecordedRun, own_tests: bool) -> list[str]:
-    """Return what differs from the run's recipe besides its clients: places, and evaluations at the end."""
+    """Return overrides of the run's recipe: present paths of data and code, and missing evaluations at the end."""
     recipe = base.recipe
     found = [f"data={json.dumps(str(recipe.data))}"]
     found.append(f"python_path={json.dumps([str(path) for path in recipe.python_path])}")
@@ -156,7 +156,7 @@ def _rule(text: str | None, base: RecordedRun, plan: Plan) -> Rule:
     """Return the rule for v(S).
 
     Raises:
-        InputError: it is of no test score.
+        InputError: the rule's column is no score on the test set.
     """
     if text is None:
         text = "test_loss" if base.rows[-1].get("test_accuracy") is None else "test_accuracy"
@@ -167,23 +167,20 @@ def _rule(text: str | None, base: RecordedRun, plan: Plan) -> Rule:
 
 
 def run_coalitions(coalitions: Coalitions, world: World, groups: int | None, *, quiet: bool, redo: Redo) -> bool:
-    """Run the unfinished subsets on all ranks; return whether a signal ended it before the last."""
+    """Run the unfinished subsets on all ranks; return whether a signal or the time limit left some unfinished."""
     world.on_root(lambda: _begin_all(coalitions, redo))
     return run_sweep(coalitions.plan, world, groups, quiet=quiet, redo=redo)
 
 
 def num_left(coalitions: Coalitions) -> tuple[int, int]:
-    """Return how many runs have not ended, and how many of these other jobs hold."""
+    """Return the number of runs that have not ended, and the number of these that other jobs hold."""
     plan = coalitions.plan
     left = [one for one in run_states(plan, Claims(plan.folder, "report")).values() if not one.decided]
     return len(left), sum(one.held for one in left)
 
 
 def _begin_all(coalitions: Coalitions, redo: Redo) -> None:
-    """Make the sweep's folder, and start the runs of the recorded run's seed with the rounds that they share with it.
-
-    On rank 0 only.
-    """
+    """Make the sweep's folder; copy the rounds that runs with the recorded run's seed share with it. On rank 0 only."""
     plan, base = coalitions.plan, coalitions.base
     prepare(plan, Claims(plan.folder, "contributions"), redo)
     for unit in plan.units:
@@ -192,7 +189,7 @@ def _begin_all(coalitions: Coalitions, redo: Redo) -> None:
 
 
 def rounds_of(coalitions: Coalitions) -> tuple[int, int, int]:
-    """Count rounds: of all runs, to be computed, and different from the recorded run's."""
+    """Return numbers of rounds, summed over runs: all, to be computed, and different from the recorded run's."""
     base, total, computed, needed = coalitions.base, 0, 0, 0
     for unit in coalitions.plan.units:
         rounds = unit.recipe.rounds

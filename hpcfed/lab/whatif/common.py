@@ -1,4 +1,4 @@
-"""What runs without some clients begin with: the recorded run; and scores of both on the samples that both count."""
+"""The recorded run that runs without some clients start from, and scores of both on their common test samples."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hpcfed.run_folder.folder import RunFolder
 
 
 def base_of(run: Path, data: Path | None, code: Path | None) -> RecordedRun:
-    """Return the recorded run that others leave clients out of.
+    """Return the recorded run that runs without some clients start from.
 
     Args:
         run: its folder.
-        data, code: present places of the federation file and of the user's code, where they have moved.
+        data, code: present paths of the federation file and of the user's code; None if they have not moved.
 
     Raises:
         InputError: it cannot be read, or it is private.
@@ -42,13 +42,13 @@ def base_of(run: Path, data: Path | None, code: Path | None) -> RecordedRun:
 
 
 def on_common_samples(before: Recipe, folder: Path, recipe: Recipe) -> Iterator[str]:
-    """Yield a line on both runs' final models, where the records count the test samples of different clients.
+    """Yield a line that compares both runs' final models on their common test samples; nothing if they count the same.
 
     Accuracy if the task has one, else the loss.
 
     Args:
         before, folder: the recorded run's recipe and folder.
-        recipe: the other's.
+        recipe: the recipe of the run without some clients.
     """
     with Federation.open(recipe.data) as federation:
         offsets, count = federation.test_offsets, federation.num_clients

@@ -17,13 +17,13 @@ MAX_CLIENTS = 40
 
 
 def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -> tuple[str, dict[str, bytes]]:
-    """Draw a bar a client, its Shapley value or else leave-one-out, with intervals; return the ``svg`` and the files.
+    """Draw a bar per client with its interval; return the ``svg``, and PNG and PDF by file name.
 
     Args:
-        clients: the contributions.
-        column: of the score.
+        clients: the contributions; the `MAX_CLIENTS` largest are drawn.
+        column: the score's column in the record.
         over: what means and intervals are taken over, ``5 seeds``.
-        has_shapley: whether there are Shapley values.
+        has_shapley: whether bars are Shapley values; else they are leave-one-out values.
     """
     key, title = ("shapley", "Shapley value") if has_shapley else ("left_out", "leave-one-out value")
     shown = sorted(clients, key=lambda one: -np.nan_to_num(getattr(one, key).mean, nan=-np.inf))[:MAX_CLIENTS]

@@ -67,7 +67,7 @@ def shapley(values: Mapping[Subset, float], num_clients: int) -> np.ndarray:
 
 
 def added_in(orders: Orders, values: Mapping[Subset, float]) -> np.ndarray:
-    """Return what each client adds to those before it, (orders, N)."""
+    """Return by how much v(S) rises when each client joins those before it in an order, (orders, N)."""
     found = np.zeros((len(orders), len(orders[0])))
     for row, order in enumerate(orders):
         for before, k in enumerate(order):
@@ -76,7 +76,7 @@ def added_in(orders: Orders, values: Mapping[Subset, float]) -> np.ndarray:
 
 
 def estimates(samples: np.ndarray, scores: Iterable[float]) -> list[MeanEstimate]:
-    """Return mean and Student's interval of each column of `samples`, (n, N): differences of `scores`.
+    """Return mean and Student's t interval of each column of `samples`, (n, N), which are differences of `scores`.
 
     Rounding is `ROUNDING` times the largest score: a mean below it is 0, and values that differ by less are equal.
     """
@@ -90,5 +90,5 @@ def mean_over(values: Sequence[Mapping[Subset, float]]) -> dict[Subset, float]:
 
 
 def as_numbers(subset: Subset) -> str:
-    """Return the members by number: ``0+3``."""
+    """Return the members' numbers as text, ``0+3``; ``none`` for the empty subset."""
     return "+".join(map(str, sorted(subset))) or "none"

@@ -45,14 +45,14 @@ TABLE, VALUES, PAGE = "contributions.csv", "values.csv", "contributions.html"
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one client brings to the common test set, and takes on its own; gains, larger is better.
+    """The gains from one client taking part, on the common test set and on its own one; larger is better.
 
     Attributes:
-        client, name, samples: of the client.
+        client, name, samples: the client's number, name and number of training samples.
         left_out: leave-one-out value.
         shapley: Shapley value; nan if it was not asked for.
-        with_all, without, alone: the metric on its own test set, of the models of all, of all others, and of its own
-            data; nan without such a test set or run. Means over seeds.
+        with_all, without, alone: mean over seeds of the metric on the client's own test set, for models trained by all
+            clients, by all others, and by this client alone; nan without such a test set or run.
         takes: gain on its own test set from taking part.
     """
 
@@ -69,13 +69,13 @@ class Contribution:
 
 @dataclass(frozen=True)
 class CoalitionValues:
-    """The values of all subsets, and what follows for the clients.
+    """The value v(S) of each subset, and the contribution of each client.
 
     Attributes:
-        coalitions: of the runs.
+        coalitions: the subsets and their runs.
         rows: a row for each run.
-        values: v(S) of each seed, the metric as recorded; v(none) is that of w⁰.
-        clients: what each brings and takes.
+        values: subset → v(S), the metric as recorded, for each seed; the empty subset has the initial model's.
+        clients: the contribution of each client.
     """
 
     coalitions: Coalitions
@@ -110,7 +110,7 @@ class CoalitionValues:
         return self.coalitions.base.recipe.secure_aggregation is not None
 
     def _skipped(self) -> Counter[int]:
-        """Return client → runs of which some round left out its update."""
+        """Return client → number of runs in which at least one round left out its update."""
         runs = [row.unit.recipe for row in self.rows if self._masked or row.unit.recipe.on_bad_client == "skip"]
         records = (read_rounds(recipe.output / RECORD) for recipe in runs if (recipe.output / RECORD).exists())
         return Counter(k for record in records for k in {k for row in record for k in skipped_in(row)})
@@ -121,7 +121,7 @@ def _stops_by_scores(coalitions: Coalitions) -> bool:
 
 
 def _over(coalitions: Coalitions) -> str:
-    """Return what means and intervals are over, in words."""
+    """Return in words over what means and intervals are taken: seeds or random orders."""
     seeds = counted(len(coalitions.seeds), "seed")
     if coalitions.orders:
         return f"Shapley values of {_drawn(coalitions)}, 95 % intervals over them; leave-one-out over {seeds}"
@@ -200,7 +200,7 @@ def _clients(
 
 
 def _own_score(coalitions: Coalitions, subset: Subset, seed: str, client: int, finished: Collection[str]) -> float:
-    """Return the metric on a client's own test set at the end of a run; nan if it has not finished or measured it."""
+    """Return a client's metric on its own test set after a run; nan if the run is unfinished or did not measure it."""
     unit = coalitions.unit_of.get((subset, seed))
     path = None if unit is None or unit.name not in finished else unit.recipe.output / "clients.csv"
     if path is None or not coalitions.own_tests or not path.exists():

@@ -46,14 +46,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class WithoutRequest:
-    """A request for a recorded run without some of its clients.
+    """A request to repeat a recorded run without some of its clients.
 
     Attributes:
         run: the recorded run.
-        clients: numbers or names of those that never take part.
-        cohorts, evaluate: of the recipe's ``cohort.without``; None: as in the run, or the default.
-        output: the folder; None: beside the run's.
-        data, code: present places of the federation file and of the user's code, where they have moved.
+        clients: numbers or names of the clients to leave out.
+        cohorts, evaluate: keys of the new recipe's ``cohort.without``; None: as in the recorded run, else the default.
+        output: the new run's folder; None: ``<run>-without-<clients>`` beside the recorded run's.
+        data, code: present paths of the federation file and of the user's code; None if they have not moved.
     """
 
     run: Path
@@ -67,13 +67,13 @@ class WithoutRequest:
 
 @dataclass(frozen=True)
 class BranchPoint:
-    """Where a run without clients leaves the recorded one.
+    """The round at which a run without some clients departs from the recorded run.
 
     Attributes:
-        joined: first round whose cohort differs without them; one after the last recorded round if none does.
+        joined: first round whose cohort differs from the recorded one; one after the last recorded round if none does.
         first: first round that must be computed.
-        why: what else makes rounds before `joined` differ, or "".
-        start: last round whose state is kept before `first`; 0: the initial model.
+        why: the reason if a round before `joined` differs; else "".
+        start: last checkpointed round before `first`, from which training goes on; 0: the initial model.
     """
 
     joined: int
@@ -83,9 +83,9 @@ class BranchPoint:
 
 
 def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool = False) -> Result:
-    """Run a recorded recipe without some clients, on all ranks, from the first round that they change.
+    """Run a recorded recipe without some clients, on all ranks, from the first round that their absence changes.
 
-    The folder is an ordinary run's: a killed one goes on by the same command.
+    The output is an ordinary run folder; the same command resumes a killed run.
 
     Raises:
         InputError, Diverged, EnvironmentFailure: the same on every rank.
@@ -106,7 +106,7 @@ def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool 
 
 
 def recipe_without(base: RecordedRun, request: WithoutRequest) -> Recipe:
-    """Return the resolved recipe of the run without the requested clients, beside those it has left out already.
+    """Return the resolved recipe without the requested clients and without those that the run left out already.
 
     Raises:
         InputError: there is no such client, no client is left, or the others are fewer than a cohort.
@@ -165,7 +165,7 @@ def _is_filled(folder: Path) -> bool:
 
 
 def _remove_remains(folder: Path) -> None:
-    """Remove what processes of this node that were killed while they laid out a folder have left beside it."""
+    """Remove temporary folders beside `folder`, left by processes of this node that were killed while making it."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.{_HERE}.*.new"):
         number = path.name.split(".")[-2]
         if number.isdecimal() and (int(number) == os.getpid() or not psutil.pid_exists(int(number))):
@@ -173,7 +173,7 @@ def _remove_remains(folder: Path) -> None:
 
 
 def branch_point_of(base: RecordedRun, recipe: Recipe) -> BranchPoint:
-    """Return where a run of `recipe`, without some clients, leaves the recorded one."""
+    """Return the round at which a run of `recipe`, without some clients, departs from the recorded run."""
     with Federation.open(base.recipe.data) as federation:
         there, here = (Cohorts(one, federation.sizes) for one in (base.recipe, recipe))
         rounds = range(1, min(len(base.rows), recipe.rounds) + 1)
@@ -194,7 +194,7 @@ def same(there: Cohort, here: Cohort) -> bool:
 
 
 def _other_evaluations(there: Recipe, here: Recipe) -> Iterator[tuple[int, str]]:
-    """Yield first rounds whose record differs since other evaluations are asked for."""
+    """Yield (first round whose record differs, reason) for each key of ``evaluate`` that differs."""
     why, periods = "other evaluations are asked for", ("every", "train", "clients")
     for name in type(here.evaluate).model_fields:
         before, now = getattr(there.evaluate, name), getattr(here.evaluate, name)
@@ -205,7 +205,7 @@ def _other_evaluations(there: Recipe, here: Recipe) -> Iterator[tuple[int, str]]
 
 
 def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
-    """Yield (first round that differs, reason) for what depends on all clients, also those not in the cohort."""
+    """Yield (first round that differs, reason) for whatever depends on all clients, not only on the cohort's."""
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.own_rules or recipe.local.step is not None:
         yield 1, "code of yours may use the number of clients"
@@ -220,7 +220,9 @@ def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int,
 
 
 def _other_scores(base: RecordedRun, here: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
-    """Yield the first rounds whose recorded scores are of other clients; a former last round is evaluated, too."""
+    """Yield (first round, reason) for each score recorded over other clients, on schedule or in the recorded last
+    round.
+    """
     before, now = (measured_in(one, federation.num_clients) for one in (base.recipe, here))
     if np.array_equal(before, now):
         return
