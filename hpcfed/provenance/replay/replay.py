@@ -80,7 +80,7 @@ class Replay:
         client, name: the client's number and name.
         w: the server's model before the round, (d,).
         reported: the client's update: vectors, scalars and hash.
-        recorded_hash: the update's hash in the run's ``update-hashes.bin``; None if the run has no such file.
+        recorded_hash: the update's hash in the run's ``update-hashes.bin``; None if it was not recorded.
         start: round of the checkpoint that the computation began from; 0: the initial model.
         parted: first of the rounds from `start` on whose model hash differs from the recorded one; None if none does.
         steps: the client's steps, in order.
