@@ -1,1 +1,1 @@
-"""Losses and accuracies of a model: on the test and training sets, and on each client's own samples."""
+"""Evaluation: loss, accuracy and metrics of a model on the test set, the training sets, and each client's samples."""

@@ -1,7 +1,7 @@
-"""Blocks of small clients that are read together for evaluation; the grouping changes no bit of their scores.
+"""Blocks: groups of small clients whose samples are read together for evaluation; this changes no bit of the scores.
 
-From `MANY` clients on, each rank reads one contiguous share of the federation file, in large pieces. Of fewer clients
-it reads those whose home it is, since it caches their samples.
+If the federation has `MANY` clients or more, each rank reads one contiguous share of the file, in large pieces. If it
+has fewer, each rank reads the clients placed on it, whose samples it has cached.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ FLOAT64_BYTES = 8
 """Bytes of a number."""
 MANY = 4096
 MAX_BLOCK_BYTES = 1 << 26
-"""Bytes of a block's samples as float64, at most; of more than one client."""
+"""Most bytes of a block's samples, as float64; a block of one client may have more."""
 
 
 class ClientBlocks:
-    """The blocks of some clients of a federation, for one of its splits, ``train`` or ``test``.
+    """This rank's blocks of the small clients of a federation.
 
     Args:
-        split: whose samples.
-        covered: which clients, (N,) bool.
+        split: ``train`` or ``test``: whether to read training or test samples.
+        covered: (N,) bool, the small clients.
         federation, shards: the samples.
-        placement, world: which of them this rank reads.
+        placement, world: which clients this rank reads.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class ClientBlocks:
             self._blocks = list(self._cut(mine[np.argsort(self._sizes[mine], kind="stable")]))
 
     def own(self) -> Iterator[tuple[np.ndarray, np.ndarray, Samples]]:
-        """Yield the blocks of this rank: its clients, (C,), how many samples each has, (C,), and the samples of all.
+        """Yield this rank's blocks: client numbers, (C,), samples of each, (C,), and all these samples, in that order.
 
-        Clients that are not covered may be among them.
+        A block may include clients that are not covered.
         """
         read = self._shards.client if self._split == "train" else self._shards.client_test
         for clients in self._blocks:
@@ -76,7 +76,7 @@ class ClientBlocks:
             yield clients, self._sizes[clients], samples
 
     def _cut(self, clients: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the clients in their order, in blocks of at most `MAX_BLOCK_BYTES`."""
+        """Divide client numbers, in their order, into blocks of at most `MAX_BLOCK_BYTES`, or of one client."""
         ends = np.cumsum(self._sizes[clients])
         first = 0
         while first < len(clients):

@@ -2,8 +2,8 @@
 
 The test set is cut into chunks of ``evaluate.batch_size`` samples; each chunk, and each client's training set (in
 batches of that size), is computed whole by one rank into its own slot, and every rank adds the slots in the same order.
-Metrics that are no sums need all outputs at once: a client's are computed on its rank, those of the test set on rank 0
-from all ranks' outputs in file order.
+Metrics that are not sums need all outputs at once: on a client's samples they are computed by the client's rank, on the
+test set by rank 0, which gathers the outputs in file order.
 """
 
 from __future__ import annotations
@@ -34,29 +34,33 @@ from hpcfed.ranks.world import World
 from hpcfed.types import State
 
 MAX_LISTED = 4
-"""Clients named in a line."""
+"""Most clients that are named in a line."""
 COLUMNS = ("test_loss", "test_accuracy", "train_loss", "train_accuracy")
-"""Columns of the record that every task has; the recipe's ``evaluate.metrics`` follow, each of test and training."""
+"""Columns of scores in every record; ``test_`` and ``train_`` columns of the recipe's ``evaluate.metrics`` follow."""
 APART = "apart"
-"""Column of clients that never take part and have test sets, where evaluations count the others alone."""
+"""Column with the scores of each client that is left out of the other scores, on the client's test set."""
 
 
 class Evaluator:
     """Measures models on the common test set and on all clients' training sets.
 
-    On the test set a measure that is a sum is Σ sums / Σ counts. On the training sets every measure is the unweighted
-    mean over the clients for which it is defined; a matrix of counts is their sum. Clients with private parts are
-    measured with these, on their own test sets. Clients left out of scores (`counted`) are measured separately.
+    On the test set, a measure that is a sum over samples is Σ sums / Σ counts. On the training sets, a measure is the
+    unweighted mean over the clients for which it is defined; a matrix of counts is summed over clients. If the model
+    has private parts, each client's is used, on the client's test set. Clients left out of the scores (`counted`) are
+    measured one by one, for the column `APART`.
 
     Args:
         section: the recipe's ``evaluate``.
-        loss: that of training, for `loss_of`.
-        measures: loss, the task's accuracy if it has one, and the recipe's metrics.
-        outputs: shape of the model's output for a sample.
-        private: the clients' private parts, if they have any.
-        counted: (N,) bool, clients whose data count in scores; all by default.
-        present: (N,) bool, clients that the model was trained on, for ``statistics: training``; all by default.
-        sized_for: the device whose rule says which clients are measured in tiles; default: the model's.
+        model: the model that is loaded with what is to be measured.
+        loss: the training loss, for `loss_of`.
+        measures: computes loss, accuracy (if the task has one), and the recipe's metrics.
+        shards, federation: the samples.
+        placement, world: which clients this rank measures.
+        outputs: shape of the model's output for one sample.
+        private: the clients' private parts; None if the model has none.
+        counted: (N,) bool, clients whose data count in the scores; None: all.
+        present: (N,) bool, clients that the model was trained on, for ``statistics: training``; None: all.
+        sized_for: device that decides up to which size clients are measured in tiles; None: the model's.
     """
 
     def __init__(
@@ -99,23 +103,25 @@ class Evaluator:
 
     @property
     def num_samples(self) -> dict[str, int]:
-        """Samples behind the scores: ``test``, without the test sets measured apart, and ``train``."""
+        """Number of samples behind the scores, as ``test`` and ``train``; samples of clients left out do not count."""
         return {"test": self._federation.num_test_of(self._counted), "train": int(self._sizes.sum())}
 
     @property
     def nothing(self) -> dict[str, Value]:
-        """Scores of a round that is not evaluated, all None."""
+        """Scores of a round that is not evaluated: all columns, with None."""
         return self._scores({}, {}) | (dict.fromkeys([APART]) if self._apart else {})
 
     def __call__(
         self, w: Tensor, *, test: bool, train: bool, meanwhile: Callable[[], object] = bool
     ) -> dict[str, Value]:
-        """Measure the model `w`, (d,), on the test set, on the training sets, or both: one small reduction.
+        """Measure the model `w`, (d,), on the test set, the training sets, or both; on all ranks, with one reduction.
 
-        Calls `meanwhile` before it waits for a device.
+        Args:
+            test, train: whether to measure on the test set, and on the training sets.
+            meanwhile: called before the host waits for the GPU's results.
 
         Returns:
-            Scores by their columns in the record; None if not asked for or undefined.
+            Column of the record → score; None if it was not asked for or is undefined.
         """
         num_test = self._federation.num_test if test else 0
         bounds = self._test_bounds() if test else np.zeros(1, dtype=np.int64)
@@ -150,25 +156,25 @@ class Evaluator:
         return self._scores(of_test, self._of_training(clients)) | self._of_others(chunks, whole)
 
     def averaged_for(self, w: Tensor) -> State:
-        """Return the averaged buffers to measure the model `w`, (d,), with: those of ``evaluate.statistics``."""
+        """Return the averaged buffers with which to score the model `w`, (d,), as ``evaluate.statistics`` says."""
         return self._model.averaged if self._statistics is None else self._statistics(w)
 
     @property
     def _by_client(self) -> bool:
-        """Whether the test set is measured client by client: with private parts, or since some are reported apart."""
+        """Whether the test set is measured client by client: if models have private parts or clients are left out."""
         own = self._private is not None or not self._counted.all()
         return own and self._federation.test_offsets is not None
 
     @property
     def _apart(self) -> list[int]:
-        """Clients whose test sets are reported apart."""
+        """Numbers of the clients in the column `APART`: left out of the other scores, with test sets."""
         offsets = self._federation.test_offsets
         return [] if offsets is None else np.flatnonzero(~self._counted & (np.diff(offsets) > 0)).tolist()
 
     def _test_bounds(self) -> np.ndarray:
-        """Return the boundaries of the test set's chunks, (chunks + 1,): ``evaluate.batch_size`` rows each.
+        """Return the boundaries of the test set's chunks as rows of it, (chunks + 1,).
 
-        Where the test set is measured client by client, a chunk is a client's.
+        A chunk has ``evaluate.batch_size`` rows, or is one client's test set if these are measured client by client.
         """
         count, offsets = self._federation.num_test, self._federation.test_offsets
         if self._by_client and offsets is not None:
@@ -176,35 +182,35 @@ class Evaluator:
         return np.minimum(np.arange(-(-count // self._batch_size) + 1) * self._batch_size, count)
 
     def _own_chunks(self, bounds: np.ndarray) -> Sequence[int]:
-        """Return the chunks that this rank measures: every P-th, or its clients'."""
+        """Return the chunks that this rank measures: those of its clients, or else every P-th of P ranks."""
         if self._by_client and len(bounds) > 1:
             mine = self._placement.at_home(self._world.rank)
             return mine[np.diff(bounds)[mine] > 0].tolist()
         return range(self._world.rank, len(bounds) - 1, self._world.size)
 
     def _test_chunk(self, w: Tensor, chunk: int) -> Samples:
-        """Return a chunk of the test set; a client's with its private part loaded."""
+        """Return the samples of a chunk of the test set; if it is a client's, load the client's private part."""
         if not self._by_client:
             return self._shards.test_chunk(chunk, self._batch_size)
         self._load_own(w, chunk)
         return self._shards.client_test(chunk)
 
     def _load_own(self, w: Tensor, client: int) -> None:
-        """Load a client's private part, where clients have one."""
+        """Load the model `w`, (d,), with a client's private part; do nothing if the model has no private parts."""
         if self._private is not None:
             self._model.load(w, self._private.of(client))
 
     def measure_small(self, split: str, cells: np.ndarray) -> np.ndarray:
-        """Measure a linear model or perceptron on many small clients at once (`hpcfed.evaluation.tiles`).
+        """Measure a linear model or perceptron on many small clients at once, in tiles (`hpcfed.evaluation.tiles`).
 
-        Models with private parts, and all others, are measured client by client elsewhere.
+        Measures no client if the model is another, or has private parts.
 
         Args:
             split: ``train`` or ``test``.
-            cells: pairs, (N, cells, 2); filled in for the clients that this rank measures.
+            cells: the clients' measures, (N, cells, 2), see `Measures.cells`; filled in for this rank's share.
 
         Returns:
-            (N,) bool, the clients measured in tiles on any rank.
+            (N,) bool, the clients that this rank or another one measured.
         """
         if self._tiles is None:
             return np.full(self._federation.num_clients, False)
@@ -221,8 +227,13 @@ class Evaluator:
         return covered
 
     def loss_of(self, client: int, w: Tensor, samples: Samples, own: State) -> float:
-        """Return f_i(w), w (d,), over a client's samples with its private part, by ``loss.reduction``; 0 without
-        samples.
+        """Return a client's training loss f_i(w), mean or sum by ``loss.reduction``; 0 without samples.
+
+        Args:
+            client: the client's number.
+            w: the model, (d,).
+            samples: the client's samples.
+            own: the client's private part.
         """
         loss = self._loss.of_client(client)
         self._model.load(w, own)
@@ -240,7 +251,14 @@ class Evaluator:
         return total / max(len(samples[1]), 1) if self._averages else total
 
     def note_undefined(self, name: str, part: str, clients: Sequence[int] = (), of: int = 0) -> None:
-        """Note once that a measure is undefined on the test set, or on clients' samples of a part."""
+        """Add a line to `news` that a measure is undefined; once for each measure and part.
+
+        Args:
+            name: the measure.
+            part: ``test set``, ``training samples`` or ``test samples``.
+            clients: numbers of the clients for which it is undefined.
+            of: number of clients with such samples; 0: it is undefined on the whole part.
+        """
         if (name, part) in self._said:
             return
         self._said.add((name, part))
@@ -254,12 +272,12 @@ class Evaluator:
         self._news.append(f"{name} is undefined on the {part} of {whose}, {outcome}: {why}")
 
     def news(self) -> Iterator[str]:
-        """Yield the notes on undefined measures that have not been yielded before."""
+        """Yield the lines on undefined measures that were not yielded before."""
         while self._news:
             yield self._news.pop(0)
 
     def _of_test(self, chunks: np.ndarray, whole: Mapping[int | None, Mapping[str, Value]]) -> dict[str, Value]:
-        """Return the measures on the test set, from each chunk's sums and counts, (chunks, S, 2), and from `whole`."""
+        """Return the test set's measures, from the chunks' sums and counts, (chunks, S, 2), and `_measured_whole`."""
         totals = (chunks[self._counted] if self._apart and len(chunks) else chunks).sum(axis=0)
         others = whole.get(None, {})
         for name, value in others.items():
@@ -270,7 +288,10 @@ class Evaluator:
         }
 
     def _of_others(self, chunks: np.ndarray, whole: Mapping[int | None, Mapping[str, Value]]) -> dict[str, Any]:
-        """Return the column ``apart``, measures on test sets of clients that do not count, by number; {} if none."""
+        """Return the column `APART`: number of each client left out → its test set's measures; None if not measured.
+
+        {} if no client is left out.
+        """
         if not self._apart:
             return {}
         if not len(chunks):
@@ -279,9 +300,11 @@ class Evaluator:
         return {APART: found}
 
     def _measured_whole(self, outputs: np.ndarray) -> dict[int | None, dict[str, Value]]:
-        """Return the other measures from all outputs, (n · outputs,): on the test set, None, and on those apart.
+        """Return the measures that need all samples at once, from the outputs of all n test samples, (n · outputs,).
 
-        The test set is absent where all of it is apart.
+        Returns:
+            None → the measures on the test set; number of each client left out → those on the client's test set. None
+            is missing if no counted client has test samples.
         """
         self.measures.begin(0)
         num_test, offsets = self._federation.num_test, self._federation.test_offsets
@@ -299,7 +322,7 @@ class Evaluator:
         }
 
     def _of_training(self, clients: np.ndarray) -> dict[str, Value]:
-        """Return the measures on the clients' training sets, from each client's pairs, (N, cells, 2)."""
+        """Return the training sets' measures from the clients' cells, (N, cells, 2), unless undefined for all."""
         found: dict[str, Value] = {}
         filled = np.flatnonzero(self._sizes[: len(clients)])
         for name, place in self.measures.layout.places.items():
@@ -328,5 +351,5 @@ class Evaluator:
 
 
 def _quotients(names: Iterable[str], totals: np.ndarray) -> dict[str, Value]:
-    """Divide sums by counts, (S, 2); return measures by name, without those of count 0."""
+    """Return name → sum / count, from sums and counts, (S, 2), in the order of `names`; without names of count 0."""
     return {name: float(total / count) for name, (total, count) in zip(names, totals, strict=True) if count}

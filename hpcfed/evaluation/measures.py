@@ -1,4 +1,4 @@
-"""Measurement of the loaded model on samples: loss, the task's accuracy, and the recipe's metrics."""
+"""Measures of a model on samples: loss, the task's accuracy, and the recipe's metrics."""
 
 from __future__ import annotations
 
@@ -26,46 +26,47 @@ from hpcfed.reduce.rows import read_together
 from hpcfed.rng import Purpose
 
 Value = float | list[Any] | None
-"""A metric's value: a number, a matrix as nested lists, None where it is undefined."""
+"""A measure's value: a number, a matrix as nested lists, or None if it is undefined."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the numbers of all measures lie in one vector of pairs, (cells, 2): see `Measures.cells`.
+    """Where each measure lies in an array of cells, (cells, 2): one for each number of its value (`Measures.cells`).
 
     Attributes:
-        shapes: measure → shape of its value.
+        shapes: name of the measure → shape of its value; () for a single number.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """Return the place of each measure's cells."""
+        """Name of the measure → the slice of its cells."""
         ends = list(accumulate((prod(shape) for shape in self.shapes.values()), initial=0))
         return {name: slice(*ends[k : k + 2]) for k, name in enumerate(self.shapes)}
 
     @property
     def size(self) -> int:
-        """Numbers in the values of all measures."""
+        """Number of cells: numbers in the values of all measures."""
         return sum(prod(shape) for shape in self.shapes.values())
 
 
 class Measures:
-    """Measures of a model's outputs: sums over samples, and metrics that need all samples at once.
+    """Computes measures of a model: those that are sums over samples, and those that need all samples at once.
 
     Args:
-        model: measured as it is loaded.
-        task: of the federation.
-        sums, whole: the recipe's metrics, as sums and as functions of all outputs.
-        batch_size: samples that go through the model together.
-        precision: of the model's products.
-        seed: of what the user's model, loss and metrics draw from global generators; None where nothing draws.
+        model: the model; measured with the parameters that are loaded at the time.
+        loss: the loss.
+        task: the federation's task, which decides the accuracy.
+        sums, whole: the recipe's metrics by name: sums over samples, and functions of all samples' outputs.
+        batch_size: number of samples that go through the model together.
+        seed: seeds torch's, NumPy's and Python's global generators, from which user code draws; None: nothing draws.
+        precision: number format of the model's matrix products, such as ``float32``.
 
     Attributes:
-        sums: measures that are sums, by name: the task's accuracy if it has one, the user's, and the loss if it is one.
-        whole: measures of all samples at once, by name.
-        layout: of the numbers of all measures.
+        sums: all measures that are sums over samples, by name: loss and accuracy among them where they are such sums.
+        whole: all measures of all samples at once, by name.
+        layout: where each measure lies in an array of cells.
     """
 
     def __init__(
@@ -98,30 +99,33 @@ class Measures:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Evaluate in the block, without gradients, in ``evaluate.precision``; a device's sums arrive at its end."""
+        """In this block the model is in evaluation mode, without gradients, in ``evaluate.precision``.
+
+        Sums computed on a GPU are written to their arrays only when the block ends.
+        """
         with self._model.evaluation(), torch.no_grad(), self._computing():
             self._unread.clear()
             yield
             self._read()
 
     def _read(self) -> None:
-        """Add the sums that lie on a device to where they belong: one copy, and one wait."""
+        """Copy all sums that are still on the GPU to the host at once, and add them to their arrays."""
         read = read_together([total for _, total in self._unread])
         for (place, _), total in zip(self._unread, read, strict=True):
             place += total
         self._unread.clear()
 
     def begin(self, unit: int) -> None:
-        """Seed the global generators for a `unit`, such as a client, and reset the hidden state of a user's module."""
+        """Prepare for a client or chunk, number `unit`: seed the global generators, reset a module's hidden state."""
         self._model.forget()
         if self._seed is not None:
             seed_generators(self._model.vector.device, self._seed, Purpose.EVALUATION, client=unit)
 
     def cells(self, samples: Samples, unit: int, out: np.ndarray) -> None:
-        """Measure the loaded model on a unit's samples; write all measures as pairs into `out`, (cells, 2).
+        """Measure the loaded model on the samples of a `unit` (see `begin`); write all measures into `out`, (cells, 2).
 
-        A pair is a sum and its count for each of `sums`; then, for each cell of `whole`, a number and 1, or zeros where
-        it is undefined. A device's sums are there only when `measuring` ends.
+        For each of `sums` a cell is the sum and its count; for each number of `whole`, the number and 1, or zeros if it
+        is undefined. Sums computed on a GPU are in `out` only when `measuring` ends.
         """
         output = self.of_samples(samples, unit, out[: len(self.sums)])
         if self.whole:
@@ -131,16 +135,16 @@ class Measures:
     def cells_of_several(
         self, tiles: ClientTiles, clients: np.ndarray, sizes: np.ndarray, samples: Samples
     ) -> np.ndarray:
-        """Measure several clients in tiles; return the pairs of each, (C, cells, 2), from its own samples alone.
+        """Measure C clients in tiles; return their cells, (C, cells, 2); zeros for clients too large for a tile.
 
-        Sums are pairwise (`hpcfed.arithmetic.sums`), with zeros for fillers. Measures without a value per sample, and
-        the user's own, are computed client by client. Clients that `tiles` does not take have zeros.
+        A client's cells do not depend on the other clients. Loss and accuracy are pairwise sums over samples
+        (`hpcfed.arithmetic.sums`); measures without a value per sample, and the user's, are computed client by client.
 
         Args:
-            tiles: compute the outputs.
-            clients: their numbers, (C,).
-            sizes: samples of each, (C,).
-            samples: of all, one client after another.
+            tiles: computes the model's outputs.
+            clients: client numbers, (C,).
+            sizes: number of samples of each client, (C,).
+            samples: samples of all C clients, one client after another.
         """
         places, found = self.layout.places, np.zeros((len(sizes), self.layout.size, 2))
         for own, output, target in tiles(sizes, samples):
@@ -161,7 +165,7 @@ class Measures:
         return found
 
     def _own_cells(self, client: int, output: Tensor, target: Tensor) -> np.ndarray:
-        """Return the measures of a client's outputs, (n, C), that are not added sample by sample, (cells, 2)."""
+        """Return a client's cells, (cells, 2), of the measures without a value per sample; zeros elsewhere."""
         self.begin(client)
         places, found = self.layout.places, np.zeros((self.layout.size, 2))
         for name, measure in self._client_sums.items():
@@ -171,10 +175,12 @@ class Measures:
         return found
 
     def of_samples(self, samples: Samples, unit: int, out: np.ndarray) -> Tensor:
-        """Write sum and count of each of `sums` over a unit's samples into `out`, (S, 2); return the outputs, (n, …),
-        on the host if a measure needs them.
+        """Write sum and count of each of the S `sums` over the samples of a `unit` (see `begin`) into `out`, (S, 2).
 
-        A device's sums are there only when `measuring` ends.
+        Sums computed on a GPU are in `out` only when `measuring` ends.
+
+        Returns:
+            The n outputs, (n, …), on the host, if there are measures `whole`; else an empty tensor.
         """
         self.begin(unit)
         out[:], outputs, on_host = 0, [], self._model.vector.device.type == "cpu"
@@ -192,12 +198,12 @@ class Measures:
 
 
 def _in_full(output: Tensor) -> Tensor:
-    """Return outputs of products in bfloat16 as float32, in which losses add up."""
+    """Return outputs in bfloat16 as float32, in which losses are computed; others unchanged."""
     return output.float() if output.dtype is torch.bfloat16 else output
 
 
 def value_of(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:
-    """Return the value of a measure from its pairs, (size, 2); None where undefined."""
+    """Return a measure's value from its cells, (numbers in `shape`, 2); None if it is undefined, with a count of 0."""
     if not pairs[:, 1].all():
         return None
     if shape:

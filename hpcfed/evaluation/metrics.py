@@ -1,15 +1,15 @@
-"""Metrics of all samples at once, which are no sums over samples: scikit-learn's, a few by hand, the user's own.
+"""Metrics that need all samples at once, since they are not sums over samples: scikit-learn's, ours, and the user's.
 
-They take the gathered outputs and targets of n samples in the data set's order. Outputs are logits, as the losses take
-them. Scores for ranking are the logit, or with two outputs their difference: unlike probabilities they never saturate.
+They take outputs and targets of n samples in the data set's order. Outputs are logits, as for the losses. For ranking,
+the score of two classes is the single logit, or the difference of two: unlike probabilities, these never saturate.
 
-    auroc, average-precision   of two classes, the second being the positive one; of more, one against the rest,
-                               unweighted mean over the classes
+    auroc, average-precision   two classes: the second is the positive one; more: unweighted mean over the classes,
+                               each against the rest
     f1-macro                   unweighted mean over the classes that occur or are predicted
     balanced-accuracy          unweighted mean of the recall over the classes that occur
     calibration-error          Σ_b n_b/n |accuracy_b − confidence_b| over 15 bins of the largest probability: Guo,
                                Pleiss, Sun, Weinberger, "On calibration of modern neural networks", ICML 2017, eq. 3
-    brier                      mean of (p − y)² of two classes, p of the second one, in [0, 1]; of more of
+    brier                      two classes: mean of (p − y)², p the second one's probability, in [0, 1]; more: mean of
                                Σ_c (p_c − y_c)², in [0, 2], as scikit-learn's `brier_score_loss`: Brier, "Verification
                                of forecasts expressed in terms of probability", Monthly Weather Review 78, 1950
     dice                       2|A ∩ B| / (|A| + |B|) of a sample's labels, mean over samples; 1 where both are empty
@@ -38,17 +38,17 @@ from hpcfed.errors import RAISED, InputError
 from hpcfed.models.losses import unwritten
 
 BINS = 15
-"""Bins of the calibration error."""
+"""Number of bins of the calibration error."""
 Found = float | np.ndarray | None
 
 
 @dataclass(frozen=True)
 class WholeMetric:
-    """A metric of all samples at once.
+    """A metric that needs all samples at once.
 
     Attributes:
-        function: output (n, …) and target (n, …) on the CPU → a number or an array; None where it is undefined.
-        shape: of its value.
+        function: outputs (n, …) and targets (n, …) on the CPU → a number or an array; None if the metric is undefined.
+        shape: shape of the metric's value; () for a number.
     """
 
     function: Callable[[Tensor, Tensor], Found]
@@ -56,11 +56,11 @@ class WholeMetric:
 
     @property
     def size(self) -> int:
-        """Numbers in its value."""
+        """Number of entries of the metric's value."""
         return prod(self.shape)
 
     def cells(self, output: Tensor, target: Tensor) -> np.ndarray:
-        """Return the value's numbers, each with 1 if it is defined, (size, 2); zeros if it is not."""
+        """Return the metric as cells, (size, 2): each number of its value with a 1; zeros if it is undefined."""
         found = self.function(output, target)
         if found is None or (self.shape and np.ndim(found) == 0):  # nan: of outputs that are not finite
             return np.zeros((self.size, 2))
@@ -73,7 +73,7 @@ def whole_metrics(
     """Return the recipe's metrics that need all samples at once, by name.
 
     Raises:
-        InputError: a function of the user's cannot be found.
+        InputError: a function of the user cannot be imported.
     """
     found = {}
     for name, metric in metrics.items():
@@ -91,7 +91,7 @@ def whole_metrics(
 def _finite(
     function: Callable[[np.ndarray, np.ndarray, bool], Found], multi_label: bool, output: Tensor, target: Tensor
 ) -> Found:
-    """Compute a metric of outputs in float64; nan where an output is not finite, which scikit-learn refuses."""
+    """Compute a built-in metric, in float64; nan if an output is not finite, which scikit-learn would refuse."""
     numbers = output.double().numpy().reshape(len(output), -1)
     if not np.isfinite(numbers).all():
         return nan
@@ -101,12 +101,12 @@ def _finite(
 
 
 def _labels(target: np.ndarray, multi_label: bool) -> np.ndarray:
-    """Return one label a sample, (n,)."""
+    """Return one class per sample, (n,); from the only column of targets, (n, 1), if the task is multi-label."""
     return target[:, 0] if multi_label else target
 
 
 def ranking_scores(output: np.ndarray) -> np.ndarray:
-    """Return scores for ranking: the second class's, (n,), of two classes; else class probabilities, (n, C)."""
+    """Return scores for ranking, from logits (n, C): the second class's, (n,), if C ≤ 2; else probabilities, (n, C)."""
     if output.shape[1] <= 2:
         return output[:, -1] - (output[:, 0] if output.shape[1] == 2 else 0.0)
     return probabilities(output)
@@ -126,7 +126,10 @@ def _predicted(output: np.ndarray) -> np.ndarray:
 
 
 def _ranking(name: str, output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
-    """Return scikit-learn's ``roc_auc_score`` or ``average_precision_score``; None where a class is absent."""
+    """Return scikit-learn's metric `name`, ``roc_auc_score`` or ``average_precision_score``.
+
+    None if a class does not occur in the targets; for several labels, if a label is not both present and absent.
+    """
     from sklearn import metrics
 
     if multi_label and output.shape[1] > 1:
@@ -157,7 +160,7 @@ def _balanced_accuracy(output: np.ndarray, target: np.ndarray, multi_label: bool
 
 
 def _confusion(output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
-    """Return counts (C, C): rows are the targets' classes, columns the predicted ones."""
+    """Return the confusion matrix, (C, C) counts: rows are the targets' classes, columns the predicted ones."""
     from sklearn.metrics import confusion_matrix
 
     classes = np.arange(max(2, output.shape[1]))
@@ -219,12 +222,12 @@ FUNCTIONS: Mapping[str, Callable[[np.ndarray, np.ndarray, bool], Found]] = {
     "r2": partial(_of_numbers, "r2_score"),
     "concordance": _concordance,
 }
-"""Built-in name → (output (n, …) float64, target (n, …), whether targets are columns of zeros and ones) → value."""
+"""Built-in metric → its function: (outputs (n, C) float64, targets (n, …), whether the task is multi-label) → value."""
 
 
 @dataclass(frozen=True)
 class _OwnWhole:
-    """The user's metric of all samples; undefined where it is not finite."""
+    """The user's metric of all samples at once; a value that is not finite counts as undefined (None)."""
 
     key: str
     function: Callable[[Tensor, Tensor], Any]

@@ -1,8 +1,9 @@
 """Per-client evaluation: loss and accuracy of global, local and fine-tuned models on each client's own samples.
 
-The models are the global one, the client's last one or the personal one of its method, and the global one after a few
-steps of fine-tuning. A client's home rank measures it into the client's own slots, so the table is bit-identical on any
-number of ranks. Fine-tuning has separate random streams and leaves training unchanged.
+``evaluate.clients.models`` names the models: the global model; the client's model after its last training; the client's
+personal model, if the method trains one; the global model fine-tuned by a few steps. Each client is measured by one
+rank, so the table is bit-identical on any number of ranks. Fine-tuning has its own random streams and does not affect
+training.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from hpcfed.parts import Parts
 from hpcfed.types import PERSONAL, Tilt
 
 KEPT = {"last": LAST, "personal": PERSONAL}
-"""Models that clients keep → their names in a client's state."""
+"""Models that are kept for each client, by their names in the recipe → their keys in a client's state."""
 ROWS = 1 << 12
-"""Clients whose rows of the table are made together."""
+"""Number of clients whose rows of the table are formatted together."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class ClientScores:
     """Results of a per-client evaluation; identical on all ranks.
 
     Attributes:
-        models: the recipe's names of the measured models.
-        sizes: samples of each client, (N,) int64, by split: ``train``, and ``test`` if clients have test sets; 0 of
-            clients that do not count.
-        directions: measures → whether larger values are better, None if unknown or a matrix.
-        layout: of the measures' numbers.
-        cells: these numbers, (N, models, splits, cells, 2) float64.
-        names: of the clients, (N,).
+        models: names of the measured models, as in ``evaluate.clients.models``.
+        sizes: split (``train``; ``test`` if clients have test sets) → samples of each client, (N,) int64; 0 for
+            clients left out of evaluations.
+        directions: measure → whether larger values are better; None if this is unknown, or if its value is a matrix.
+        layout: where each measure lies in the last two axes of `cells`.
+        cells: the measures, (N, models, splits, cells, 2) float64: see `Measures.cells`.
+        names: names of the clients, (N,).
     """
 
     models: tuple[str, ...]
@@ -52,11 +53,11 @@ class ClientScores:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the table."""
+        """Columns of ``clients.csv``."""
         return (*CLIENT_COLUMNS, *(name for name in self.directions if name not in ALWAYS_MEASURED))
 
     def rows(self, round: int) -> Iterator[list[Any]]:
-        """Yield the table's rows, in `columns`: one per model, split and client with samples in it."""
+        """Yield the rows of ``clients.csv``, in `columns`: one per model, split, and client with samples in it."""
         for place, model in enumerate(self.models):
             for number, (split, sizes) in enumerate(self.sizes.items()):
                 for first in range(0, len(sizes), ROWS):
@@ -68,7 +69,7 @@ class ClientScores:
                         yield [*head, *own]
 
     def _texts(self, cells: np.ndarray) -> Iterator[tuple[str, ...]]:
-        """Yield the texts of the table's measures of each client, from their pairs, (C, cells, 2)."""
+        """Yield each client's measures as the table's texts, "" if undefined, from their cells, (C, cells, 2)."""
         found = {}
         for name, shape in self.layout.shapes.items():
             pairs = cells[:, self.layout.places[name]]
@@ -80,13 +81,13 @@ class ClientScores:
         return zip(*(found.get(name, [""] * len(cells)) for name in names), strict=True)
 
     def summary(self) -> dict[str, Any]:
-        """Return mean, worst decile and variance over clients, of each model, split and measure.
+        """Return model → split → measure → its mean, worst decile and variance over clients.
 
-        All clients with samples have equal weights; a metric of the recipe leaves out clients for which it is
-        undefined, and ``clients`` is the number of the others. The worst decile is the mean over the worst tenth of the
+        All clients with samples have equal weights. Clients for which a metric of the recipe is undefined are left out;
+        its entry ``clients`` is the number of the others. The worst decile is the mean over the worst tenth of the
         clients, rounded up (Li et al., "Fair resource allocation in federated learning", ICLR 2020, Table 1); it is
-        omitted where the better direction is unknown. The variance is divided by the number of clients. None if any
-        client's value is not finite.
+        omitted if `directions` has None. The variance is divided by the number of clients. A measure has None instead
+        if no client has a value, or if a value is not finite.
         """
         return {
             model: {
@@ -108,11 +109,11 @@ class ClientScores:
 
 
 class ClientEvaluator:
-    """Measures models client by client.
+    """Evaluates global, kept and fine-tuned models on each client's samples.
 
     Args:
         section: the recipe's ``evaluate``.
-        parts: of the simulation. Clients with a private part are measured with their own.
+        parts: those of the simulation; a model with private parts is measured with the client's.
         evaluator: computes the measures.
     """
 
@@ -132,11 +133,11 @@ class ClientEvaluator:
 
     @property
     def rows_of_a_model(self) -> int:
-        """Rows of the table for each model of an evaluation."""
+        """Number of rows of ``clients.csv`` that one evaluation writes for each model."""
         return sum(int(np.count_nonzero(sizes)) for sizes in self._sizes.values())
 
     def __call__(self, w: Tensor, round: int) -> ClientScores:
-        """Measure all clients after a round, with the global model `w`, (d,): one reduction."""
+        """Measure all clients after a round, whose global model is `w`, (d,); on all ranks, with one reduction."""
         world, models, federation = self._parts.world, self._section.models, self._parts.federation
         layout = self._measures.layout
         shape = (federation.num_clients, len(models), len(self._sizes), layout.size, 2)
@@ -159,10 +160,10 @@ class ClientEvaluator:
         return ClientScores(tuple(models), self._sizes, self._directions, layout, cells, self._names)
 
     def _left(self, w: Tensor, cells: np.ndarray) -> np.ndarray:
-        """Measure the global model on small clients, in tiles; return the cells still to be measured.
+        """Measure the global model on small clients, in tiles, into `cells`; return what is left to be measured.
 
         Returns:
-            (N, models, splits) bool.
+            (N, models, splits) bool, True for a client, model and split with samples that was not measured.
         """
         models, model = self._section.models, self._parts.model
         left = np.stack([np.stack([sizes > 0 for sizes in self._sizes.values()], axis=1)] * len(models), axis=1)
@@ -176,7 +177,7 @@ class ClientEvaluator:
         return left
 
     def _note_undefined(self, name: str, counts: np.ndarray) -> None:
-        """Note clients for which a measure is undefined, from its counts, (N, splits)."""
+        """Have the evaluator report clients whose samples leave a measure undefined: a count of 0 in (N, splits)."""
         for (split, sizes), count in zip(self._sizes.items(), counts.T, strict=True):
             absent = np.flatnonzero((sizes > 0) & (count == 0)).tolist()
             if absent:
@@ -184,7 +185,7 @@ class ClientEvaluator:
                 self._evaluator.note_undefined(name, part, absent, int((sizes > 0).sum()))
 
     def _load(self, which: str, w: Tensor, round: int, client: int) -> None:
-        """Load the model that `evaluate.clients.models` names."""
+        """Load the model `which`, one of ``evaluate.clients.models``, of a client; `w`, (d,), is the global model."""
         if which == "fine-tuned" and self._parts.tuner is not None and self._section.fine_tune is not None:
             steps = self._section.fine_tune.steps if self._sizes["train"][client] else 0
             own = self._parts.private.of(client)
@@ -198,19 +199,22 @@ class ClientEvaluator:
             self._parts.model.load(w, self._parts.private.of(client))
 
     def _measure(self, client: int, out: np.ndarray, *, is_test: bool) -> None:
-        """Measure the loaded model on a client's samples; write pairs into `out`, (cells, 2)."""
+        """Measure the loaded model on a client's samples; write its cells into `out`, (cells, 2)."""
         shards = self._parts.shards
         with self._measures.measuring():
             self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client, out)
 
 
 def _cell(value: Value) -> str:
-    """Return a value as text that reads back as the same bits; a matrix as JSON."""
+    """Return a value as text that reads back as the same bits; "" if it is None (undefined); a matrix as JSON."""
     return "" if value is None else repr(value)
 
 
 def _spread(values: np.ndarray, *, larger_is_better: bool | None) -> dict[str, float] | None:
-    """Return mean, worst decile and variance of one number per client, (K,)."""
+    """Return mean, worst decile and variance of one value per client, (K,); None if K = 0 or a value is not finite.
+
+    The worst decile is omitted if `larger_is_better` is None, that is, unknown.
+    """
     if not len(values) or not np.isfinite(values).all():
         return None
     ordered = np.sort(values)

@@ -1,11 +1,11 @@
-"""Running statistics of a model, estimated anew on the training samples: for averaged or extrapolated iterates.
+"""BatchNorm's running statistics, estimated again on the training samples: for averaged or extrapolated models.
 
     μ = Σ_b n_b μ_b / n,     σ² = Σ_b n_b (σ_b² + μ_b²) / n − μ²
 
-over the minibatches b of all clients but those left out (``cohort.without``), of ``evaluate.batch_size`` samples at
-most. μ_b and σ_b² (unbiased) are those of a layer's input while every layer with running statistics normalises by the
-minibatch's own; all else, such as dropout, is as in evaluation. Sums are taken client by client in their order, so
-values do not depend on ranks.
+where b are minibatches of n_b ≤ ``evaluate.batch_size`` samples of all clients, except those in ``cohort.without``. μ_b
+and σ_b² (unbiased) are mean and variance of the input of a layer with running statistics, while every such layer
+normalises by its minibatch's statistics; all else, such as dropout, is in evaluation mode. Sums over clients are taken
+in the order of client numbers, so values do not depend on the number of ranks.
 
 Reference: Izmailov et al., "Averaging weights leads to wider optima and better generalization", UAI 2018, section 3.2.
 """
@@ -28,17 +28,20 @@ from hpcfed.ranks.world import World
 from hpcfed.types import State
 
 ENTRIES = 1 << 22
-"""Numbers that one reduction takes: 32 MiB."""
+"""Most numbers in one reduction over ranks: 32 MiB."""
 
 
 class TrainingStatistics:
-    """Estimates the averaged running statistics of a model on all training samples; called on every rank.
+    """Estimates running statistics of a model's layers on all training samples; called on every rank.
 
     Args:
-        sizes: counted samples of each client, (N,).
-        private: the clients' private parts; None where they have none.
+        model: the model.
+        shards: the clients' samples.
+        sizes: training samples of each client, (N,); 0 for clients to leave out.
+        placement, world: which clients this rank computes.
+        private: the clients' private parts; None if the model has none.
         batch_size: most samples of a minibatch.
-        begin: called with a client before its samples go through the model.
+        begin: called with a client's number before its samples go through the model.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class TrainingStatistics:
         self._width = len(_read(model.averaging, "running_mean"))
 
     def __call__(self, w: Tensor) -> State:
-        """Return the averaged buffers for the model `w`, (d,): statistics of its layers, all else as it is."""
+        """Return the averaged buffers for the model `w`, (d,), with estimated running statistics; others unchanged."""
         means, squares = self._sums(w).reshape(2, -1) / self._sizes.sum()
         self._model.load(w)
         _write(self._model.averaging, "running_mean", means)
@@ -66,7 +69,7 @@ class TrainingStatistics:
         return self._model.averaged_buffers()
 
     def _sums(self, w: Tensor) -> np.ndarray:
-        """Return Σ n_b μ_b and Σ n_b (σ_b² + μ_b²) over all clients, one after the other, (2 · width,)."""
+        """Return Σ n_b μ_b and Σ n_b (σ_b² + μ_b²) over all clients, concatenated, (2 · features of all layers,)."""
         sizes, mine = self._sizes, set(self._placement.at_home(self._world.rank).tolist())
         total, together = np.zeros(2 * self._width), max(1, ENTRIES // (2 * self._width))
         for first in range(0, len(sizes), together):
@@ -82,7 +85,7 @@ class TrainingStatistics:
         return total
 
     def _of_client(self, w: Tensor, client: int) -> np.ndarray:
-        """Return a client's sums, (2 · width,)."""
+        """Return one client's summands of `_sums`, (2 · features of all layers,)."""
         self._model.load(w, None if self._private is None else self._private.of(client))
         self._begin(client)
         total, (x, _) = np.zeros((2, self._width)), self._shards.client(client)
@@ -95,13 +98,13 @@ class TrainingStatistics:
 
 
 def _pieces(count: int, batch_size: int) -> int:
-    """Return the number of minibatches of nearly one size: of two samples or more, which BatchNorm needs."""
+    """Return the number of minibatches for `count` samples: at most `batch_size` each, at least two (for BatchNorm)."""
     return max(1, min(-(-count // batch_size), count // 2))
 
 
 @contextmanager
 def _of_the_minibatch(model: FlatModel) -> Iterator[None]:
-    """Have layers with running statistics normalise by each minibatch's own, and keep these."""
+    """In this block, layers with running statistics normalise by the minibatch's, which become the running ones."""
     momenta = [part.momentum for part in model.averaging]
     model.module.eval()
     for part in model.averaging:
@@ -116,7 +119,7 @@ def _of_the_minibatch(model: FlatModel) -> Iterator[None]:
 
 
 def _read(layers: Sequence[Any], name: str) -> np.ndarray:
-    """Return a buffer of all layers, one after the other, in float64."""
+    """Return the buffer `name` of all layers, concatenated, float64."""
     return torch.cat([getattr(layer, name) for layer in layers]).double().cpu().numpy()
 
 

@@ -1,14 +1,14 @@
 """Outputs of a linear model or perceptron for many small clients at once, in tiles of fixed shapes.
 
-A product's last bits may depend on its number of rows, and on where a row stands in it. So each client's samples fill
-a slot of B rows, and R slots go through a layer as one batched product,
+The last bits of a matrix product may depend on its number of rows, and on a row's position. So each client's samples
+fill a slot of B rows, and a tile of R slots goes through a layer as one batched product,
 
     (R, B, inputs) · (R, inputs, outputs),   B = the least power of two, from `LEAST_ROWS` on, that holds its samples
 
-R and the widths, rounded up by zeros, follow from B and the recipe alone; a slot is filled up with copies of the
-client's last sample, and slots without a client are computed and thrown away. Clients of more samples than
-`most_samples` go through the model alone. Where arithmetic is portable no output depends on other rows: slots have the
-clients' own sizes then, and none is empty.
+R and the layers' widths, padded with zeros, depend on B and the recipe alone. A slot is filled up with copies of the
+client's last sample; slots without a client are computed and thrown away. Clients with more than `most_samples` samples
+go through the model alone. With ``bits: portable`` no output depends on other rows: then a slot has exactly its
+client's samples, and no slot is empty.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from hpcfed.models.portable import PortableLinear
 from hpcfed.ranks.accelerators import upload
 
 LEAST_ROWS = 4
-"""Rows of the smallest slot."""
+"""Number of rows of the smallest slot."""
 TILE_NUMBERS = 1 << 18
-"""Inputs of a tile's rows: what a core's cache holds."""
+"""Most input numbers of a tile, rows · features, which fit into a core's cache."""
 WORK_OF_CALLS, ON_DEVICE = 1 << 20, 1 << 6
-"""Samples · parameters that take as long as the calls of one client on a CPU, from which it is evaluated alone; and how
-many times as much on another device."""
+"""Samples · parameters of a client whose computation on a CPU takes as long as the overhead of its calls: clients with
+more are evaluated alone. The second number is the factor for other devices."""
 
 
 class Tile(NamedTuple):
     """Outputs of the clients in one tile.
 
     Attributes:
-        clients: the client in each slot, as an index into `sizes`; later slots are empty.
-        output, target: (R, B, C) and (R, B, …); the first ``sizes[k]`` rows of client k are its samples.
+        clients: the client in each of the first slots, as an index into the `sizes` of `ClientTiles.__call__`; the
+            remaining slots are empty.
+        output, target: outputs (R, B, C) and targets (R, B, …) of R slots; client k's samples are the first
+            ``sizes[k]`` rows of its slot.
     """
 
     clients: np.ndarray
@@ -51,13 +53,13 @@ class Tile(NamedTuple):
 
 
 class ClientTiles:
-    """Computes outputs of the loaded model for the samples of many clients.
+    """Computes outputs of the loaded model for many small clients, in tiles.
 
     Args:
-        model: linear, or a perceptron.
-        layers: its linear layers, with ReLU between them.
-        batch_size: the recipe's ``evaluate.batch_size``: most samples of a client, and rows of a tile.
-        sized_for: the device whose rule says which clients are small; default: the model's.
+        model: a linear model or a perceptron.
+        layers: the model's linear layers, with ReLU between them.
+        batch_size: the recipe's ``evaluate.batch_size``; clients with more samples are not small.
+        sized_for: device that decides up to which size clients are small; None: the model's.
     """
 
     def __init__(
@@ -72,18 +74,18 @@ class ClientTiles:
         work = WORK_OF_CALLS * (1 if (sized_for or model.vector.device).type == "cpu" else ON_DEVICE)
         fit = max(1, work // model.vector.numel())
         self.most_samples = min(batch_size, 1 << fit.bit_length() - 1)
-        """Samples of a client up to which it is evaluated in a tile."""
+        """Most samples of a client that is evaluated in a tile."""
 
     def takes(self, sizes: np.ndarray) -> np.ndarray:
-        """Return which clients, by their numbers of samples (C,), are evaluated in tiles, (C,) bool."""
+        """Return which clients, of `sizes` samples each, (C,), are evaluated in tiles: (C,) bool."""
         return (sizes > 0) & (sizes <= self.most_samples)
 
     def __call__(self, sizes: np.ndarray, samples: Samples) -> Iterator[Tile]:
-        """Yield the outputs of those clients that `takes` names.
+        """Yield tiles with the outputs of all clients for which `takes` is true.
 
         Args:
-            sizes: samples of each client, (C,).
-            samples: of all clients, one client after another.
+            sizes: number of samples of each client, (C,).
+            samples: samples of all C clients, one client after another.
         """
         x, y = samples[0].flatten(1), samples[1]
         firsts, taken = np.cumsum(sizes) - sizes, self.takes(sizes)
@@ -105,7 +107,14 @@ class ClientTiles:
                 yield Tile(own, output.view(*shape, -1), target.view(*shape, *target.shape[1:]))
 
     def _outputs(self, x: Tensor, index: Tensor, rows: int, layers: list[Layer]) -> Tensor:
-        """Return the outputs of some samples, (R · B, C), contiguous."""
+        """Return the outputs of one tile, (R · B, C), contiguous.
+
+        Args:
+            x: flattened samples of all clients, (n, features).
+            index: the row of `x` for each row of the tile, (R · B,).
+            rows: B.
+            layers: the padded layers; empty if arithmetic is portable.
+        """
         if self._portable:
             return self._module(x.index_select(0, index))
         slots = len(index) // rows
@@ -124,7 +133,7 @@ class ClientTiles:
         return z[..., : self._layers[-1].out_features].flatten(0, 1).contiguous()
 
     def _padded(self) -> list[Layer]:
-        """Return one client's layers with widths rounded up by zeros."""
+        """Return the loaded model's layers, for one slot, with inputs and outputs padded with zeros."""
         found = []
         for layer in self._layers:
             outputs, inputs = layer.weight.shape
@@ -139,7 +148,7 @@ class ClientTiles:
 
 
 def tiles_for(model: FlatModel, batch_size: int, sized_for: torch.device | None = None) -> ClientTiles | None:
-    """Return the tiles of a linear model or perceptron; None for other models."""
+    """Return what computes outputs of a linear model or perceptron in tiles; None for other models."""
     if isinstance(model.module, PortableLinear):
         return ClientTiles(model, [model.module], batch_size, sized_for)
     layers = linear_layers(model.module)
@@ -147,7 +156,7 @@ def tiles_for(model: FlatModel, batch_size: int, sized_for: torch.device | None 
 
 
 def _of(slots: int, layer: Layer) -> Layer:
-    """Return a layer of one client as that of R clients, in the same memory."""
+    """Return a layer for one slot as a layer for `slots` slots that share its memory."""
     weight = layer.weight.expand(slots, -1, -1)
     bias = None if layer.bias is None else layer.bias.expand(slots, -1)
     return Layer(weight, weight.transpose(1, 2), bias, None if bias is None else bias.unsqueeze(1))

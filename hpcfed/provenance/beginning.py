@@ -1,4 +1,4 @@
-"""A new run folder with the first rounds of a recorded run; training goes on there, by the same or another recipe."""
+"""A new run folder that holds the first rounds of a recorded run, for training to continue by any recipe."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 
 def begin_after(folder: Path, run: Path, start: int, recipe: Recipe) -> None:
-    """Make a `folder` in which a run of `recipe` goes on after round `start` of another run; on rank 0 alone.
+    """Create a run folder in which `recipe` continues after round `start` of another run; called on rank 0 alone.
 
     Args:
-        folder: to be made.
-        run: the recorded run, with a checkpoint of that round.
+        folder: the folder to create.
+        run: folder of the recorded run, which has a checkpoint of round `start`.
+        start: the last round to copy.
+        recipe: the recipe of the new run.
     """
     folder.mkdir()
     with (run / RECORD).open("rb") as record:

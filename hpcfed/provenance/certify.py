@@ -14,10 +14,14 @@ from hpcfed.run_folder.folder import RunFolder
 
 
 def certify(run: Path, key: Path | None) -> Iterator[str]:
-    """Yield a line for each thing done.
+    """Certify a finished run; yield a line for each step: certificate written if missing, files checked, signed.
+
+    Args:
+        run: the run folder.
+        key: SSH key to sign the certificate with; None: it is not signed.
 
     Raises:
-        InputError: the run is not finished, its folder is not what the certificate says, or it cannot be signed.
+        InputError: the run is not finished, its files differ from the certificate, or the certificate cannot be signed.
         EnvironmentFailure: a file cannot be read or written.
     """
     if not (run / RECIPE).exists():

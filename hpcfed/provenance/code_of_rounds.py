@@ -1,8 +1,8 @@
-"""The user's code of each stretch of a recorded run's rounds, ready to run.
+"""The user's code of a recorded run: for each version of it, the rounds trained with it, ready to be imported.
 
-Files in the recipe's folders, or in folders named instead, are used if they are the recorded ones. Other versions, and
-the code of scripts and notebooks, are in ``code.json``. A run folder from somebody else may hold anything there, so
-that code runs by permission alone.
+Code in the recipe's folders (or in ``--code``) is used if its content is the recorded one. Otherwise, and for code of
+scripts and notebooks, the text in ``code.json`` is used; since a run folder may come from somebody else, that text runs
+only with the user's permission.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Permission:
     """Whether code from a run's record may run.
 
     Attributes:
-        given: it may, without asking.
-        ask: asks the user, showing a description of the code.
-        option: the remedy of errors: how to give it; "" where it cannot be given.
+        given: True: the code may run, and the user is not asked.
+        ask: asks the user with a description of the code, and returns the answer; None: the answer is no.
+        option: the option that gives permission, named in errors; "" if the caller has no such option.
     """
 
     given: bool = False
@@ -39,7 +39,7 @@ class Permission:
     option: str = ""
 
     def asked(self, what: str) -> bool:
-        """Whether this code may run."""
+        """Whether code may run; `what` describes it to the user if they are asked."""
         return self.given or (self.ask is not None and self.ask(what))
 
 
@@ -49,14 +49,14 @@ RUN_CODE = "--run-code (run_code=True of hpcfed.replay)"
 
 @dataclass(frozen=True)
 class CodeOfRounds:
-    """The user's code of consecutive rounds, with their recipe; most runs have one for all rounds.
+    """One version of the user's code, and the consecutive rounds trained with it; most runs have one version only.
 
     Attributes:
-        first, last: rounds, both included.
-        recipe: resolved if the code can run, else as recorded.
-        modules: those to import from the record; empty where the code lies in the recipe's folders.
+        first, last: first and last of the rounds.
+        recipe: the recipe; resolved if the code can run.
+        modules: modules to import from ``code.json``, by name; empty if the code is in the recipe's folders.
         hindrance: why the code cannot run; "" if it can.
-        remedy: how to make it run.
+        remedy: what the user can do to make it run; "" if it can.
     """
 
     first: int
@@ -70,7 +70,7 @@ class CodeOfRounds:
         """Refuse code that cannot run.
 
         Raises:
-            InputError: naming the remedy.
+            InputError: the code cannot run; the message has `hindrance` and `remedy`.
         """
         if self.hindrance:
             what = f"the code is not this run's: {self.hindrance} (rounds {self.first} to {self.last})"
@@ -78,17 +78,23 @@ class CodeOfRounds:
 
     @contextmanager
     def imported(self) -> Iterator[None]:
-        """Import the user's modules as these rounds had them, while the block runs."""
+        """While the block runs, imports of the user's modules get this version of them."""
         forget(outdated(self.recipe.python_path))
         with recorded_code(self.modules) if self.modules else nullcontext():
             yield
 
 
 def code_of_rounds(run: Path, recipe: Recipe, rounds: int, permission: Permission) -> list[CodeOfRounds]:
-    """Return the code of a run's rounds, in their order.
+    """Return the versions of a run's code, in the order of their rounds.
+
+    Args:
+        run: the run folder.
+        recipe: its recipe with current paths.
+        rounds: number of recorded rounds.
+        permission: whether code from ``code.json`` may run.
 
     Raises:
-        InputError: ``code.json`` is damaged, the recipe cannot be run here, or the code of no round can.
+        InputError: ``code.json`` is damaged, the recipe cannot be run here, or no version of the code can run.
     """
     versions = CodeRecord(run).versions()
     named = references(recipe)
@@ -115,7 +121,7 @@ def code_of_rounds(run: Path, recipe: Recipe, rounds: int, permission: Permissio
 
 
 def _present(run: Path, recipe: Recipe, version: CodeVersion, last: int, named: Sequence[str]) -> CodeOfRounds | None:
-    """Return rounds with the code that lies in the recipe's folders; None if it is other code, or the run's own."""
+    """Return a version with the code in the recipe's folders; None if that differs from it, or is in the run folder."""
     if named and version.files:
         within = [folder for folder in recipe.python_path if folder.resolve().is_relative_to(run)]
         if within or not at_hand(version.files, named, recipe.python_path):
@@ -138,7 +144,7 @@ def _hindrance(run: Path, recipe: Recipe, version: CodeVersion) -> str:
 
 
 def _question(run: Path, recorded: Sequence[CodeOfRounds]) -> str:
-    """Return whose code would run, and what."""
+    """Return the question for permission: whether the run is signed, and which files would run for which rounds."""
 
     def what(source: Source) -> str:
         return f"{source.path or source.file} ({counted(len((source.text or '').splitlines()), 'line')})"
@@ -151,7 +157,7 @@ def _question(run: Path, recorded: Sequence[CodeOfRounds]) -> str:
 
 
 def with_references(recipe: Recipe) -> Recipe:
-    """Return a recipe whose code is imported from the record of its run, without observers."""
+    """Return the recipe with references to the user's code that import it from ``code.json``; without observers."""
 
     def of_metric(metric: Any) -> Any:
         if isinstance(metric, OwnMetric):
@@ -172,7 +178,7 @@ def with_references(recipe: Recipe) -> Recipe:
 
 
 def runs(code: Sequence[CodeOfRounds]) -> Iterator[str]:
-    """Yield a line for each runnable version of the user's code: what it is, and where it lies."""
+    """Yield a line for each version of the user's code that can run: names, rounds, and where it is read from."""
     for one in code:
         if one.hindrance or not (named := named_code(one.recipe)):
             continue

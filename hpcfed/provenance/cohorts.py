@@ -1,4 +1,4 @@
-"""Who took part in a private run, which its record withholds, drawn again by the holder of its secret seed."""
+"""Cohorts of a private run: its record does not have them, but the holder of the secret seed can draw them again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from hpcfed.reduce.masks import dropouts
 
 
 def with_cohorts(run: RecordedRun) -> RecordedRun:
-    """Return a run whose rows have their cohorts, and who dropped out of them; on one rank.
+    """Return a private run with each row's ``cohort`` and ``skipped`` (dropped clients) filled in; on one rank.
+
+    Other runs are returned unchanged.
 
     Raises:
-        InputError: the run is private, and its secret seed is not at hand.
+        InputError: the run is private, and its secret seed is not available.
     """
     if not run.recipe.is_private:
         return run
@@ -33,7 +35,7 @@ def with_cohorts(run: RecordedRun) -> RecordedRun:
 
 
 def _dropped(recipe: Recipe, round: int, clients: np.ndarray) -> list[int]:
-    """Return those of a round's clients that its masked sum is without."""
+    """Return the clients whose updates a round's masked sum lacks: dropped ones, or all if too few remained."""
     section = recipe.secure_aggregation
     if section is None:
         return []

@@ -44,13 +44,13 @@ class Parting:
     """Where two runs part, and what differs there.
 
     Attributes:
-        rounds: of each run's record.
-        settings: what differs between their ``recipe``, ``environment`` and ``code``; ``doubts``: the runs' own doubts
-            of their bits.
-        round: the first round after which the models differ, None if there is none.
-        columns: of its row that differ; without a round, scores of the first row in which one differs.
-        clients: whose updates differ in that round, in the cohort's order.
-        reason: where in the round the runs part, or why that cannot be said.
+        rounds: number of rounds in each run's record.
+        settings: lines on the differences of ``recipe``, ``environment`` and ``code``, by these names; and under
+            ``doubts`` lines on runs whose record says that its bits may not be reproducible.
+        round: the first round after which the models differ; None if they are the same in all common rounds.
+        columns: columns of that round that differ; if `round` is None, of the first round with a differing score.
+        clients: clients whose updates differ in that round, in the cohort's order.
+        reason: where in the round the runs part, or why this is unknown; "" if all models are the same.
     """
 
     rounds: tuple[int, int]
@@ -62,7 +62,7 @@ class Parting:
 
     @property
     def code(self) -> int:
-        """The exit code."""
+        """The exit code: `PART` if the models differ after some round, else `SAME`."""
         return SAME if self.round is None else PART
 
 
@@ -73,12 +73,12 @@ def parting(
 
     Args:
         runs: the two run folders.
-        data, code: present places of the federation file and of the user's code, where both have moved.
+        data, code: current paths of the federation file and of the folder of the user's code; None: as in the recipes.
         say: prints a line.
         permission: whether code from the runs' records may run.
 
     Raises:
-        InputError: a folder is no run's, or its record is damaged or has no round.
+        InputError: a folder is not a run folder, or its record is damaged or has no rounds.
     """
     folders = [run.resolve() for run in runs]
     for folder, run in zip(folders, runs, strict=True):
@@ -111,7 +111,7 @@ def parting(
 
 
 def _settings(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """Return what differs between the recipes, the environments and the code of two runs, and their doubts."""
+    """Return `Parting.settings` of two run folders."""
     there, here = (read_recipe(folder) for folder in folders)
     environments = [read_mapping(folder / "environment.json") for folder in folders]
     pairs = zip(folders, environments, strict=True)
@@ -132,10 +132,12 @@ def _hash(code: Mapping[str, Any], name: str) -> Any:
 def _first_other_round(
     first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], say: Say, by_hash: bool
 ) -> tuple[int | None, list[Difference]]:
-    """Return the first round after which the models differ, None if there is none, and its columns that differ.
+    """Return `Parting.round` and `Parting.columns`, and print them.
 
-    Without a round, the columns are those of the first row with another score. Without `by_hash`, rounds are compared
-    by their recorded training numbers.
+    Args:
+        first, second: the rows of the two records.
+        say: prints a line.
+        by_hash: models are compared by their recorded hashes; else rounds are compared by the columns `OF_TRAINING`.
     """
     scores: tuple[int, list[Difference]] | None = None
     for row, other in zip(first, second, strict=False):
@@ -159,10 +161,10 @@ def _first_other_round(
 
 
 def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> tuple[list[int], str]:
-    """Return the clients whose updates differ in a round, and for the first of them in which step, in words.
+    """Return the clients whose updates differ in a round, and a line on the first difference within that round.
 
     Raises:
-        InputError, Diverged: it cannot be computed here.
+        InputError, Diverged: the round cannot be computed here.
     """
     cohorts = [run.rows[round - 1]["cohort"] for run in runs]
     if cohorts[0] != cohorts[1]:
@@ -201,7 +203,7 @@ def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> tuple[list[
 
 
 def _of_the_sum(runs: Sequence[RecordedRun], kept: Sequence[Sequence[int] | None], round: int) -> str:
-    """Return the line on rounds whose updates are all the same."""
+    """Return the line on a round after which the models differ though all updates, computed here, are the same."""
     if found := [run for run in runs if any(one["round"] <= round for one in run.environment.get("sentinel", ()))]:
         where = " and ".join(str(run.folder) for run in found)
         return (
@@ -214,20 +216,20 @@ def _of_the_sum(runs: Sequence[RecordedRun], kept: Sequence[Sequence[int] | None
 
 
 def _recorded_hashes(run: RecordedRun, round: int) -> list[int] | None:
-    """Return the recorded hash of each update of a round, (S,); None if the run has none."""
+    """Return the recorded hashes of a round's S updates, in the cohort's order; None if the run recorded none."""
     found = read_update_hashes(run.folder / UPDATE_HASHES, [len(row["cohort"]) for row in run.rows], round)
     return None if found is None else [int(value) for value in found]
 
 
 def _hashes_here(begun: RewoundRun, round: int) -> list[int]:
-    """Return the hash of each update of a round, (S,), computed again."""
+    """Train all clients of a round again; return the hashes of their S updates, in the cohort's order."""
     plan = begun.simulation.plan(round)
     reports = reports_of(begun.parts, plan, range(len(plan.cohort.clients)))
     return [reports[client].hash for client in plan.cohort.clients.tolist()]
 
 
 def _first_difference(first: Replay, second: Replay) -> str:
-    """Return the first thing in which a client's training differs between two runs, "" if there is none."""
+    """Return a line on the first difference between two replays of a client; "" if their trainings are the same."""
     own = [one.reported.task for one in (first, second)]
     for name in ("shift", "mu", "anchor", "from_anchor", "offset", "radius", "after_momentum"):
         if not _same(*(getattr(task.tilt, name) for task in own)):
@@ -257,7 +259,7 @@ def _same(one: Any, two: Any) -> bool:
 
 
 def _other_sample(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> str:
-    """Return the words for the first sample in which two clients' data differ; "" if none does."""
+    """Return the first difference between a client's samples (x, y) in two runs, in words; "" if they are the same."""
     if any(a.shape != b.shape for a, b in zip(one, two, strict=True)):
         return f"{len(one[1])} and {len(two[1])} samples"
     for what, a, b in (("x", one[0], two[0]), ("y", one[1], two[1])):

@@ -11,20 +11,22 @@ from hpcfed.run_folder.certificate import VARYING_COLUMNS
 from hpcfed.run_folder.rounds import line_of
 
 CONTINUOUS = ("local_loss", "mean_delta_sq", "delta_sq", "server_lr", "train_loss", "test_loss")
-"""Columns that show by how much two rounds differ, and that a tolerance applies to."""
+"""Columns compared within a tolerance; their difference tells how far two rounds are apart."""
 ROUNDED = ("hash", "unit", "attempts", "method")
-"""Columns that last bits decide, or may."""
+"""Columns that a model with other last bits may change entirely; not compared within a tolerance."""
 NEAR = 0.01
-"""Difference of accuracies and metrics that other last bits explain: of a few samples on a boundary."""
+"""Difference of accuracies and metrics that rounding can explain: a few samples cross a decision boundary."""
 PROCESSOR = ("device", "instruction set", "library settings", "processor", "threads per rank")
-"""Facts that ``bits: portable`` does not depend on."""
+"""Names of facts in ``environment.json`` that do not change the bits of a run with ``bits: portable``."""
 TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
-"""Largest tolerance of single rounds on machines of other bits, relative, by the recipe's ``dtype``."""
+"""``dtype`` of the recipe → the largest relative tolerance for one round on a machine that computes other bits."""
 MARGIN = 256
-"""Multiple of what the last bits of a model change in a round that other last bits in all its operations may change."""
+"""Tolerance of a round, as a multiple of the change that other last bits of its initial model cause: on another machine
+every operation of the round may round differently, not the initial model alone.
+"""
 EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
 KINDS = (("device", "device"), ("instruction set", "instructions"), ("library settings", "library_settings"))
-"""Facts of every rank, and their keys."""
+"""Facts recorded for each rank: (name in messages, key in ``environment.json``)."""
 PACKAGES = ("torch", "numpy")
 """Packages whose version decides the last bits."""
 
@@ -35,7 +37,7 @@ def is_score(column: str) -> bool:
 
 
 class Difference(NamedTuple):
-    """A column of a round in which two records differ."""
+    """A column in which a round's recorded row differs from the row computed here, or from another run's row."""
 
     column: str
     recorded: Any
@@ -48,7 +50,7 @@ class Difference(NamedTuple):
 
     @property
     def relative(self) -> float:
-        """|a − b| / max(|a|, |b|); inf where one is no number."""
+        """|a − b| / max(|a|, |b|) of the two values; inf if one of them is not a number."""
         if not all(isinstance(value, int | float) for value in (self.recorded, self.here)):
             return math.inf
         return abs(self.recorded - self.here) / max(abs(self.recorded), abs(self.here))
@@ -60,9 +62,10 @@ class Difference(NamedTuple):
 
 
 def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_lack: bool = True) -> list[Difference]:
-    """Return the columns in which a round differs from its record, ``hash`` first.
+    """Return the columns in which a row differs from the recorded one, bit for bit, ``hash`` first.
 
-    Timings do not count; nor do scores that only one of the two has, since ``evaluate`` may have changed.
+    Only columns that both rows have are compared, without timings. With `scores_may_lack`, a score that is None in one
+    of the rows is no difference, since ``evaluate`` may have changed.
     """
     here = json.loads(line_of(row))
     found = [Difference(key, recorded[key], here[key]) for key in recorded.keys() & here.keys() - set(VARYING_COLUMNS)]
@@ -73,28 +76,28 @@ def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_l
 
 
 def from_record(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> list[Difference]:
-    """Return the columns of a record that differ from the round computed here, ``hash`` first.
+    """Return the columns of a recorded row that differ from the row computed here, ``hash`` first.
 
-    A score that only the computed round has is no difference; one that is undefined here is.
+    A value that was not recorded (None) is no difference; one that was recorded and is None here is a difference.
     """
     return [one for one in in_bits(recorded, row, scores_may_lack=False) if one.recorded is not None]
 
 
 def not_computed(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
-    """Return the record's columns that the computed round lacks, such as metrics of an earlier recipe."""
+    """Return the recorded columns that the computed row does not have, such as metrics of an earlier recipe."""
     return {key for key in recorded.keys() - row.keys() - {*VARYING_COLUMNS} if recorded[key] is not None}
 
 
 def lacking(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
-    """Return the scores that the computed round has and its record lacks."""
+    """Return the columns of scores that the computed row has and the recorded row lacks."""
     return {key for key, value in row.items() if is_score(key) and value is not None and recorded.get(key) is None}
 
 
 def beyond(recorded: Mapping[str, Any], row: Mapping[str, Any], tolerance: float) -> list[Difference]:
-    """Return the differences that rounding cannot explain, of all columns but `ROUNDED`.
+    """Return the differences between two rows that rounding cannot explain; columns `ROUNDED` are left out.
 
-    It explains relative differences of `CONTINUOUS` columns up to `tolerance`, those of other scores up to `NEAR`, and
-    none of the other columns.
+    Rounding explains relative differences up to `tolerance` in the columns `CONTINUOUS`, differences up to `NEAR` (or
+    `tolerance`, if larger) in other scores, and none in any other column.
     """
     return [one for one in from_record(recorded, row) if one.column not in ROUNDED and not _is_near(one, tolerance)]
 
@@ -109,7 +112,7 @@ def _is_near(one: Difference, tolerance: float) -> bool:
 
 
 def _numbers(one: Any, other: Any) -> list[tuple[float, float]] | None:
-    """Return the pairs of numbers at the same places of two JSON values; None if they are not built alike."""
+    """Return the pairs of corresponding numbers in two JSON values; None if their keys, lengths or texts differ."""
     if isinstance(one, int | float) and isinstance(other, int | float):
         return [(one, other)]
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
@@ -127,21 +130,24 @@ def largest(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> float:
 
 
 def tolerance_from(changed: float, dtype: str) -> float:
-    """Return the tolerance of single rounds, from the relative difference that changed last bits of the model have
-    caused.
+    """Return the relative tolerance for one round.
+
+    Args:
+        changed: largest relative difference in a round's columns after the last bits of its initial model were changed.
+        dtype: the recipe's.
     """
     return min(TOLERANCE[dtype], MARGIN * max(changed, EPSILON[dtype]))
 
 
 def of_drawn_model(tolerance: float, dtype: str) -> float:
-    """Return the tolerance of a round whose initial model, drawn in float32, has other last bits."""
+    """Return the tolerance for the first round, whose model is drawn in float32: larger if `dtype` is float64."""
     return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
 
 
 def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """Yield, in words, the differences between two ``environment.json`` that may change last bits.
+    """Yield a line for each difference between two ``environment.json`` that may change the last bits of a run.
 
-    Processor and threads cannot where both runs have ``bits: portable``.
+    If both runs have ``bits: portable``, the facts named in `PROCESSOR` are left out.
     """
     portable = {recorded.get("bits"), here.get("bits")} == {"portable"}
     for name, then, now in _facts(recorded, here):
@@ -150,7 +156,7 @@ def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Ite
 
 
 def own_doubts(environment: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a run's own doubts of its bits: settings that promise none, or a finding of its sentinel."""
+    """Yield a line if ``environment.json`` says that the run may not be reproducible bit for bit, with its reason."""
     if environment.get("bitwise") is False:
         yield f"its record says bitwise: false: {environment.get('bitwise_why_not')}"
 

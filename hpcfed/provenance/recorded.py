@@ -24,16 +24,17 @@ from hpcfed.run_folder.rounds import OWN_RECORD, RECORD, read_rounds
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run folder.
+    """The content of a run folder.
 
     Attributes:
-        folder: of the run.
-        code: the user's code of each stretch of rounds.
-        rows: the record, round t at t − 1.
-        checkpoints: rounds whose state is kept, ascending.
-        environment: ``environment.json``.
-        result: ``result.json``.
-        measured: round of a kept state → the keys of ``evaluate`` that name the model of its scores.
+        folder: the run folder.
+        code: versions of the user's code, each for consecutive rounds, in their order.
+        rows: rows of the record; that of round t has index t − 1.
+        checkpoints: rounds after which a checkpoint was kept, ascending.
+        environment: content of ``environment.json``.
+        result: content of ``result.json``.
+        measured: round of a checkpoint → the values at that time of ``evaluate.model`` and ``evaluate.statistics``,
+            which say which model is scored, by ``model`` and ``statistics``.
     """
 
     folder: Path
@@ -45,10 +46,10 @@ class RecordedRun:
     measured: Mapping[int, Mapping[str, str]]
 
     def measured_otherwise(self, round: int) -> str:
-        """Return the keys of ``evaluate`` that named another model for a round's scores than the recipe's, in words, or
-        "".
+        """Return how ``evaluate`` chose another model for a round's scores than the recipe does now.
 
-        The next kept state has them.
+        For example "evaluate.model: client-average": the key and its value then, read from the next checkpoint. "" if
+        none differs, or if no checkpoint follows.
         """
         section = self.code[-1].recipe.evaluate
         following = (self.measured[kept] for kept in self.checkpoints if kept >= round)
@@ -57,14 +58,18 @@ class RecordedRun:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe, resolved, with the present places of data and of the last rounds' code."""
+        """The resolved recipe with current paths of the data, and of the code of the last round.
+
+        Raises:
+            InputError: that code is not available.
+        """
         return self.at(len(self.rows)).recipe
 
     def at(self, round: int) -> CodeOfRounds:
-        """Return the code that a round was trained with.
+        """Return the version of the user's code that a round was trained with.
 
         Raises:
-            InputError: it is not at hand.
+            InputError: that code is not available.
         """
         found = next(one for one in self.code if round <= one.last)
         found.check(self.folder)
@@ -72,13 +77,18 @@ class RecordedRun:
 
 
 def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
-    """Return the recipe of a run folder with the current paths of data and user's code, on a device of this machine.
+    """Return the recipe of a run folder with current paths of its files, and with a device that this machine has.
 
-    A schedule or weights file that has moved is looked for by name and content: beside the federation file, in the run
-    folder and beside it, and in the folder of the code.
+    A schedule or weights file that has moved is searched by name and content: beside the federation file, in the run
+    folder, beside the run folder, and in the folder of the code.
+
+    Args:
+        run: the run folder.
+        data: current path of the federation file; None: found from the recipe.
+        code: current folder of the user's code; None: the recipe's.
 
     Raises:
-        InputError: it is no run folder, or its recipe cannot be read, or a file that it names is not the run's.
+        InputError: `run` is not a run folder, its recipe cannot be read, or a file named there has another content.
     """
     path = run / "recipe.yaml"
     if not path.is_file():
@@ -95,10 +105,10 @@ def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
 
 
 def _with_named_files(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
-    """Return the recipe with its schedules and weights where files of the certified content are.
+    """Return the recipe with paths of schedule and weights files whose content is as certified, searched in `folders`.
 
     Raises:
-        InputError: one is missing or another, and none of `folders` has it.
+        InputError: such a file is missing or has another content, and none of `folders` has the certified one.
     """
     certified = (read_certificate(recipe.output) or {}).get("named_files", {})
     for key, path in named_files(recipe).items():
@@ -122,8 +132,8 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
     """Read a run folder and resolve its recipe.
 
     Raises:
-        InputError: the record is damaged or empty, the recipe cannot be run here, no round's code is at hand, or its
-            bits are of another arithmetic.
+        InputError: the record is damaged or empty, the recipe cannot be run here, the code of every round is missing,
+            or the run was computed by a version of hpcfed whose arithmetic differs.
     """
     refuse_unusable(run)
     rows = read_rounds(run / RECORD)

@@ -17,12 +17,16 @@ KEY = re.compile(r"key (\S+:\S+)")
 
 
 def sign(folder: Path, key: Path) -> str:
-    """Sign a run folder's certificate with an SSH key, private, or public if an agent holds it; return the key as text.
+    """Sign a run folder's certificate with an SSH key; return the key's fingerprint, ``key SHA256:…``.
 
     ssh-keygen asks for a passphrase on the terminal.
 
+    Args:
+        folder: the run folder.
+        key: file of the private key, or of the public key if ssh-agent holds the private one.
+
     Raises:
-        InputError: there is no ssh-keygen, or it refuses the key.
+        InputError: ssh-keygen is not installed, or refuses the key.
         EnvironmentFailure: the signature cannot be written.
     """
     content = (folder / CERTIFICATE).read_bytes()
@@ -36,14 +40,14 @@ def sign(folder: Path, key: Path) -> str:
 
 
 def checked(folder: Path, signers: Path | None) -> tuple[bool, str]:
-    """Return whether the certificate's signature is good, and whose it is.
+    """Return whether the certificate's signature is valid; and the signer and key, or the reason why it is not.
 
     Args:
         folder: the run folder, which has a signature.
-        signers: an "allowed signers" file of ssh-keygen; None: any key will do, and its fingerprint is returned.
+        signers: an "allowed signers" file of ssh-keygen; None: any key is accepted, and only its fingerprint returned.
 
     Raises:
-        InputError: there is no ssh-keygen, or no file of signers.
+        InputError: ssh-keygen is not installed, or the file of signers does not exist.
     """
     content, signature = (folder / CERTIFICATE).read_bytes(), str(folder / SIGNATURE)
     good = _ssh_keygen(["check-novalidate", "-n", NAMESPACE, "-s", signature], content)

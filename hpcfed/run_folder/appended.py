@@ -1,4 +1,4 @@
-"""A file of a run's record while the run goes on: this process alone appends to it."""
+"""A file that a run appends to while it goes on, with a check that no other program changes it meanwhile."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hpcfed.errors import EnvironmentFailure
 
 
 class AppendedFile:
-    """A file that is open for appending, or not yet; `check` finds what another program did to it.
+    """A file to append to, once it is opened; `check` finds changes by other programs.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         is_open: whether `open` has been called.
     """
 
@@ -27,19 +27,19 @@ class AppendedFile:
         return self._file is not None
 
     def open(self) -> None:
-        """Open the file behind its last byte; create it if there is none.
+        """Open the file for appending at its end; create it if it does not exist.
 
         Raises:
-            OSError: as the system reports it.
+            OSError: the file cannot be opened.
         """
         self._file = cast(BinaryIO, self.path.open("ab"))
         self._size = self._file.seek(0, os.SEEK_END)
 
     def write(self, data: str | bytes) -> None:
-        """Append text, in UTF-8, or bytes; they reach the file with `flush`.
+        """Append bytes, or text as UTF-8; buffered until `flush`.
 
         Raises:
-            OSError: as the system reports it.
+            OSError: the file cannot be written.
         """
         assert self._file is not None
         self._size += self._file.write(data.encode() if isinstance(data, str) else data)
@@ -49,7 +49,7 @@ class AppendedFile:
         self._file.flush()
 
     def check(self) -> None:
-        """Check that no other program has changed the file: else further rounds would be trained in vain.
+        """Check that no other program has changed the file; if one has, further rounds would be lost.
 
         Raises:
             EnvironmentFailure: another program removed, replaced or changed it.

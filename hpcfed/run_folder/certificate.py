@@ -78,11 +78,11 @@ def write_certificate(folder: RunFolder, recipe: Recipe, stopped: str | None) ->
 
 
 def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[str, Any]:
-    """Return the certificate of the run in a folder.
+    """Return the content of the certificate for the run in a folder.
 
     Raises:
-        InputError: its record is damaged.
-        OSError: as the system reports it.
+        InputError: the run's record is damaged.
+        OSError: a file cannot be read.
     """
     environment = _environment(folder)
     basis = {
@@ -114,17 +114,17 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
 
 
 def _environment(folder: Path) -> dict[str, Any]:
-    """Return ``environment.json`` without the inode and times of the data's file."""
+    """Return the content of ``environment.json`` without inode and times of the federation file."""
     return {key: value for key, value in read_mapping(folder / "environment.json").items() if key != "data"}
 
 
 def privacy_of(environment: Mapping[str, Any], epsilon: float | None) -> dict[str, Any]:
-    """Return the entry ``privacy``, with the last round's ε; nothing where nothing is noised."""
+    """Return {``privacy``: its facts and the last round's ε}; {} for a run without differential privacy."""
     return {"privacy": {**environment["privacy"], "epsilon": epsilon}} if "privacy" in environment else {}
 
 
 def doubts(environment: Mapping[str, Any], first_skipped: int | None, code: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons why the same recipe may give other bits elsewhere; `code` has a certificate's entries on it."""
+    """Yield the reasons why the same recipe may give other bits elsewhere; `code`: a certificate's entries on code."""
     if environment.get("bitwise") is False:
         yield str(environment.get("bitwise_why_not"))
     if first_skipped is not None:
@@ -137,7 +137,7 @@ def doubts(environment: Mapping[str, Any], first_skipped: int | None, code: Mapp
 
 
 def row_digest(row: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a round's row of the record, without what was measured."""
+    """Return the SHA-256 of a round's row of the record, without the columns that vary, such as timings."""
     kept = {key: value for key, value in row.items() if key not in VARYING_COLUMNS}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
@@ -146,14 +146,14 @@ class CertifiedRounds:
     """The certified rounds, added one after another.
 
     Args:
-        basis: what the run depends on.
+        basis: the certificate's entries on which the run's result depends.
 
     Attributes:
         entries: "hash digest" of each round.
         chain: the last link of the chain: SHA-256 of the basis, then of each row after the other; equal for equal
             results, on any machine.
         first_skipped: the first round that skipped a client; None if none did.
-        epsilon: of the last round; None where nothing is noised.
+        epsilon: ε after the last round; None without differential privacy.
     """
 
     def __init__(self, basis: Mapping[str, Any]):
@@ -191,7 +191,7 @@ def read_certificate(folder: Path) -> dict[str, Any] | None:
     """Return the certificate of a run folder; None if there is none.
 
     Raises:
-        InputError: it is no certificate, or a link; `OtherVersion` if it is of another version.
+        InputError: the file is a link or not a certificate; `OtherVersion`: another version of hpcfed wrote it.
     """
     path = folder / CERTIFICATE
     if path.is_symlink():
@@ -229,7 +229,7 @@ class Fault:
 
 
 def links_of(folder: Path) -> list[Fault]:
-    """Return the results of a run folder that are links, or no files."""
+    """Return a fault for each result of a run folder that is a link, a folder or a device."""
     return [Fault(name, "is a link, or no file: nothing is read through it") for name in contents_of(folder).unusable]
 
 
@@ -261,7 +261,7 @@ def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
 
 
 def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield which entries of a certificate are not what the files say that it names."""
+    """Yield a fault for each entry of a certificate that differs from the content of the file it is taken from."""
     environment, recipe = _environment(folder), deciding(read_recipe(folder), ())
     epsilon = None
     for row in iterate_rounds(folder / RECORD):
@@ -292,7 +292,7 @@ def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fa
 
 
 def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield the rounds whose rows were changed, and whether the certificate contradicts itself."""
+    """Yield a fault for each round whose row was changed, and one if the certificate contradicts itself."""
     basis = {key: certificate[key] for key in BASIS if key in certificate}
     rounds = CertifiedRounds(basis)
     try:
@@ -316,10 +316,10 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file.
+    """Return the SHA-256 of a file, in hexadecimal.
 
     Raises:
-        OSError: as the system reports it.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -38,7 +38,7 @@ class _CodeSection(BaseModel):
 
 
 class ModuleEntry(_CodeSection):
-    """A `Source` in the file."""
+    """A module's `Source` as written in ``code.json``."""
 
     file: str
     path: str
@@ -54,7 +54,7 @@ class CodeOfRounds(_CodeSection):
 
 
 class CodeFile(CodeOfRounds):
-    """The whole file."""
+    """The content of ``code.json``."""
 
     before: list[CodeOfRounds]
 
@@ -71,7 +71,7 @@ def references(recipe: Recipe) -> list[str]:
 
 
 def without_given_observers(recipe: Recipe) -> Recipe:
-    """Return a recipe as run folders have it: observers that are objects of Python exist in that process alone."""
+    """Return the recipe as run folders record it: without observers that were passed as Python objects."""
     kept = [one for one in recipe.observers if one.factory is None or not is_given(one.factory)]
     return recipe.model_copy(update={"observers": kept})
 
@@ -93,7 +93,7 @@ def check_hosts(recipe: Recipe, world: World) -> None:
     """Refuse code that differs between hosts; called on every rank, one rank per host reads.
 
     Raises:
-        InputError: naming the module and the hosts.
+        InputError: a module differs; the message has its name and the hosts.
     """
     if not references(recipe) or len(set(world.hosts)) == 1:
         return
@@ -135,14 +135,14 @@ class CodeRecord:
         return self._path.exists()
 
     def is_new(self, recipe: Recipe, done: int) -> bool:
-        """Whether the present code is another than that of the `done` rounds."""
+        """Whether the current code differs from the code of the `done` rounds."""
         return bool(self.changes(recipe)) or int(self._read()["since"]) > done
 
     def refuse_changes(self, recipe: Recipe) -> None:
-        """Refuse to go on with changed code.
+        """Refuse to continue a run with changed code.
 
         Raises:
-            InputError: naming the files.
+            InputError: the code was changed; the message has the files.
         """
         changes = self.changes(recipe)
         if changes and self._accepted() != self._present(recipe):
@@ -154,7 +154,7 @@ class CodeRecord:
         return first_of(list(self.changed(recipe).values()), 3)
 
     def versions(self) -> list[CodeVersion]:
-        """Return the versions of the user's code, in the order of the rounds; without a record one without files.
+        """Return the versions of the user's code, in the order of the rounds; one without files if none is recorded.
 
         Raises:
             InputError: the file is malformed.
@@ -166,11 +166,11 @@ class CodeRecord:
         ]
 
     def changed(self, recipe: Recipe) -> dict[str, str]:
-        """Return the recorded modules that differ, each with what its file does."""
+        """Return the name of each recorded module that has changed → a phrase for messages on its file."""
         return self.changed_from(recipe, self._files())
 
     def changed_from(self, recipe: Recipe, files: Mapping[str, Source]) -> dict[str, str]:
-        """Return which of some recorded modules differ, each with what its file does."""
+        """Return the name of each of these modules that has changed → a phrase for messages on its file."""
         if not references(recipe):
             return {}
         here, changed = own_code(recipe), {}
@@ -235,7 +235,7 @@ class CodeRecord:
             self._write({**found, "files": found["files"] | _plain(new)})
 
     def _accepted(self) -> Any:
-        """Return the code that was accepted, None without any."""
+        """Return module → hash of the accepted code; None if none was accepted."""
         try:
             return parse_json(read_text(self._accepted_path))
         except (OSError, ValueError):
@@ -271,7 +271,7 @@ class CodeRecord:
 
 
 def _now(then: Source, python_path: Sequence[Path]) -> Source:
-    """Return the present version of a recorded source, found in the recipe's present folders."""
+    """Return the current version of a recorded source, searched in `python_path`."""
     if not then.path:
         return source_without_file(then.file)
     places = [folder / then.file for folder in python_path]

@@ -1,11 +1,11 @@
-"""The entries of a run folder by what they are: results, which commands read; other files of a run; all else.
+"""The entries of a run folder, in kinds: results, which commands read; other files of a run; and everything else.
 
     results      the record, the models, private parts, checkpoints, `RESULTS`
     of a run     lock, logs, pages, figures, tables, earlier runs, temporary files: never read as results
     of samples   `FEDERATION`, the data of a run from Python; its recipe has their hash
     others       the user's
 
-A result is a regular file of the folder. A link in its place would be read, or written to, somewhere else.
+A result must be a regular file in the folder: through a link, a file elsewhere would be read or written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESULTS = (RECIPE, "environment.json", RECORD, CLIENTS, UPDATE_HASHES, CODE_FILE
 """Results at the top of the folder."""
 CHECKPOINTS, PRIVATE, LOGS, FIGURES, TABLES = "checkpoints", "private", "logs", "figures", "tables"
 INSIDE = {CHECKPOINTS: (STATES, HALF_STATES), PRIVATE: (PRIVATE_FILES, re.compile(r"\..*\.\d+\.tmp"))}
-"""Folder → the names of its results, and of its temporary files."""
+"""Folder in the run folder → patterns of names of its results, and of its temporary files."""
 OF_A_RUN = re.compile(
     rf"{re.escape(LOCK)}|{ACCEPTED_CODE_FILE}|{FEDERATION}|{LOGS}|{FIGURES}|{TABLES}|report\.html|previous-\d+"
 )
@@ -53,12 +53,12 @@ LINK = "a link, or no file, in the place of one that hpcfed writes"
 
 @dataclass
 class Contents:
-    """The entries of a run folder, by their paths in it.
+    """The entries of a run folder, as paths relative to it.
 
     Attributes:
-        results: regular files.
-        unusable: results, the certificate and its signature, that are links, folders or devices.
-        others: neither results nor of a run.
+        results: results that are regular files.
+        unusable: results, and the certificate and its signature, that are links, folders or devices instead of files.
+        others: entries that no run writes.
     """
 
     results: list[str] = field(default_factory=list)
@@ -67,16 +67,16 @@ class Contents:
 
 
 def is_result(name: str) -> bool:
-    """Whether a path in a run folder is that of a result."""
+    """Whether a path, relative to the run folder, is that of a result."""
     folder, _, file = name.rpartition("/")
     return name in RESULTS if not folder else folder in INSIDE and INSIDE[folder][0].fullmatch(file) is not None
 
 
 def contents_of(folder: Path) -> Contents:
-    """Return the entries of a run folder; nothing is opened, and no link followed.
+    """Return the entries of a run folder by kind; no file is opened, and no link followed.
 
     Raises:
-        OSError: as the system reports it.
+        OSError: a folder cannot be listed.
     """
     found = Contents()
     for entry in _entries(folder):
@@ -97,10 +97,10 @@ def contents_of(folder: Path) -> Contents:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a link where a command would make a folder of its own, and write into it.
+    """Refuse a path that is a link, where a command would create a folder and write into it.
 
     Raises:
-        InputError: it is one.
+        InputError: `path` is a link.
     """
     if path.is_symlink():
         remedy = "remove it, or choose another output"
@@ -108,11 +108,11 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a run folder in which what a run writes to is a link: it may lead to any file of the user's.
+    """Refuse a run folder with a link in the place of an entry that a run writes: it may lead to any file of the user.
 
     Raises:
-        InputError: naming the link.
-        OSError: as the system reports it.
+        InputError: there is such a link; the message has its path.
+        OSError: a folder cannot be listed.
     """
     for entry in _entries(folder) if folder.is_dir() else []:
         inner = _entries(entry.path) if entry.name == LOGS and entry.is_dir(follow_symlinks=False) else []
@@ -123,11 +123,11 @@ def refuse_links(folder: Path) -> None:
 
 
 def refuse_unusable(folder: Path) -> None:
-    """Refuse a run folder with a result that is a link, or no file.
+    """Refuse a run folder in which a result is a link, a folder or a device.
 
     Raises:
-        InputError: naming it.
-        OSError: as the system reports it.
+        InputError: there is such a result; the message has its path.
+        OSError: a folder cannot be listed.
     """
     for name in contents_of(folder).unusable:
         raise InputError(LINK, where=str(folder / name), remedy="put the run's own file there")

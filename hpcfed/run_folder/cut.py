@@ -1,4 +1,4 @@
-"""The record of a run that goes on from a checkpoint: cut to the checkpoint's rounds."""
+"""Cuts the record of a run that goes on from a checkpoint to the rounds that the checkpoint contains."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ MAX_DIGITS = 18
 
 
 def cut(folder: Path, done: int, state: str | None, *, client_rows: int = 0, update_hashes: bool = False) -> None:
-    """Cut the record to `done` rounds, and remove what the run left at its end; refused, it leaves all as it was.
+    """Cut the record and its tables to the first `done` rounds, and remove the files of the run's end (`OF_THE_END`).
+
+    On an InputError nothing has been changed.
 
     Args:
+        folder: the run folder.
+        done: number of rounds in the checkpoint.
         state: hash of the checkpoint's model and server state, which the record of round `done` must have.
-        client_rows: rows of ``clients.csv`` for each model of an evaluation.
+        client_rows: number of rows that an evaluation writes to ``clients.csv`` for each model.
         update_hashes: whether the run records a hash of each client's update.
 
     Raises:
-        InputError: the record has fewer rounds, lacks a part of them, is damaged, or is another run's.
-        OSError: as the system reports it.
+        InputError: the record or a table has fewer rounds, is damaged, or belongs to another run.
+        OSError: a file cannot be read or written.
     """
     record, clients, hashes = folder / RECORD, folder / CLIENTS, folder / UPDATE_HASHES
     members, models = _count(record, done, state)
@@ -56,7 +60,7 @@ def cut(folder: Path, done: int, state: str | None, *, client_rows: int = 0, upd
 
 
 def _count(path: Path, done: int, state: str | None) -> tuple[int, int]:
-    """Check the record's first `done` rounds; return over them the sums of |S| and of models evaluated on clients."""
+    """Check the record's first `done` rounds; return their sums of cohort sizes, and of models in ``clients``."""
     found = count_rounds(path)
     if found < done:
         raise InputError(
@@ -79,10 +83,10 @@ def _count(path: Path, done: int, state: str | None) -> tuple[int, int]:
 
 
 def _bytes_of_clients(path: Path, done: int, expected: int) -> int:
-    """Return the bytes of ``clients.csv`` up to the last row of the `done` rounds, of which `expected` were written.
+    """Return the number of bytes of ``clients.csv`` up to the last row of the first `done` rounds.
 
     Raises:
-        InputError: fewer whole rows of these rounds follow its header, its header is not a run's, or its text is not
+        InputError: these rounds have fewer than `expected` whole rows, the header is not a run's, or the text is not
             UTF-8.
     """
     kept = lines = 0
@@ -106,6 +110,6 @@ def _bytes_of_clients(path: Path, done: int, expected: int) -> int:
 
 
 def _is_row(line: bytes, done: int) -> bool:
-    """Whether a line of ``clients.csv`` is a whole row of the first `done` rounds."""
+    """Whether a line of ``clients.csv`` is complete and of one of the first `done` rounds."""
     round = line.partition(b",")[0]
     return line.endswith(b"\n") and round.isdigit() and len(round) <= MAX_DIGITS and int(round) <= done

@@ -1,4 +1,4 @@
-"""Federation files that were given as samples from Python, in ``federation/`` of the run folder."""
+"""Federation files in ``federation/`` of a run folder, written from samples that were passed in Python."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from hpcfed.run_folder.files import FEDERATION, RECIPE
 
 
 class DataOfRuns:
-    """The file of the samples that one call gave, of one run or of those of its seeds."""
+    """The federation file of samples passed in one call from Python, for one run or for the runs of several seeds."""
 
     UNWRITTEN = Path("/samples given from Python")
-    """Stands in a recipe for the file until it is written."""
+    """The recipe's ``data`` until the file is written."""
 
     def __init__(self) -> None:
         self._new: Path | None = None
         self._folders: list[Path] = []
 
     def written(self, recipes: Sequence[Recipe], write: Callable[[Path, str], Path]) -> list[Recipe]:
-        """Return the recipes with the path of the file, which `write` makes in a folder; but for other data of theirs.
+        """Write the file; return the recipes with its path. Recipes that name another file are returned unchanged.
+
+        Args:
+            recipes: the recipes of the runs.
+            write: called with a folder and a name; writes the file there and returns its path.
 
         Raises:
-            InputError, EnvironmentFailure: as `write`.
+            InputError, EnvironmentFailure: `write` raised it.
         """
         if all(recipe.data != self.UNWRITTEN for recipe in recipes):  # an override named a file
             return [*recipes]
@@ -41,7 +45,7 @@ class DataOfRuns:
 
     @contextmanager
     def removed_if_unused(self) -> Iterator[None]:
-        """Where the block refuses the input, remove a new file that no run has in its recipe."""
+        """If the block raises an InputError, remove the file, provided it is new and in no run's recipe."""
         try:
             yield
         except InputError:
@@ -61,8 +65,10 @@ class DataOfRuns:
 
 
 def present_data(recipe: Recipe, run: Path) -> Path:
-    """Return the path of a run's data: the recipe's, or where nothing is there the file of the run's folder, or of the
-    folder above it, which several seeds and earlier runs share.
+    """Return the path of a run's federation file: the recipe's, if it exists.
+
+    Else a file of that name in ``federation/`` of the run folder, or of its parent folder, which runs of several seeds
+    share; else the recipe's path.
     """
     if recipe.data.exists():
         return recipe.data

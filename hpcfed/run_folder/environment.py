@@ -35,7 +35,7 @@ LIBRARY_SETTINGS = (
 def environment(
     world: World, device: torch.device, reduction: str, bits: str = "native", *, deterministic: bool = True
 ) -> dict[str, Any]:
-    """Return ``environment.json``: where the run ran, and what its bits depend on. Called on every rank."""
+    """Return the content of ``environment.json``: hosts, and what bits depend on. Called on every rank."""
     described = world.describe()
     here = {
         "host": platform.node(),
@@ -76,7 +76,7 @@ def environment(
 
 
 def with_suspicions(facts: Mapping[str, Any], suspicions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts of ``environment.json`` with the updates that the sentinel has found to differ."""
+    """Return the content of ``environment.json``, with the updates that the sentinel found to differ added if any."""
     if not suspicions:
         return dict(facts)
     first = suspicions[0]

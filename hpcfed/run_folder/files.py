@@ -1,4 +1,4 @@
-"""The files of a run folder: which are a run's, how they are read, and how a run's are put aside."""
+"""The files of a run folder: their names, reading them, and moving those of an earlier run to previous-N/."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ RUN_FILES = (
 )
 """Files that are put aside when a run starts again."""
 PRIVATE_FILES = re.compile(r"(client-\d+|initial)\.safetensors")
-"""Files in ``private/``: the private parameters and buffers of each client, and those that all begin with."""
+"""Names in ``private/``: files of each client's private parameters and buffers, and of their initial values."""
 INITIAL = "private/initial.safetensors"
 STATES = re.compile(r"round-\d{8,}\.(json|server|clients)")
-"""Files in ``checkpoints/``."""
+"""Names of files in ``checkpoints/``."""
 HALF_STATES = re.compile(r"\.round-\d{8,}\.([0-9a-f]{8}\.(server|clients|folder)|json\.\d+\.tmp)")
-"""Temporary files in ``checkpoints/``; what has another name there is the user's."""
+"""Names of temporary files in ``checkpoints/``; entries with other names there are the user's."""
 ASIDE = "previous-*"
 """Folders of earlier runs."""
 FEDERATION = "federation"
-"""Folder of a federation file that was given as samples from Python; earlier runs in the folder share it."""
+"""Folder of a federation file written from samples passed in Python; runs in previous-N/ use it, too."""
 EARLY_ENTRIES = (LOCK, "logs", "checkpoints", CODE_FILE, FEDERATION)
 """Entries that may exist before a run has written its recipe."""
 REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, (RECIPE, 'report.html', *RUN_FILES)))})\.\d+\.tmp")
@@ -53,7 +53,7 @@ REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, (RECIPE, 'report.html', *RUN
 
 
 def has_files(folder: Path) -> bool:
-    """Whether there are files other than those of `EARLY_ENTRIES`, temporary files and earlier runs."""
+    """Whether a folder exists and has entries other than `EARLY_ENTRIES`, temporary files and earlier runs."""
     if not folder.exists():
         return False
     return any(
@@ -73,7 +73,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     """Return the recipe of the run in a folder.
 
     Raises:
-        InputError: there is none, only other files; or it is damaged.
+        InputError: the folder has no recipe, or the recipe is damaged.
     """
     path = folder / RECIPE
     if not path.is_file():
@@ -96,7 +96,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping in a JSON file of a run folder; empty if the file is missing or damaged.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     try:
         found = parse_json(read_text(path))
@@ -113,7 +113,7 @@ def private_file(client: int) -> str:
 
 
 def put_aside(folder: Path) -> Path | None:
-    """Move a run's files to previous-N/, and return it; the recipe is copied there. None if there are no files."""
+    """Move a run's files to a new folder previous-N/, and copy its recipe there; return it, None without files."""
     if not any((folder / name).exists() for name in (RECIPE, *RUN_FILES)):
         return None
     number = 1
@@ -132,7 +132,7 @@ def put_aside(folder: Path) -> Path | None:
 
 
 def unusable(folder: Path, error: OSError) -> HpcfedError:
-    """Return the error of a folder that the system refuses to read or write: the user's choice, or a failing disk."""
+    """Return the error to raise for an OSError: EnvironmentFailure for a full or failing disk, else InputError."""
     what = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         remedy = "make space, or choose another output"

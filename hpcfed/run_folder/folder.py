@@ -1,4 +1,4 @@
-"""The run folder: its files, and whether a run starts, goes on, is finished or is refused there.
+"""The run folder: its files, and whether a run starts there, goes on, is finished already, or is refused.
 
     nothing there                               start
     our finished run of the same recipe         say so, exit 0
@@ -10,9 +10,9 @@
     the same, but no round was trained          start, the files kept under previous-N/
     a run that is going on, files not ours      refuse
 
-`fresh` starts anew and keeps our run that is there under previous-N/; files that are not ours stay in place.
+With `fresh` a run starts anew; a run that is there is moved to previous-N/, and files that no run wrote stay in place.
 
-Rank 0 writes all files but the logs of ranks, private parts and records of clients, which each rank writes.
+Rank 0 writes all files, except that each rank writes its log, and its clients' private parts and checkpoint sections.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class RunFolder:
     """The folder of one run.
 
     Args:
-        path: of the folder.
-        fresh: whether our run that is there is put aside for a new one.
+        path: path of the folder.
+        fresh: whether a run that is there is moved to previous-N/ and a new one started.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False):
@@ -59,13 +59,13 @@ class RunFolder:
         self._lock = FolderLock(path)
 
     def is_finished(self, recipe: Recipe) -> bool:
-        """Whether this recipe's run is here and finished, and `fresh` is not set; writes nothing.
+        """Whether the folder has this recipe's finished run, and `fresh` is not set; writes nothing.
 
-        A recipe that leaves the evaluated model to its method asks for none: a finished run keeps its own.
+        If the recipe leaves ``evaluate.model`` to its method, any value of the finished run is accepted.
 
         Raises:
-            InputError: the folder holds another recipe's run, one of other code, files that are not ours, or a record
-                with another number of rounds than the finished run's.
+            InputError: the folder has a run of another recipe or of other code, files that no run wrote, or a record
+                with another number of rounds than ``result.json`` says.
         """
         wanted = to_plain(recipe)
         try:
@@ -85,10 +85,10 @@ class RunFolder:
         return True
 
     def has_result(self) -> bool:
-        """Whether a finished run is here, whatever its recipe.
+        """Whether the folder has a finished run, of any recipe.
 
         Raises:
-            InputError: its record has another number of rounds.
+            InputError: the record has another number of rounds than ``result.json`` says.
         """
         result = files.read_mapping(self.path / files.RESULT)
         if result.get("status") != "finished":
@@ -101,7 +101,8 @@ class RunFolder:
         """Create the folder and lock it against other jobs.
 
         Raises:
-            InputError: a run is going on there, or the folder cannot be written, or has links in it.
+            Busy: another job's run is going on in the folder.
+            InputError: the folder cannot be written, or has links in the place of a run's files.
         """
         world.on_root(self._take)
         try:
@@ -117,16 +118,16 @@ class RunFolder:
         self._lock.take()
 
     def check_code(self, recipe: Recipe) -> None:
-        """Refuse to go on with other code than that of the run here.
+        """Refuse to continue the run in the folder with other user code than it was trained with.
 
         Raises:
-            InputError: naming the files.
+            InputError: the code differs; the message has the files.
         """
         if self._goes_on():
             self.code.refuse_changes(recipe)
 
     def code_remark(self, recipe: Recipe) -> str:
-        """Return a remark: this run's code is not recorded, or has changed and the run starts again; else ""."""
+        """Return a line to print if the user's code is not recorded, or changed so that a run starts again; or ""."""
         if self.fresh or not self._has_rounds() or not references(recipe):
             return ""
         if not self.code.exists():
@@ -138,21 +139,21 @@ class RunFolder:
         return f"starts again, without a checkpoint, with other code: {changed}" if changed else ""
 
     def _goes_on(self) -> bool:
-        """Whether a run of the same recipe would keep results from here: it is finished, or has a checkpoint."""
+        """Whether the run in the folder can be continued or kept: it is finished, or has a checkpoint."""
         return files.read_mapping(self.path / files.RESULT).get("status") == "finished" or any(
             (self.path / "checkpoints").glob("round-*.json")
         )
 
     def _is_untrained(self) -> bool:
-        """Whether a run began here and has no round; a recipe without the lock of a run may be the user's own."""
+        """Whether a run began here and has no round yet; without a lock file, the recipe may be the user's."""
         return (self.path / files.LOCK).exists() and not self._has_rounds() and not self._goes_on()
 
     def accept_code(self, recipe: Recipe) -> None:
-        """Let the run here go on with the user's present code; both are recorded with the next round.
+        """Allow the run in the folder to continue with changed user code, which is recorded beside the code before.
 
         Raises:
-            Busy: it is going on already.
-            InputError: the folder holds another recipe's run, or other files, or cannot be written.
+            Busy: the run is going on.
+            InputError: the folder has a run of another recipe, or other files, or cannot be written.
         """
         try:
             if files.has_files(self.path) and self._goes_on():
@@ -163,11 +164,11 @@ class RunFolder:
             raise files.unusable(self.path, error) from None
 
     def set_aside(self) -> None:
-        """Move the run here to previous-N/, to make room for another.
+        """Move the run in the folder to previous-N/, to make room for another.
 
         Raises:
-            Busy: it is going on.
-            InputError: the folder holds other files, or cannot be written.
+            Busy: the run is going on.
+            InputError: the folder has files that no run wrote, or cannot be written.
         """
         try:
             if files.has_files(self.path):
@@ -179,7 +180,7 @@ class RunFolder:
             raise files.unusable(self.path, error) from None
 
     def as_measured(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the ``evaluate`` of the run here, all of whose rounds are done and measured."""
+        """Return the recipe with the recorded ``evaluate`` of the run in the folder, whose rounds are all done."""
         found = files.read_recipe(self.path).get("evaluate")
         try:
             return recipe.model_copy(update={"evaluate": Evaluate.model_validate(found)})
@@ -187,12 +188,12 @@ class RunFolder:
             return recipe
 
     def suspicions(self) -> list[Mapping[str, Any]]:
-        """Return what the sentinel has found in the run here: a mapping for each update that differed."""
+        """Return the sentinel's findings in ``environment.json``: a mapping for each differing update; [] if none."""
         found = files.read_mapping(self.path / "environment.json").get("sentinel")
         return found if isinstance(found, list) else []
 
     def with_recorded_engine(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the engine and tile of the run here that it goes on with, where it says ``auto``."""
+        """Return the recipe with ``auto`` in ``local`` replaced by the engine and tile of the run that it continues."""
         if not self._is_gone_on_with():
             return recipe
         recorded, local = files.read_recipe(self.path).get("local") or {}, recipe.local
@@ -204,7 +205,7 @@ class RunFolder:
         return with_local(recipe, keys | own)
 
     def began_on(self, recipe: Recipe) -> str | None:
-        """Return on which kind of device a run began here that goes on with ``device: auto``, if it is known."""
+        """Return the kind of device of the run that a recipe with ``device: auto`` continues; None if not known."""
         if recipe.device != "auto" or not self._is_gone_on_with():
             return None
         return kind_of_device(files.read_mapping(self.path / "environment.json"))
@@ -222,15 +223,15 @@ class RunFolder:
         client_rows: int,
         trains: bool,
     ) -> FileFacts:
-        """Cut the record to the `done` rounds that a checkpoint holds, or put it aside; write the resolved recipe.
+        """Prepare the folder for the run: cut its record to the `done` rounds, or move it aside; write the recipe.
 
         Args:
-            recipe: of the run.
-            done: rounds that the checkpoint holds; 0: there is none.
+            recipe: the run's resolved recipe.
+            done: number of rounds in the checkpoint; 0: there is no checkpoint.
             state: hash of the checkpoint's model and server state, which the record of round `done` must have.
             say: prints a line.
-            client_rows: rows of ``clients.csv`` for each model of an evaluation.
-            trains: whether further rounds train; if not, the record of the code stays as it is.
+            client_rows: number of rows that an evaluation writes to ``clients.csv`` for each model.
+            trains: whether more rounds are trained; if not, ``code.json`` is left as it is.
 
         Returns:
             The facts of the federation file, to be kept in ``environment.json``.
@@ -265,7 +266,7 @@ class RunFolder:
         """Write one file of the folder, whole or not at all; a mapping is written as JSON.
 
         Raises:
-            EnvironmentFailure: the file system refuses.
+            EnvironmentFailure: the file cannot be written.
         """
         text = _json_of(content) if isinstance(content, Mapping) else content
         with writing(self.path / name):
@@ -277,7 +278,7 @@ class RunFolder:
         """Wait until the recorded rounds are on disk.
 
         Raises:
-            OSError: as the system reports it.
+            OSError: a file cannot be synchronised.
         """
         for record in (self.metrics, self.clients, self.update_hashes):
             if record.exists():
@@ -321,7 +322,7 @@ class RunFolder:
 
 
 def kind_of_device(facts: Mapping[str, Any]) -> str | None:
-    """Return ``cpu``, or the kind of the GPUs, by the facts of ``environment.json``; None of an earlier version's."""
+    """Return ``cpu``, or the kind of GPU, from ``environment.json``; None if an earlier version wrote it."""
     kinds = {str(rank["kind"]) for rank in facts.get("per_rank") or () if "kind" in rank}
     return min(kinds - {"cpu"}, default="cpu") if kinds else None
 
@@ -337,7 +338,7 @@ def _changed(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 
 def _json_of(content: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield the pieces of a JSON text: a certificate has a line for each of many rounds."""
+    """Yield a mapping as JSON text, in pieces: a certificate can be long."""
     yield from (piece.encode() for piece in json.JSONEncoder(indent=1).iterencode(content))
     yield b"\n"
 

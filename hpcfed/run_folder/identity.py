@@ -15,25 +15,25 @@ WITHOUT_EFFECT = (
     *("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "observers"),
     *("sentinel", "secret_seed"),
 )
-"""Keys without an effect on results: they never invalidate a finished run."""
+"""Keys of the recipe without an effect on results: a change of them never invalidates a finished run."""
 NESTED_WITHOUT_EFFECT = ("local.graphs",)
 """Keys of sections without an effect on results."""
 STATE, HASHED_STATE = "client_state", "device"
-"""``client_state`` decides nothing and is hashed as ``device``, whatever it is: digests keep the key."""
+"""``client_state`` has no effect, but digests of earlier versions include it: it is always hashed as ``device``."""
 FOLLOWED = ("engine", "matmul", "tile", "memory_format")
-"""Keys of ``local`` that a recorded recipe has the choice of; where a recipe says ``auto``, it follows the record."""
+"""Keys of ``local`` that a recorded recipe has resolved; a recipe with ``auto`` takes the recorded value."""
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *WITHOUT_EFFECT)
 """Keys that may change when a run is continued."""
 
 
 def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
-    """Return a digest of the keys that decide the result of a recipe's rounds: all but the `free` ones."""
+    """Return a digest of the recipe's keys that decide the result of its rounds: all except those in `free`."""
     decides = deciding(to_plain(recipe), free)
     return xxhash.xxh3_128_hexdigest(json.dumps(decides, sort_keys=True).encode())
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
-    """Return the keys that decide the result and differ, each with its values: ``local.lr 0.5 there and 1 here``."""
+    """Return a text, such as ``local.lr 0.5 there and 1 here``, for each key outside `free` that differs."""
     there, here = deciding(before, free), deciding(now, free)
     chooses = here.get("local.engine") == "auto"  # and with it matmul, which is no choice of the recipe's yet
     for key in (f"local.{key}" for key in FOLLOWED):
@@ -45,7 +45,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[s
 
 
 def deciding(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
-    """Return the keys that decide the result, dotted, and `STATE`; not the data's path if their hash is known."""
+    """Return dotted key → value of the keys that decide the result, and `STATE`; not ``data`` if its hash is there."""
     data = ("data",) if recipe.get("data_content") else ()
     decides = dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
     for key in NESTED_WITHOUT_EFFECT:

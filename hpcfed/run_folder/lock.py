@@ -1,4 +1,4 @@
-"""The lock of a run folder: one job at a time writes there."""
+"""The lock of a run folder, by which one job at a time writes there."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FolderLock:
     """A lock on a folder, until it is released or the process ends; used on rank 0 alone.
 
     Args:
-        folder: is created with the lock, and removed again if nothing else is in it at the release. The lock names the
-            process that holds it, and its host.
+        folder: the folder; `take` creates it, and `release` removes it if it has nothing but the lock. The lock file
+            names the host and process that hold the lock.
     """
 
     def __init__(self, folder: Path):
@@ -82,7 +82,7 @@ def _name_holder(file: IO[str]) -> None:
 
 
 def _holder(lock: Path) -> str:
-    """Return the process that holds a lock, by its own word, which it may not have written yet."""
+    """Return ", of process … on …" for a message, from the lock file; "" if its holder has not written that yet."""
     with suppress(OSError):
         if line := lock.read_text(encoding="utf-8", errors="replace").strip():
             return f", of {line}"

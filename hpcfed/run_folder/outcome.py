@@ -23,23 +23,26 @@ ENDED_BY: dict[type[HpcfedError], str] = {Diverged: "diverged", Stopped: "stoppe
 
 
 def status_of(error: BaseException | None) -> str:
-    """Return the status of a run that ended with `error`, or without one."""
+    """Return the ``status`` in ``result.json`` of a run that ended with `error`; None: without one."""
     if error is None:
         return "finished"
     return next((status for kind, status in ENDED_BY.items() if isinstance(error, kind)), "failed")
 
 
 def has_ended(folder: Path, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the record itself says that its run has ended: it has the last round, or ``stop`` holds after its last.
+    """Whether a run has ended by its record: by its last round or by ``stop``; and its model is there.
 
-    A run that was killed after its last round is not finished either: it has left no models.
+    A run that was killed after its last round has not ended: it has not written its models.
     """
     is_last = len(rows) == recipe.rounds or reason_to_stop(recipe, rows) is not None
     return is_last and (folder / MODELS[0]).is_file()
 
 
 def recorded_status(folder: Path, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how a run ended, by its record; ``result.json`` says only why one that has not ended goes no further."""
+    """Return a run's status: ``finished`` if its record says so (`has_ended`), else that in ``result.json``.
+
+    ``unfinished`` if ``result.json`` has no such status, or another number of rounds than the record.
+    """
     if has_ended(folder, recipe, rows):
         return "finished"
     result = read_mapping(folder / RESULT)
@@ -49,14 +52,14 @@ def recorded_status(folder: Path, recipe: Recipe, rows: Sequence[Mapping[str, An
 
 @dataclass
 class Ending:
-    """Set by the block: why a run without errors ended before its last round; None if it did not."""
+    """Why a run ended early without an error, set in the block of `recorded_ending`; None: it did not."""
 
     stopped: str | None = None
 
 
 @contextmanager
 def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
-    """Write ``result.json`` however the block ends."""
+    """Write ``result.json`` when the block ends, with or without an error."""
     started = time.perf_counter()
     status, message, ending = "failed", "", Ending()
     try:
@@ -76,7 +79,7 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
 
 
 class _Lines(logging.Formatter):
-    """A log formatter that escapes control characters: they would steer the terminal that shows the log."""
+    """A log formatter that escapes control characters, which a terminal that shows the log would obey."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))

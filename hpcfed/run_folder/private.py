@@ -1,4 +1,4 @@
-"""What a private run promises, in words, from what its folder records."""
+"""The privacy guarantee of a run with differential privacy: its mechanism, its ε, and both in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_COVERED = "Choosing among runs, as a sweep does, is not in ε; nor is what t
 
 
 def in_words(facts: Mapping[str, Any], epsilon: float) -> str:
-    """Return what is promised, from the entry ``privacy`` of ``environment.json`` and the last round's ε."""
+    """Return the guarantee in words, from ``privacy`` in ``environment.json`` and the last round's ε."""
     scales = ", ".join(f"{name} {scale:g}" for name, scale in (facts.get("scales") or {}).items())
     return (
         f"differential privacy of each {facts['level']} ({facts['neighbours']}): "
@@ -27,7 +27,7 @@ def in_words(facts: Mapping[str, Any], epsilon: float) -> str:
 
 
 def promised(parts: Parts) -> tuple[Mechanism | SampleMechanism | None, Epsilon | None]:
-    """Return a run's mechanism, and its ε as a function of the round; None where nothing is noised."""
+    """Return a run's mechanism, and its ε as a function of the round; (None, None) without differential privacy."""
     if parts.chain.privacy is not None:
         mechanism = parts.chain.privacy.mechanism
         return mechanism, accountant(mechanism, parts.cohorts.clients)

@@ -22,11 +22,11 @@ class Reporter:
     """Prints the progress of a run, round by round.
 
     Args:
-        name, rounds: of the run.
-        speaks: false on all ranks but one.
-        live: whether a terminal may get a moving line. Not under a launcher: some give every rank a pseudo-terminal and
-            write its output to a file.
-        stream: default: standard output. After a failed write nothing more is written.
+        name, rounds: the run's name and number of rounds.
+        speaks: whether this rank prints; True on one rank alone.
+        live: whether to show a live line on a terminal. False under a launcher: some give every rank a pseudo-terminal
+            and write its output to a file.
+        stream: where to print; None: standard output. After a failed write nothing more is printed.
     """
 
     def __init__(self, name: str, rounds: int, *, speaks: bool, live: bool, stream: TextIO | None = None):
@@ -60,7 +60,7 @@ class Reporter:
             self._say(self.line(row))
 
     def count(self, row: Mapping[str, Any]) -> None:
-        """Take in a round: its time, and its scores if it was evaluated."""
+        """Count a round without showing it: its time, and its scores if it was evaluated."""
         self._done += 1
         self._elapsed += row["seconds"]["total"]
         self._scores |= {key: row[key] for key in ("test_loss", "test_accuracy") if row[key] is not None}

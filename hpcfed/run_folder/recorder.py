@@ -1,4 +1,4 @@
-"""Writing of a run's record: a JSON object a round, per-client scores, and models."""
+"""Writes a run's results: a JSON object for each round, per-client scores, update hashes, and models."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from hpcfed.types import DELTA, MOVED, PERSONAL, State
 from hpcfed.updates._layout import layout_of
 
 CHECK_SECONDS = 1.0
-"""Least time between two looks at the record on disk: one takes as long as a hundredth of a small round."""
+"""Least seconds between two checks of the files on disk; a check takes as long as a hundredth of a small round."""
 
 
 class Rows:
-    """Rows of ``metrics.jsonl``, with the counts of what was sent and computed so far.
+    """Makes the rows of ``metrics.jsonl``, with running totals of what was sent and computed.
 
-    ``params_up`` and ``params_down`` count shared parameters as the papers do. ``bytes_up`` and ``bytes_down`` are of
+    ``params_up`` and ``params_down`` count shared parameters as the papers do. ``bytes_up`` and ``bytes_down`` count
     what is sent: parameters × bytes of the run's dtype × vectors of the round, 8 bytes for each reported scalar, and
-    averaged buffers once in each direction. Behind ``updates`` a vector counts as it is packed, with
-    ``secure_aggregation`` as masked words of 8 bytes; where a method's own rule compresses, as a whole one. Behind
-    ``down`` the model counts as it is packed, and what a method sends down besides as a whole vector. What only
-    ``evaluate.model: client-average`` adds up is not sent: it follows from Δ.
-    Those of a private run are of the expected cohort, and its gradients are not counted. ``gradients`` counts minibatch
-    steps: one with SAM's radius, or of the user's own, counts once.
+    averaged buffers once in each direction. A vector that ``updates`` compresses, and a model that ``down`` compresses,
+    count with their compressed size; with ``secure_aggregation`` a vector counts as masked words of 8 bytes. Vectors
+    that a method compresses by itself, or sends down besides the model, count in full. The sum for ``evaluate.model:
+    client-average`` does not count, since it follows from Δ. A private run's counts are those of the expected cohort.
+
+    ``gradients`` counts minibatch steps (one of SAM, or of the user's code, is one); not counted in a private run.
 
     Args:
-        parts: the simulation's, for its method and model.
-        totals: of the rounds done before.
+        parts: the simulation's parts.
+        totals: running totals of the rounds done before.
         suspected: whether the sentinel has found an update that differs.
     """
 
@@ -77,7 +77,7 @@ class Rows:
         clients: ClientScores | None,
         seconds: Mapping[str, float],
     ) -> dict[str, Any]:
-        """Count a round, and return its row; `scores` are columns of it."""
+        """Add a round to the totals; return its row, in which `scores` are columns."""
         size = len(result.cohort.clients) if self._privacy is None else int(self._privacy.expected + 0.5)
         self.totals["params_up"] += size * self._up
         self.totals["params_down"] += size * self._down
@@ -120,7 +120,7 @@ class Rows:
         return row if self._epsilon is None else self._without_secrets(row, self._epsilon(round))
 
     def _without_secrets(self, row: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
-        """Return the row of a private run: with its ε, and without what was not noised (`WITHHELD`)."""
+        """Return the row of a private run: with its ε, and without values that no noise protects (`WITHHELD`)."""
         if self._privacy is None:
             return {**row, "local_loss": None, "epsilon": epsilon}
         nothing = dict.fromkeys(("local_loss", "mean_delta_sq", "gradients", "imbalance"))
@@ -129,12 +129,12 @@ class Rows:
 
 
 class Recorder:
-    """Writes ``metrics.jsonl`` on rank 0, a line a round, and ``clients.csv``; on other ranks it writes nothing.
+    """Writes ``metrics.jsonl``, ``clients.csv`` and ``update-hashes.bin`` on rank 0; nothing on other ranks.
 
     Args:
         folder: the run folder.
-        parts: the simulation's, for its method, model and world.
-        totals: of the rounds done before, if the run goes on from a checkpoint.
+        parts: the simulation's parts.
+        totals: running totals of the rounds done before, if the run continues from a checkpoint.
         suspected: whether the sentinel has found an update that differs.
     """
 
@@ -150,7 +150,7 @@ class Recorder:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Counts of what was sent and computed so far, by their columns."""
+        """Running totals of what was sent and computed, by column."""
         return self._row.totals
 
     def _open(self, *, hashed: bool) -> None:
@@ -179,10 +179,10 @@ class Recorder:
         clients: ClientScores | None,
         seconds: Mapping[str, float],
     ) -> dict[str, Any]:
-        """Write one round, and return its row of ``metrics.jsonl``; `scores` are columns of it.
+        """Write one round; return its row of ``metrics.jsonl``, in which `scores` are columns.
 
         Raises:
-            EnvironmentFailure: the disk refuses.
+            EnvironmentFailure: a file cannot be written, or another program changed it.
         """
         row = self._row.row(round, result, scores, clients, seconds)
         if self._writes:
@@ -205,7 +205,7 @@ class Recorder:
         self._checked = time.monotonic()
 
     def _add_clients(self, round: int, clients: ClientScores) -> None:
-        """Append the rows of a round; other columns than before, where the recipe's metrics changed, join the old."""
+        """Append a round's rows to ``clients.csv``; rewrite the table if metrics, and so columns, changed."""
         columns = list(clients.columns)
         if self._columns not in ([], columns):
             self._join(round, clients)
@@ -217,7 +217,7 @@ class Recorder:
         self._columns = columns
 
     def _join(self, round: int, clients: ClientScores) -> None:
-        """Write the table anew with the columns of its old rows and of a round's."""
+        """Rewrite ``clients.csv`` with a round's rows added, and with the columns of both the old and the new rows."""
         columns = list(dict.fromkeys([*self._columns, *clients.columns]))
         with self._clients.path.open(encoding="utf-8", newline="") as table:
             old = [[row.get(name) or "" for name in columns] for row in csv.DictReader(table)]
@@ -230,8 +230,9 @@ class Recorder:
         self._columns = columns
 
     def keep_models(self, model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor, averaged: State) -> None:
-        """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,), with its averaged buffers,
-        if it differs.
+        """Write the files of the last iterate `w`, (d,), and, if it differs, of the evaluated model, (d,); on rank 0.
+
+        `averaged`: averaged buffers of the evaluated model.
         """
         if not self._writes:
             return
@@ -240,17 +241,17 @@ class Recorder:
             self._folder.write(name, content)
 
     def keep_private(self, parts: Parts) -> None:
-        """Write what `private_files_of` has to ``private/``.
+        """Write this rank's files in ``private/`` (`private_files_of`).
 
         Raises:
-            EnvironmentFailure: the disk refuses.
+            EnvironmentFailure: a file cannot be written.
         """
         for name, content in private_files_of(parts):
             self._folder.write(name, content)
 
 
 def models_of(model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor, averaged: State) -> Mapping[str, bytes]:
-    """Return the files of the last iterate, (d,), and of the evaluated model, (d,), if it differs, by name."""
+    """Return file name → content for the last iterate `w`, (d,), and for the evaluated model, (d,), if it differs."""
     files = {MODELS[0]: save(model.named(w))}
     if not torch.equal(w, evaluated) or averaged is not model.averaged:
         files[MODELS[1]] = save(model.named(evaluated, averaged))
@@ -260,8 +261,8 @@ def models_of(model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor, averag
 def private_files_of(parts: Parts) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the files of private parts and personal models of this rank's clients.
 
-    Rank 0 adds the initial private part. In a run with differential privacy personal models are left out: no noise
-    protects them.
+    Rank 0 also yields the initial private part. Personal models of a run with differential privacy are left out, since
+    no noise protects them.
     """
     model = parts.model
     personal = parts.trains_personal and parts.chain.privacy is None and parts.sample_noise is None
@@ -274,7 +275,7 @@ def private_files_of(parts: Parts) -> Iterator[tuple[str, bytes]]:
 
 
 class _Text(Protocol):
-    """What takes text, as a file does."""
+    """An object that text can be written to, such as a file."""
 
     def write(self, text: str, /) -> object: ...
 

@@ -1,7 +1,7 @@
-"""The record of a run, ``metrics.jsonl``, one JSON object a round: its writing, its reading and its columns.
+"""The record of a run, ``metrics.jsonl``, with one JSON object for each round: formatting, reading, and columns.
 
-An incomplete last line, left by a run that goes on or was killed, is no round yet and left out. A number that is not
-finite is null in the file and nan in a column; older versions wrote ``NaN``.
+An incomplete last line, left by a run that is going on or was killed, is not read. A number that is not finite is null
+in the file and nan in a column; older versions wrote ``NaN``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COLUMNS = (*NUMBERS, "round", "params", "attempts", "never_drawn", "delta_sq", "
 RESTORE = "restore the file, or run again in another folder"
 OWN_RECORD = "restore the run's own record"
 MAX_DEPTH = 8
-"""Levels of objects in a round that become columns."""
+"""Most levels of nested objects that become columns."""
 
 
 def line_of(row: Mapping[str, Any]) -> str:
@@ -52,10 +52,10 @@ def line_of(row: Mapping[str, Any]) -> str:
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a record, round t at t − 1.
+    """Return the objects of a record; that of round t has index t − 1.
 
     Raises:
-        InputError: as `iterate_rounds` does.
+        InputError: the file does not exist, cannot be read, or is damaged.
     """
     return list(iterate_rounds(path))
 
@@ -64,7 +64,7 @@ def iterate_rounds(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a record, round after round, without holding all of them in memory.
 
     Raises:
-        InputError: there is no such file, or a line of it is damaged; naming the line.
+        InputError: the file does not exist, cannot be read, or has a damaged line, which the message names.
     """
     try:
         with open_file(path) as file:
@@ -91,7 +91,7 @@ def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator
     """Yield the objects of consecutive lines, one for each round from `first` on.
 
     Raises:
-        InputError: a line is no JSON object, or of another round.
+        InputError: a line is not a JSON object, or belongs to another round.
     """
     for number, line in enumerate(lines, start=first):
         where = f"{path}, line {number}"
@@ -106,12 +106,13 @@ def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator
 
 
 def numbers_of(row: Mapping[str, Any], path: Path) -> dict[str, float]:
-    """Return a round's numbers by dotted names, ``seconds.local``, ``clients.global.test.loss.mean``: all `NUMBERS`,
-    the recipe's metrics, and all other numbers. Lists and text are left out; null becomes nan.
+    """Return all numbers in a round's object by dotted names, such as ``clients.global.test.loss.mean``.
+
+    `NUMBERS` are always there, nan if the object lacks them. Lists and text are left out. null becomes nan.
 
     Raises:
-        InputError: one of `NUMBERS` or of the user's metrics is neither a number nor null, a number exceeds float64,
-            or ``seconds`` is no object.
+        InputError: one of `NUMBERS` or of the recipe's metrics is neither a number nor null, a number exceeds float64,
+            or ``seconds`` is not an object.
     """
     where = f"{path}, line {row.get('round')}"
     if not isinstance(row.get("seconds") or {}, Mapping):
@@ -132,7 +133,7 @@ def numbers_of(row: Mapping[str, Any], path: Path) -> dict[str, float]:
 
 
 class Columns(dict[str, list[float]]):
-    """Columns (T,) by name, which grow round by round; nan for a value that a round lacks."""
+    """Columns of a record by name, one entry for each round added; nan for a value that a round lacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,10 +157,10 @@ def columns_of(rows: Iterable[Mapping[str, Any]], path: Path) -> Columns:
 
 
 def interval_of(name: str, evaluate: Mapping[str, Any]) -> int:
-    """Return every how many rounds ``evaluate`` scores a column; 1 for a column that is no score.
+    """Return the number of rounds from one evaluation of a column to the next, by ``evaluate``; 1 for other columns.
 
-    The last round of a run is scored, too. Where the run went on with more rounds, that score is left out of
-    comparisons: a run without the interruption does not have it.
+    A run also evaluates its last round. If it then continued with more rounds, comparisons leave out that score, which
+    an uninterrupted run does not have; hence this function.
     """
     part, _, _ = name.replace(".", "_").partition("_")
     section = {"test": evaluate, "train": evaluate.get("train"), "clients": evaluate.get("clients")}.get(part)
@@ -168,16 +169,16 @@ def interval_of(name: str, evaluate: Mapping[str, Any]) -> int:
 
 
 def skipped_in(row: Mapping[str, Any]) -> list[int]:
-    """Return the clients whose updates a round did without; `why_skipped` says why."""
+    """Return the clients whose updates a round left out, from ``skipped`` in its row; `why_skipped` says why."""
     found = row.get("skipped")
     return [client for client in found if isinstance(client, int)] if isinstance(found, list) else []
 
 
 def why_skipped(*, masked: bool) -> str:
-    """Return why rounds did without updates, in words.
+    """Return the reason, as text, for which rounds left out updates.
 
     Args:
-        masked: whether the recipe has ``secure_aggregation``, where a failed client ends the run.
+        masked: whether the recipe has ``secure_aggregation``; then a client that fails ends the run instead.
     """
     if masked:
         return "clients dropped out before they sent (secure_aggregation)"
@@ -190,11 +191,12 @@ def is_own(name: str) -> bool:
 
 
 def count_rounds(path: Path) -> int:
-    """Return the number of rounds in a record, its complete lines; 0 if there is no file.
+    """Return the number of rounds in a record, that is, of complete lines; 0 if the file does not exist.
 
     Raises:
         InputError: a line is longer than any round's.
-        EnvironmentFailure: the disk does not give it.
+        EnvironmentFailure: the file cannot be read.
+        PermissionError: reading is not permitted.
     """
     if not path.is_file():
         return 0

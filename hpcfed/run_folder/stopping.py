@@ -1,4 +1,4 @@
-"""Early stopping, by scores or by time. Every rank decides alike, from the same reduced numbers."""
+"""Early stopping, by scores or by time. All ranks take the same decision, from the same reduced numbers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 
 RECENT_ROUNDS = 10
-"""Number of last rounds, the longest of which is the expected time of the next one, without its evaluation."""
+"""The next round is expected to take as long, without evaluation, as the longest of this number of last rounds."""
 RESERVE = 1.5
-"""Multiple of the time of a round and a checkpoint that is kept free before the deadline."""
+"""Time kept free before the deadline, as a multiple of the time that a round and a checkpoint take."""
 
 
 Due = tuple[bool, bool, bool]
@@ -44,7 +44,7 @@ class BestScore:
     since: int = 0
 
     def add(self, score: float | None) -> None:
-        """Add an evaluation; a score that is undefined or not a number is no better."""
+        """Add an evaluation; a score that is None (undefined) or nan counts as not better."""
         if score is not None and not math.isnan(score) and (self.best is None or not self.best >= score):
             self.best, self.since = score, 0
         else:
@@ -52,20 +52,20 @@ class BestScore:
 
 
 DEFAULT_MEASURE = ""
-"""Key of the mark of the measure without ``stop.metric``: test accuracy, or test loss where there is no accuracy."""
+"""Key of the best score used without ``stop.metric``: of test accuracy, or of test loss if the task has no accuracy."""
 
 
 class Stopping:
     """Early stopping by scores: a target and the patience of ``stop``.
 
-    The best scores of all measures are kept, whichever ``stop`` names: a run may go on with another rule. They are of
-    one model (``evaluate.model``): a run that goes on with another one counts from there.
+    The best scores of all measures are kept, since a run may continue with another rule. They belong to one model
+    (``evaluate.model``): if a run continues with another, they are counted from there.
 
     Args:
         rule: the recipe's ``stop``.
-        progress: result of `progress` when the run was saved, if it goes on from a checkpoint.
+        progress: result of `progress` in the checkpoint from which the run continues; None: it starts.
         metrics: the recipe's ``evaluate.metrics``.
-        measured: keys of ``evaluate`` that say which model is scored.
+        measured: ``model`` and ``statistics`` of ``evaluate``, which say which model is scored.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Stopping:
         saved = progress or {}
         was = saved.get("measured") or self._measured
         self.changed = {key: value for key, value in was.items() if value != self._measured.get(key)}
-        """What `measured` was when the run was saved, where it is another now."""
+        """Entries of `measured` in the checkpoint that differ from those now."""
         if self.changed:  # the model: its scores are not comparable with those to come
             saved = {key: saved.get(key) for key in ("rule", "reason")}
         self._marks = {DEFAULT_MEASURE: BestScore(saved.get("best"), saved.get("since_best", 0))}
@@ -122,10 +122,15 @@ class Stopping:
         }
 
     def refuse_another_model(self, done: int, rounds: int, where: str) -> None:
-        """Refuse to go on with a run of `rounds` that has ended, its last scores being of another model than now named.
+        """Refuse to continue a run that has ended if ``evaluate`` now names another model than its last scores are of.
+
+        Args:
+            done: number of rounds done.
+            rounds: number of rounds of the recipe.
+            where: the run folder, for the message.
 
         Raises:
-            InputError: naming the key of ``evaluate``.
+            InputError: it has, and ``evaluate`` names another model; the message has the key.
         """
         if not self.changed or (done < rounds and self.reason is None):
             return
@@ -138,13 +143,13 @@ class Stopping:
         )
 
     def forget(self) -> None:
-        """Forget all scores, which later ones are not comparable with, and that they have ended the run."""
+        """Forget all scores, and that they have ended the run: later scores are not comparable with them."""
         self._marks, self._reached, self._evaluated, self.reason = {DEFAULT_MEASURE: BestScore()}, 0, 0, None
 
     def go_on(self, round: int) -> None:
-        """End a run that goes on after a round, if that round was evaluated and the present patience is exhausted.
+        """Set `reason` for a run that continues after a round, if that was evaluated and the patience is exhausted.
 
-        If it was not, the next evaluation decides: the last round of a run is always scored.
+        If the round was not evaluated, the next evaluation decides: the last round of a run is always evaluated.
         """
         if self.reason is None and self._evaluated == round:
             self.reason = self._exhausted()
@@ -180,7 +185,7 @@ class Stopping:
         return f"stop.{reached} reaches {goal:g}{times}"
 
     def _exhausted(self) -> str | None:
-        """Return that the patience is exhausted, None if it is not."""
+        """Return the reason that the patience is exhausted, as text; None if it is not."""
         mark, patience = self._marks.get(self._name), self._rule.patience
         if patience is None or mark is None or mark.since < patience:
             return None
@@ -204,7 +209,7 @@ def stopping_of(recipe: Recipe, progress: Mapping[str, Any] | None) -> Stopping:
 def reason_to_stop(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Return why ``stop`` ends a run after the last of its recorded rounds; None if it does not.
 
-    Which of the scores counted follows from ``evaluate.every``, unless that has changed on the way: then all do.
+    First the scores of rounds that ``evaluate.every`` names are counted; then, in case it was changed, all scores.
     """
     every, none = recipe.evaluate.every, {"test_loss": None, "test_accuracy": None}
     for counts in (lambda round: bool(every) and round % every == 0, lambda round: True):
@@ -219,14 +224,14 @@ def reason_to_stop(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> str | N
 
 
 def has_own_scores(recipe: Recipe) -> bool:
-    """Whether code of the user computes scores."""
+    """Whether the user's code computes scores: the loss, or a metric."""
     return recipe.loss.factory is not None or any(references(recipe.evaluate.metrics))
 
 
 class TimeLeft:
-    """Early stopping by time, so that a round and a checkpoint fit before ``stop.max_hours`` and the SLURM job's end.
+    """Early stopping by time: a last round and a checkpoint must fit before ``stop.max_hours`` and the SLURM job's end.
 
-    Rank 0's clock decides; its answer travels in the round's reduction.
+    Rank 0's clock decides; the other ranks get its decision with the round's reduction.
     """
 
     def __init__(self, rule: Stop):
@@ -240,7 +245,7 @@ class TimeLeft:
         self._evaluations: dict[Due, float] = {}
 
     def add(self, training: float, evaluation: float, due: Due) -> None:
-        """Add the seconds of a round: those of its evaluation, of what was `due`, and all others."""
+        """Add a round's seconds of training, and of the evaluation of what was `due`."""
         self._rounds.append(training)
         self._evaluations[due] = max(self._evaluations.get(due, 0.0), evaluation)
 
@@ -248,8 +253,8 @@ class TimeLeft:
         """Whether the round that begins now should be the last.
 
         Args:
-            checkpoint: seconds that one takes.
-            due: evaluations of this round and of the next one.
+            checkpoint: seconds that writing a checkpoint takes.
+            due: what is evaluated after this round, and after the next one.
         """
         if not self._deadlines:
             return False
@@ -257,7 +262,7 @@ class TimeLeft:
         return time.monotonic() + this + RESERVE * (following + checkpoint) >= min(self._deadlines.values())
 
     def _expected(self, due: Due) -> float:
-        """Return the seconds of an evaluation: the longest of the same or fewer parts; else the shortest of more."""
+        """Return an evaluation's likely seconds: the longest of the same or fewer parts, else the shortest of more."""
         if not any(due):
             return 0.0
         fewer = [seconds for known, seconds in self._evaluations.items() if any(known) and _is_part(known, due)]
@@ -265,7 +270,7 @@ class TimeLeft:
         return max(fewer, default=min(more, default=0.0))
 
     def reason(self) -> str:
-        """Return the name of the nearest limit."""
+        """Return the name, for messages, of the limit that comes first."""
         return min(self._deadlines, key=self._deadlines.__getitem__, default="the time limit")
 
 

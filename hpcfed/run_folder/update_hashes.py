@@ -1,7 +1,7 @@
-"""``update-hashes.bin``: the hash of each client's update, where the recipe has ``update_hashes: true``.
+"""``update-hashes.bin``: the hash of each client's update, written if the recipe has ``update_hashes: true``.
 
 Little-endian uint64, one for each member of each round's cohort, in the order of ``cohort`` in ``metrics.jsonl``, round
-after round; 0 for a client that was skipped. Nothing else: 8 bytes a client and round.
+after round; 0 for a client that was skipped. The file has no header: 8 bytes for each client of each round.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ KIND = np.dtype("<u8")
 
 
 def bytes_of_update_hashes(path: Path, count: int) -> int:
-    """Return the bytes of the file's first `count` hashes.
+    """Return the number of bytes of the file's first `count` hashes.
 
     Raises:
-        InputError: it holds fewer.
+        InputError: the file has fewer.
     """
     found, wanted = path.stat().st_size if path.exists() else 0, count * KIND.itemsize
     if found < wanted:
@@ -33,12 +33,12 @@ def bytes_of_update_hashes(path: Path, count: int) -> int:
 
 
 def read_update_hashes(path: Path, sizes: Sequence[int], round: int) -> np.ndarray | None:
-    """Return the hashes of a round, (S,) uint64; None if there is no file, or it ends before.
+    """Return the hashes of a round's S updates, (S,) uint64; None if the file does not exist or ends before them.
 
     Args:
-        path: of the file.
-        sizes: |S| of each round, from the first on.
-        round: t, counted from 1.
+        path: path of ``update-hashes.bin``.
+        sizes: cohort size of each round, from the first one on.
+        round: the round, from 1.
     """
     try:
         with path.open("rb") as file:

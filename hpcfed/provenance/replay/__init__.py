@@ -1,1 +1,1 @@
-"""One client of one round of a recorded run, trained again in one process: step by step, to the same bits."""
+"""Replay: one client of one round of a recorded run, trained again step by step in one process, to the same bits."""

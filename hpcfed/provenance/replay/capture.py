@@ -1,4 +1,4 @@
-"""Training of selected cohort members, which keeps their reports and shows their iterates to a probe."""
+"""Training of selected clients of a round, which keeps their updates and shows their steps to an observer."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ClientReport:
     """A client's update, as the server receives it.
 
     Attributes:
-        vectors, scalars: by name; averaged buffers are among the vectors.
-        loss_sum: Σ of the losses of its steps.
-        steps: how many it took.
-        task: its samples, tilt and steps.
-        hash: 64 bits, as in ``update-hashes.bin``.
+        vectors, scalars: the reported vectors, averaged buffers included, and scalars, by name.
+        loss_sum: sum of the losses of the client's steps.
+        steps: number of steps that the client took.
+        task: the task that the client was trained on: samples, tilt of the gradient, and steps.
+        hash: 64-bit hash of the update, as in ``update-hashes.bin``.
     """
 
     vectors: Mapping[str, Tensor]
@@ -42,7 +42,7 @@ class ClientReport:
 
 
 class _ReportKeeper:
-    """Takes updates in the place of a round's buffer, and keeps copies."""
+    """Stands in for a `RoundBuffer`: keeps a copy of each update instead of adding it to the round's sum."""
 
     is_torn = False
 
@@ -73,7 +73,7 @@ class _ReportKeeper:
             self.add(place, 0.0, {DELTA: delta}, scalars=scalars, loss_sum=loss_sum, steps=steps)
 
     def hash(self, place: int) -> int:
-        """Return the hash of a client's update, as in ``update-hashes.bin``."""
+        """Return the hash, as in ``update-hashes.bin``, of the update of the cohort's client at index `place`."""
         vectors, scalars, _, _ = self.kept[place]
         return hash_of_update(vectors, self.names, list(scalars.values()))
 
@@ -82,33 +82,33 @@ class _ReportKeeper:
         check_own(own)
 
     def is_filled(self, place: int) -> bool:
-        """Whether a client has reported."""
+        """Whether the update of the cohort's client at index `place` has been kept."""
         return place in self.kept
 
     def skip(self, place: int) -> None:
-        """Leave a client out."""
+        """Do nothing: a client that is left out has no update to keep; see `RoundBuffer.skip`."""
 
     def fail(self, place: int) -> None:
-        """Note a failure, which `Training` returns."""
+        """Do nothing: `Training` returns the failure; see `RoundBuffer.fail`."""
 
     def abandon(self, failure: HpcfedError) -> None:
-        """Note that the device has failed, likewise."""
+        """Do nothing: `Training` returns the device's failure; see `RoundBuffer.abandon`."""
 
 
 class SolveProbe(Protocol):
-    """Observes the local training of clients."""
+    """Observer of the local training of clients."""
 
     def begin(self, task: Task, w: Tensor) -> None:
-        """Take note of a client's task, from the server's model, (d,)."""
+        """Called before a client is trained on its task, from the server's model `w`, (d,)."""
         ...
 
     def __call__(self, client: int, number: int, y: Tensor) -> None:
-        """Look at a step; see `hpcfed.client.solver.StepCallback`."""
+        """Called after each step of a client; see `hpcfed.client.solver.StepCallback`."""
         ...
 
 
 class _WatchedEngine:
-    """An engine that shows each step of the training that is reported, and keeps the tasks that it was given."""
+    """An engine that keeps its tasks and shows each step to a probe; personal models are trained unobserved."""
 
     def __init__(self, engine: Engine, watch: SolveProbe | None):
         self._engine, self._watch = engine, watch
@@ -131,16 +131,16 @@ class _WatchedEngine:
 def reports_of(
     parts: Parts, plan: RoundPlan, places: Sequence[int], watch: SolveProbe | None = None
 ) -> dict[int, ClientReport]:
-    """Train some cohort members of a planned round; return client → report.
+    """Train some clients of a planned round again; return client number → its update.
 
     Args:
-        parts: of the plan's simulation.
-        plan: of the round.
-        places: indices into the cohort.
-        watch: observes each step.
+        parts: those of the simulation that made the plan.
+        plan: the plan of the round.
+        places: indices of the clients in the cohort.
+        watch: observes each step; None: nothing does.
 
     Raises:
-        Diverged, EnvironmentFailure, InputError: the training of a client raised.
+        Diverged, EnvironmentFailure, InputError: the training of a client failed.
     """
     averaged = AveragedBuffers(parts.model)
     updates, engine = _ReportKeeper(parts, plan, averaged), _WatchedEngine(parts.engine, watch)
@@ -157,12 +157,12 @@ def reports_of(
 
 
 def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Train members of a planned round in given tiles; return the hashes of their updates, tile by tile.
+    """Train clients of a planned round in the given tiles; return the hashes of each tile's updates, [] if it failed.
 
     Args:
-        parts: of the plan's simulation.
-        plan: of the round.
-        tiles: indices into the cohort, repeated for copies of a client. A tile whose training raises gives [].
+        parts: those of the simulation that made the plan.
+        plan: the plan of the round.
+        tiles: the clients of each tile, as indices into the cohort; a repeated index is trained once more.
     """
     averaged = AveragedBuffers(parts.model)
     found: list[list[int]] = []
@@ -179,7 +179,7 @@ def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]
 
 
 def _part_of(plan: RoundPlan, places: Sequence[int]) -> RoundPlan:
-    """Return a plan for the members at these places alone, all on this rank and sending, with the factors they had."""
+    """Return the plan reduced to the clients at these indices of its cohort: trained on this rank, none dropped."""
     cohort = plan.cohort
     part = members(cohort, list(places))
     return replace(

@@ -1,4 +1,4 @@
-"""A recorded run rewound to the beginning of a round: from the nearest kept state, rounds in between computed."""
+"""A recorded run rewound to the beginning of a round: restored from the checkpoint before it, and trained on."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RewoundRun:
     """A recorded run's simulation at the beginning of a round.
 
     Attributes:
-        parts, simulation: of the run, in a world of one.
-        start: round of the kept state it began from; 0: the initial model.
-        parted: first round computed on the way whose hash differs from the recorded one; None if all agree.
+        parts, simulation: those of the run, on one rank.
+        start: round of the checkpoint that was restored; 0: the initial model.
+        parted: first round, from `start` on, whose model hash differs from the recorded one; None if none does.
     """
 
     parts: Parts
@@ -37,8 +37,9 @@ def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda te
     """Rewind a run to the beginning of a round, counted from 1; `say` prints progress.
 
     Raises:
-        InputError: the round is not recorded, its code is not at hand, or its checkpoint is damaged or of other states.
-        Diverged, EnvironmentFailure: as training does.
+        InputError: the round is not recorded, its code is not available, no checkpoint leads to it, or the checkpoint
+            is damaged or has other states than the recipe needs.
+        Diverged, EnvironmentFailure: training a round before it failed.
     """
     if not 1 <= round <= len(run.rows):
         raise InputError("round", expected=f"1 to {len(run.rows)}, which are recorded", got=str(round))

@@ -1,9 +1,9 @@
-"""A test of this machine: does a client's update depend on its neighbours in a tile?
+"""A test of this machine: does a client's update depend on the other clients of its tile, or on its slot in the tile?
 
-Tiles are made so that no kernel sees neighbours or slots. Where a library rounds by them all the same, an honest run
-has other bits on another number of ranks. So before a sum, the server or the record is blamed for a difference, the
-members of its round are trained as on the recorded number of ranks, on one, in other slots, with other neighbours, and
-alone in a tile.
+A tile is a group of clients that are trained together. An update should depend on neither; if a library's rounding
+does, an honest run has other bits on another number of ranks. So before a difference is blamed on the sum, the server
+or the record, the round's clients are trained in several arrangements: in the tiles of the recorded number of ranks, in
+those of one rank, in other slots, with other neighbours, and alone in a tile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcfed.provenance.replay.enter import RewoundRun, entered
 from hpcfed.ranks.placement import homes
 
 Tiles = Sequence[Sequence[int]]
-"""Places in a cohort, by tile."""
+"""The clients of each tile, as indices into the cohort."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,11 @@ class Dependence:
     """A client whose update depends on its tile.
 
     Attributes:
-        round, client, name: which.
-        on_slot: whether it depends on the slot: copies of the client in one tile differ; else on neighbours.
-        hashes: how it was trained → hash of its update, where they differ.
+        round: the round, from 1.
+        client, name: the client's number and name.
+        on_slot: True: the update depends on the slot, so that copies of the client in one tile differ; False: on
+            neighbours.
+        hashes: arrangement, such as "alone in a tile" → hash of the update; one arrangement for each different hash.
     """
 
     round: int
@@ -48,7 +50,7 @@ class Dependence:
 
 
 def dependences_of(run: RecordedRun, round: int) -> list[Dependence]:
-    """Rewind a recorded run to a round and return its `dependences`; [] if it cannot be rewound."""
+    """Return the `dependences` of a round of a recorded run; [] if the run cannot be rewound to it."""
     try:
         return dependences(run, entered(run, round), round)
     except HpcfedError:
@@ -58,13 +60,13 @@ def dependences_of(run: RecordedRun, round: int) -> list[Dependence]:
 def dependences(
     run: RecordedRun, begun: RewoundRun, round: int, clients: Collection[int] | None = None
 ) -> list[Dependence]:
-    """Return the members of a round whose updates depend on their slots or neighbours here.
+    """Return the clients of a round whose updates, trained on this machine, depend on their slots or neighbours.
 
     Args:
-        run: gives the number of ranks that it was recorded on.
+        run: the recorded run, whose number of ranks gives one of the arrangements.
         begun: the run at the beginning of the round.
         round: counted from 1.
-        clients: the members to test; default: all. The others remain neighbours.
+        clients: clients to test; None: all of the cohort. The others are still trained, as neighbours.
     """
     parts, plan = begun.parts, begun.simulation.plan(round)
     if parts.engine.tile == 1:
@@ -84,7 +86,7 @@ def dependences(
 
 
 def _arrangements(begun: RewoundRun, plan: RoundPlan, ranks: int) -> Iterator[tuple[str, Tiles]]:
-    """Yield ways to divide a round's members into tiles, with their names."""
+    """Yield arrangements of a round's clients in tiles: their names in messages, and the tiles."""
     engine = begun.parts.engine
     order = np.argsort(-plan.cohort.steps, kind="stable")  # as `Training` trains them
 
@@ -106,7 +108,7 @@ def _arrangements(begun: RewoundRun, plan: RoundPlan, ranks: int) -> Iterator[tu
 
 
 def _trained(begun: RewoundRun, plan: RoundPlan, tiles: Tiles) -> Iterator[tuple[int, int]]:
-    """Yield the places of members, and the hashes of their updates, but of tiles in which a client fails."""
+    """Train tiles; yield each client's index in the cohort and its update's hash; nothing for tiles that fail."""
     for tile, values in zip(tiles, hashes_in_tiles(begun.parts, plan, tiles), strict=True):
         yield from zip(tile, values, strict=False)
 

@@ -1,4 +1,4 @@
-"""`hpcfed.replay`: one client of one round of a recorded run, as an object to step through."""
+"""`hpcfed.replay`: trains one client of one round of a recorded run again, and returns all its steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST_BYTES = 1 << 30
-"""Bytes of iterates that are kept; of larger models the norms alone."""
+"""Most bytes of a client's iterates that are kept; if they take more, only their norms are."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,13 @@ class Step:
 
     Attributes:
         number: k, from 1.
-        x, y: its minibatch, (B, …) each.
-        loss: of the minibatch at y_{k−1}, before a clip, a tilt, weight decay or noise; 0 where that is empty.
-        gradient: ‖∇f(y_{k−1}; minibatch)‖, likewise.
-        drift: ‖y_k − w‖.
-        iterate: y_k, (d,); None where all of them would take more than `MOST_BYTES`.
-        own, buffers: private parts and averaged buffers after it, where the model has them and iterates are kept.
+        x, y: the step's minibatch, (B, …) each.
+        loss: loss of the minibatch at y_{k−1}, without the method's terms and weight decay; 0 for an empty minibatch.
+        gradient: ‖∇f(y_{k−1}; minibatch)‖ of that loss, before clipping and noise; 0 for an empty minibatch.
+        drift: ‖y_k − w‖, w being the server's model.
+        iterate: y_k, (d,); None if the client's iterates would take more than `MOST_BYTES`.
+        own, buffers: the client's private part and the averaged buffers after the step; empty if the model has none, or
+            if iterates are not kept.
     """
 
     number: int
@@ -74,13 +75,15 @@ class Replay:
     """One client's training in one round of a recorded run.
 
     Attributes:
-        recipe, round, client, name: of the training.
+        recipe: the recipe of the round, resolved.
+        round: the round, from 1.
+        client, name: the client's number and name.
         w: the server's model before the round, (d,).
-        reported: what the client reported: vectors, scalars, and the update's ``hash``.
-        recorded_hash: the hash in the run's ``update-hashes.bin``; None where it has none.
-        start: round of the kept state from which the rounds in between were computed; 0: the initial model.
-        parted: first of these rounds whose hash differs from the recorded one; None if all agree.
-        steps: of the training, in order.
+        reported: the client's update: vectors, scalars and hash.
+        recorded_hash: the update's hash in the run's ``update-hashes.bin``; None if it was not recorded.
+        start: round of the checkpoint that the computation began from; 0: the initial model.
+        parted: first of the rounds from `start` on whose model hash differs from the recorded one; None if none does.
+        steps: the client's steps, in order.
     """
 
     recipe: Recipe
@@ -102,10 +105,10 @@ class Replay:
         return self.reported.task.samples
 
     def module(self, step: int = 0) -> nn.Module:
-        """Return the model with the parameters after a step, on the recipe's device; 0: the server's model.
+        """Return the model with the parameters after a step, on the recipe's device; step 0: the server's model.
 
         Raises:
-            InputError: there is no such step, or the iterates were not kept.
+            InputError: the client has fewer steps, or its iterates were not kept.
         """
         if not 0 <= step <= len(self.steps):
             raise InputError("step", expected=f"0 to {len(self.steps)}", got=str(step))
@@ -125,14 +128,15 @@ class Replay:
 
     @property
     def dropped(self) -> bool:
-        """Whether the client dropped out of the round before it sent (``secure_aggregation.dropout``)."""
+        """Whether the client dropped out of the round before it sent its update (``secure_aggregation.dropout``)."""
         return self.skipped and self.recipe.secure_aggregation is not None
 
     @cached_property
     def agrees(self) -> bool:
-        """Whether the update is the recorded one: by its hash, or if none is recorded by that of the whole round.
+        """Whether the update is the recorded one: it has the recorded hash.
 
-        A client whose training failed agrees if its update is not finite here either.
+        If no hash of it was recorded, the whole round is computed and its hash compared. An update that the run left
+        out as not finite agrees if it is not finite here either. False if an earlier round differs (`parted`).
         """
         if self.parted is not None:
             return False
@@ -145,9 +149,9 @@ class Replay:
 
     @cached_property
     def dependence(self) -> Dependence | None:
-        """The first client of the first differing round whose update depends on its neighbours here.
+        """The first client of the first differing round whose update depends on its tile on this machine.
 
-        None without such a client, or where a kept state is at fault.
+        None if there is no such client, if all agrees, or if the checkpoint that the replay began from differs.
         """
         round = self.round if self.parted is None else self.parted
         if self.agrees or (self.parted is not None and self.parted == self.start):  # a kept state
@@ -171,13 +175,14 @@ def replay(
     Args:
         run: the run folder.
         round: t, counted from 1.
-        client: its number or name.
-        data, code: present places of the federation file and of the user's code, where they have moved.
-        run_code: whether code that only the run's record has may run; if not, `ask` decides.
-        say: prints progress.
+        client: the client's number or name.
+        data, code: current paths of the federation file and of the folder of the user's code; None: as in the recipe.
+        run_code: whether code that is only in the run's record may run.
+        ask: called with a description of that code if `run_code` is False; runs it if True is returned. None: refuses.
+        say: called with lines on progress.
 
     Raises:
-        InputError: it is no run folder, has no such round, or the client took no part in the round.
+        InputError: `run` is not a run folder or has no such round, or the client was not in the round's cohort.
     """
     folder = Path(run).resolve()
     places = (None if place is None else Path(place) for place in (data, code))
@@ -187,10 +192,10 @@ def replay(
 
 
 def _check_drawn(run: RecordedRun, round: int, client: int | str) -> None:
-    """Refuse a client that the record has not in the round's cohort, before any round is computed.
+    """Refuse a client that is not in the round's recorded cohort, before any round is computed.
 
     Raises:
-        InputError: naming the cohort, and the client's nearest round.
+        InputError: the client is not in it; the message has the cohort and the nearest round with the client.
     """
     if not 1 <= round <= len(run.rows):
         return
@@ -212,10 +217,16 @@ def _refuse_absent(number: int, name: str, round: int, clients: Sequence[int], r
 
 
 def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str) -> Replay:
-    """Train one client of a round in a simulation at the beginning of that round.
+    """Train one client of a round again.
+
+    Args:
+        run: the recorded run.
+        begun: the run rewound to the beginning of the round.
+        round: the round, from 1.
+        client: the client's number or name.
 
     Raises:
-        InputError: the client took no part in the round.
+        InputError: the client was not in the round's cohort.
     """
     parts, plan = begun.parts, begun.simulation.plan(round)
     number = parts.federation.client_number(client)
@@ -248,10 +259,10 @@ def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str
 
 
 class _StepMeter:
-    """Measures each step of a client as an engine takes it: the loss and gradient where it began, and the drift.
+    """Measures each step that an engine takes for a client: loss and gradient at its beginning, and drift at its end.
 
-    It has a model of its own, so that the engine computes as always, and draws what the model draws (dropout) from the
-    client's stream again.
+    It computes with a second model, so that the engine's is left unchanged. Random numbers of the model, such as
+    dropout masks, are drawn from the client's stream again, so that both models get the same.
     """
 
     def __init__(self, recipe: Recipe, parts: Parts, client: int, round: int, w: Tensor, found: list[Step]):
@@ -267,7 +278,7 @@ class _StepMeter:
         self._beside: tuple[State, State] = ({}, {})
 
     def begin(self, task: Task, w: Tensor) -> None:
-        """Note where training starts."""
+        """Keep the iterate, state and minibatches that the client's training starts with."""
         if task.client == self._client:
             self._y = start_of(task.tilt, w).clone()
             self._beside = task.own, self._parts.model.averaged
@@ -276,7 +287,7 @@ class _StepMeter:
             self._model.forget()
 
     def __call__(self, client: int, number: int, y: Tensor) -> None:
-        """Measure a step; see `hpcfed.client.solver.StepCallback`."""
+        """Measure the step `number` of a client, which ended at `y`, (d,); see `hpcfed.client.solver.StepCallback`."""
         if client != self._client:
             return
         drift = float(torch.linalg.vector_norm(y - self._w))
@@ -314,7 +325,7 @@ class _StepMeter:
 
 
 def _batches(section: Local, seed: int, task: Task, round: int) -> Iterator[Samples]:
-    """Yield the minibatches of a client in a round, as the engines visit them."""
+    """Return the minibatches of a client in a round, augmented, in the order in which the engines take them."""
     rng, samples = stream(seed, Purpose.BATCHES, round, task.client), task.samples
     if section.noise is None:
         batches = minibatches(samples, section.batch_size, task.steps, rng)

@@ -1,4 +1,4 @@
-"""A replay as a table and as a picture."""
+"""A replay as a table, as lines of text, and as a figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PANELS = (("loss", "minibatch loss"), ("gradient", "gradient norm"), ("drift", "
 
 
 def table(replay: Replay) -> Table:
-    """Return the steps as a table for the terminal."""
+    """Return a terminal table of the replay's steps: samples, loss, gradient norm and drift."""
     from rich import box
     from rich.table import Table
 
@@ -31,7 +31,7 @@ def table(replay: Replay) -> Table:
 
 
 def lines(replay: Replay) -> list[str]:
-    """Return lines on the replayed client, its update, and whether the run recorded the same."""
+    """Return lines on the client's update: its norms and hash, and whether it is the recorded one."""
     vectors = ", ".join(f"‖{name}‖ {float(vector.norm()):.6g}" for name, vector in replay.reported.vectors.items())
     scalars = "".join(f", {name} {value:.6g}" for name, value in replay.reported.scalars.items())
     found = [f"reports {vectors}{scalars}; hash {replay.reported.hash:016x}", _verdict(replay)]
@@ -56,10 +56,10 @@ def _verdict(replay: Replay) -> str:
 
 
 def draw(replay: Replay, path: Path) -> None:
-    """Draw loss, gradient norm and drift over the steps into a PNG, PDF or SVG.
+    """Draw loss, gradient norm and drift over the steps; write a PNG, PDF or SVG, by the suffix of `path`.
 
     Raises:
-        EnvironmentFailure: it cannot be written.
+        EnvironmentFailure: the file cannot be written.
     """
     from hpcfed.io.figure_style import LIGHT, Medium, panels
 

@@ -1,7 +1,7 @@
-"""Cases beside each method's own trajectory: who takes part, how far, and with what local steps.
+"""Cases: methods trained with other parameters, cohorts and local steps than in each method's own trajectory.
 
-A protocol fixes cohorts, step sizes and minibatches, the same for all its cases. In the first three each client takes
-three steps of all its samples, so that a framework needs no particular order of samples.
+A protocol fixes the cohorts, step sizes and minibatches of all its cases. In the first three protocols each step takes
+all of the client's samples, so that another framework can compute it without our order of samples.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ PROTOCOLS: Mapping[str, Mapping[str, Any]] = {
     "decay": {"cohort": {"size": 3}, "local": {**_WHOLE, "lr_decay": 0.5}},
     "unequal": {"cohort": {"size": 3}, "local": {"epochs": 1, "batch_size": 2, "lr": 0.25, "lr_decay": 1.0}},
 }
-"""Keys of the recipe: all clients; three of four; with halved steps; one pass in minibatches, of 2 or 3 steps."""
+"""Protocol → its keys of the recipe: all clients; three of four; three of four, the step size halved each round; one
+epoch in minibatches, which is 2 or 3 steps.
+"""
 
 
 class Case(NamedTuple):
-    """A method under a protocol.
+    """A method with its parameters, trained under a protocol.
 
     Attributes:
-        protocol: of `PROTOCOLS`.
-        algorithm: the method's parameters.
-        changes: other keys of the recipe, by section.
+        protocol: a name in `PROTOCOLS`.
+        algorithm: the recipe's ``algorithm``: the method's name and parameters.
+        changes: other top-level keys of the recipe and their values; those in ``local`` override the protocol's.
     """
 
     protocol: str
@@ -109,4 +111,4 @@ CASES: Mapping[str, Case] = {
     "fedyogi/zero": Case("partial", {"name": "fedyogi", **_ADAPTIVE}),
     "fedyogi/adam": Case("partial", {"name": "fedyogi", **_ADAPTIVE, "debias": "adam"}),
 }
-"""By ``method/case``."""
+"""Cases by name, ``method/case``."""

@@ -1,4 +1,4 @@
-"""Comparison of recorded vectors, ours or another framework's, with those computed here."""
+"""Comparison of conformance vectors from a file, ours or another framework's, with those that hpcfed computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ TOLERANCE = 1e-12
 
 
 class Agreement(NamedTuple):
-    """How far a recorded trajectory is from ours: the largest difference, and its round; 0 if none differs."""
+    """How far a trajectory from a file is from the one computed here.
+
+    Attributes:
+        method: name of the method or case.
+        difference: the largest of all rounds, relative to the model's largest parameter; inf for other cohorts or
+            minibatches.
+        round: the round of the largest difference, from 1; 0 if there is none.
+    """
 
     method: str
     difference: float
@@ -24,15 +31,15 @@ class Agreement(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether it is within `TOLERANCE`."""
+        """Whether the difference is within `TOLERANCE`."""
         return self.difference <= TOLERANCE
 
 
 def read_vectors(path: Path) -> dict[str, Any]:
-    """Return the vectors in a file.
+    """Return the content of a file of conformance vectors.
 
     Raises:
-        InputError: it cannot be read, or holds something else.
+        InputError: the file cannot be read, or has another format or version.
     """
     try:
         content = parse_json(read_text(path))
@@ -45,10 +52,10 @@ def read_vectors(path: Path) -> dict[str, Any]:
 
 
 def agreements(path: Path) -> Iterator[Agreement]:
-    """Yield, for each method and case of a file, how far its models agree with the trajectory computed here.
+    """Yield, for each method and case of a file, how far its models are from those computed here.
 
     Raises:
-        InputError: the file has no vectors, names an unknown method or case, or is of another problem.
+        InputError: the file has no vectors, names an unknown method or case, or was computed on another problem.
     """
     recorded = read_vectors(path)
     for key in ("methods", "cases"):
@@ -68,9 +75,9 @@ def agreements(path: Path) -> Iterator[Agreement]:
 
 
 def _largest(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, int]:
-    """Return the largest difference over rounds, relative to the largest parameter, and its round.
+    """Return a method's largest difference over its rounds, relative to the largest parameter, and that round.
 
-    Other cohorts or minibatches count as infinitely far.
+    The difference is inf if a round has another cohort or other minibatches. The round is 0 if no model differs.
     """
     worst, at = 0.0, 0
     for row, own in zip(recorded["rounds"], here["rounds"], strict=True):
@@ -84,7 +91,10 @@ def _largest(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[floa
 
 
 def _largest_of_models(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, int]:
-    """Return the largest difference of the models of a case, likewise."""
+    """Return a case's largest difference over its rounds, relative to the largest parameter, and that round.
+
+    The round is 0 if no model differs.
+    """
     rounds = zip(recorded["w"], here["w"], strict=True)
     apart = [(_apart(found, wanted), number) for number, (found, wanted) in enumerate(rounds, 1)]
     worst, number = max(apart, key=lambda each: math.inf if math.isnan(each[0]) else each[0])
@@ -92,7 +102,7 @@ def _largest_of_models(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> 
 
 
 def _apart(recorded: Any, here: Any) -> float:
-    """Return the largest difference of two models, relative to the largest parameter."""
+    """Return the largest difference between parameters of two models, relative to the largest parameter of `here`."""
     found, wanted = list(_numbers(recorded)), list(_numbers(here))
     return max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / max(map(abs, wanted))
 

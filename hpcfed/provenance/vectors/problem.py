@@ -1,4 +1,4 @@
-"""The problem of the vectors: four clients of 3 to 6 samples, three features, three classes, all multiples of 1/8."""
+"""The vectors' problem: four clients of 3 to 6 samples, three classes, three features that are multiples of 1/8."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 4
 
 
 def clients() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return x (n, 3) float64 and y (n,) of each client."""
+    """Return each client's features x, (n, 3) float64, and classes y, (n,)."""
     found = []
     for client, size in enumerate(SIZES):
         sample, feature = np.arange(size)[:, None], np.arange(FEATURES)[None, :]
@@ -37,7 +37,7 @@ def write_problem(path: Path) -> None:
 
 
 def recipe_of(algorithm: Mapping[str, Any], data: Path) -> dict[str, Any]:
-    """Return the recipe of a method's trajectory: softmax regression, 3 of 4 clients a round, 3 steps of 2 samples."""
+    """Return a method's recipe: softmax regression on the file `data`, 3 of 4 clients a round, 3 steps of 2 samples."""
     return {
         "data": str(data),
         "model": {"name": "linear"},
@@ -53,7 +53,7 @@ def recipe_of(algorithm: Mapping[str, Any], data: Path) -> dict[str, Any]:
 
 
 def recipe_of_case(case: Case, data: Path) -> dict[str, Any]:
-    """Return the recipe of a case."""
+    """Return the recipe of a case: its protocol's cohort and local steps, its method, and its other changes."""
     protocol, changes = PROTOCOLS[case.protocol], case.changes
     local = {**protocol["local"], **changes.get("local", {}), "engine": "sequential"}
     return {**recipe_of(case.algorithm, data), **changes, "cohort": protocol["cohort"], "local": local}

@@ -1,4 +1,4 @@
-"""The trajectory of a method on the problem: cohorts, minibatches and the model after each round."""
+"""The trajectory of a method on the vectors' problem: cohorts, minibatches and the model after each round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMAT, VERSION = "hpcfed-vectors", 1
 
 
 def vectors(methods: Collection[str] | None = None, cases: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the problem and the trajectories of methods and cases, all by default, as plain JSON data."""
+    """Return the problem and the trajectories of the named methods and cases, as plain JSON data; None: all."""
     chosen = [name for name in algorithms.names() if methods is None or name in methods]
     with tempfile.TemporaryDirectory(prefix="hpcfed-vectors-") as folder:
         data = Path(folder) / "problem.h5"
@@ -49,7 +49,7 @@ def vectors(methods: Collection[str] | None = None, cases: Collection[str] | Non
 
 
 def trajectory(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the trajectory of a recipe."""
+    """Train a recipe; return its algorithm, weights, initial model, and each round's cohort, minibatches and model."""
     recipe = resolve(load_recipe(content))
     parts, _ = assemble(recipe, World())
     simulation = Simulation(parts)
@@ -76,7 +76,11 @@ def trajectory(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_cases(names: Iterable[str], data: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the protocols, initial model and rounds without models, and the cases, whose `w` is one model a round."""
+    """Train cases; return the protocols they share, and the cases, each by name.
+
+    A protocol has the initial model and, for each round, step size, cohort and minibatches. A case names its protocol
+    and method; its `w` lists the model after each round.
+    """
     protocols: dict[str, Any] = {}
     cases: dict[str, Any] = {}
     for name in names:
@@ -95,7 +99,7 @@ def _of_cases(names: Iterable[str], data: Path) -> tuple[dict[str, Any], dict[st
 
 
 def _with_parameters(name: str) -> dict[str, Any]:
-    """Return a method with the papers' defaults, or with its example's parameters where some have no default."""
+    """Return the recipe's ``algorithm`` for a method: its name, and its example's parameters if some are required."""
     plain = {"name": name}
     try:
         algorithms.build(Algorithm.model_validate(plain))
@@ -105,12 +109,12 @@ def _with_parameters(name: str) -> dict[str, Any]:
 
 
 def _plain(model: FlatModel, w: torch.Tensor) -> dict[str, Any]:
-    """Return the parameters of a model, (d,), by name, as lists."""
+    """Return the parameters of a model vector `w`, (d,), as nested lists by parameter name."""
     return {name: tensor.tolist() for name, tensor in model.named(w).items()}
 
 
 def _batches(recipe: Recipe, client: int, round: int, steps: int) -> list[list[int]]:
-    """Return the samples of each minibatch of a client in a round."""
+    """Return the minibatches of a client in a round, each as indices into the client's samples."""
     own = torch.arange(SIZES[client])
     rng = stream(recipe.seed.batches, Purpose.BATCHES, round, client)
     return [y.tolist() for _, y in minibatches((own[:, None], own), recipe.local.batch_size, steps, rng)]

@@ -1,4 +1,4 @@
-"""Faults of a run folder, and of the data that it was computed from."""
+"""Checks before any round is computed: faults of a run folder's files, and of the data that it was computed from."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ MAX_LISTED = 4
 
 
 def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
-    """Yield faults of a run folder; and lines on checks that passed or were impossible.
+    """Yield faults of a run folder's files; and lines on checks that passed or were impossible.
+
+    Args:
+        run: the run folder.
+        signers: an "allowed signers" file of ssh-keygen: one of them must have signed; None: a signature is optional.
 
     Raises:
-        InputError: there is no ssh-keygen to check a signature with.
+        InputError: `run` is not a run folder, or a signature cannot be checked because ssh-keygen is not installed.
         EnvironmentFailure: a file cannot be read.
     """
     if not (run / RECIPE).is_file():
@@ -65,7 +69,7 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
 
 
 def _doubled_entries(run: Path) -> Iterator[Fault]:
-    """Yield the files that have an entry twice: a program, or an eye, may take the other one than verification does."""
+    """Yield a fault for each JSON file with a key twice: a reader may take the other value than verification does."""
     for name in (CERTIFICATE, *contents_of(run).results):
         path = run / name
         if path.suffix not in (".json", ".jsonl") or not path.is_file():
@@ -78,12 +82,12 @@ def _doubled_entries(run: Path) -> Iterator[Fault]:
 
 
 def ended(run: RecordedRun) -> bool:
-    """Whether the record itself says that the run has ended."""
+    """Whether the run has ended by its record and models, whatever ``result.json`` says."""
     return has_ended(run.folder, run.recipe, run.rows)
 
 
 def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
-    """Yield the claims of ``result.json``, the tables and ``code.json`` that the record contradicts."""
+    """Yield faults of ``result.json``, checkpoints, ``code.json`` and tables: contradictions to the record."""
     status, rounds, last = run.result.get("status"), run.result.get("rounds"), len(run.rows)
     if status == "finished" and not ended(run):
         what = f"says finished, but the record has {last} of {run.recipe.rounds} rounds, or the model is missing"
@@ -105,10 +109,12 @@ def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
 
 
 def data_faults(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Fault | str]:
-    """Yield faults of the recipe's data; and lines on checks that passed. `say` shows progress.
+    """Yield a fault if the federation file has another hash than the recipe records; and lines on checks that passed.
+
+    `say` is called with lines on progress.
 
     Raises:
-        InputError: the data are not there.
+        InputError: the federation file does not exist.
     """
     if not recipe.data.exists():
         raise InputError("no such federation file", where=str(recipe.data), remedy="name its place with --data")

@@ -1,4 +1,4 @@
-"""The rounds of a recorded run, computed and measured again on all ranks, from any state that is kept."""
+"""Recomputation of a recorded run on all ranks: its rounds trained again from any kept state, its states evaluated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,13 @@ from hpcfed.types import PERSONAL
 
 @dataclass(frozen=True)
 class RoundAgain:
-    """A round computed here; without training, `row` has only the state's hash, scores and counts."""
+    """A round, or the state after it, as computed here.
+
+    Attributes:
+        row: the row of the record; of a state that was only evaluated, its hash, scores and totals alone.
+        clients: the per-client evaluation; None if it was not due.
+        update_hashes: hashes of the round's updates, in the cohort's order; None if not trained or not recorded.
+    """
 
     row: Mapping[str, Any]
     clients: ClientScores | None
@@ -50,16 +56,17 @@ class RoundAgain:
 
 
 class Again:
-    """A recorded run's simulation, for the rounds of one version of its code. Called on every rank.
+    """A simulation that recomputes rounds of a recorded run with one version of its code. Used on all ranks together.
 
     Args:
         run: the recorded run.
-        code: the version, with its rounds.
-        world: the ranks.
+        code: the version of the user's code, and its rounds.
+        world: all ranks.
+        watchdog: watches the ranks for hangs.
 
     Attributes:
-        round: the last round of the simulation so far.
-        environment: this machine's ``environment.json``.
+        round: the round after which the simulation is now; 0: at the initial model.
+        environment: what ``environment.json`` would hold on this machine.
     """
 
     def __init__(self, run: RecordedRun, code: CodeOfRounds, world: World, watchdog: Watchdog):
@@ -93,15 +100,17 @@ class Again:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Entries of ``environment.json`` that follow from the recipe and the data."""
+        """Entries of ``environment.json`` that depend on the recipe and the data alone, not on the machine."""
         found = {"method": self._parts.method.name, "evaluated_samples": self._evaluator.num_samples}
         return found | without_facts(self._code.recipe, self._parts.federation) | privacy_facts(self._parts)
 
     def enter(self, round: int) -> str:
-        """Set the simulation to the state after a round, kept or initial; return why it cannot be, or "".
+        """Set the simulation to the checkpoint of a round, or to the initial model if 0; return "" if that succeeded.
+
+        Else return the reason: damage of the checkpoint, or `OTHER_STATES`.
 
         Raises:
-            EnvironmentFailure: a file of it cannot be read.
+            EnvironmentFailure: a file of the checkpoint cannot be read.
         """
         self._watchdog.stage(f"the state after round {round}")
         self._simulation.begin_again()
@@ -119,7 +128,7 @@ class Again:
         return ""
 
     def state(self) -> RestoredState:
-        """Return a copy of the present state, for the simulation of another version of the code."""
+        """Return a copy of the simulation's state, for a simulation with the next version of the code to go on from."""
         own, simulation = self._parts.clients, self._simulation
         clients = {
             client: {name: tensor.cpu().clone() for name, tensor in (own.get(client) or {}).items()} for client in own
@@ -128,7 +137,7 @@ class Again:
         return RestoredState(self.round, simulation.replicated(), clients, progress)
 
     def restore(self, found: RestoredState) -> None:
-        """Set the simulation to a state."""
+        """Set the simulation to a state that `state` or a checkpoint gave."""
         self._simulation.begin_again()
         self._simulation.restore(found.replicated, found.clients)
         self._simulation.magnitudes.restore(found.progress["magnitudes"])
@@ -141,16 +150,16 @@ class Again:
         return CheckpointReader(folder, layout, placement, self._world).of_round(round)
 
     def measured(self, due: Due) -> RoundAgain:
-        """Evaluate the present state as far as `due`, without training."""
+        """Evaluate the current state; `due`: whether on the test set, on the training sets, and per client."""
         self._watchdog.stage(f"round {self.round}: evaluation")
         found = self._scores(self.round, due)
         return RoundAgain({"hash": self._simulation.hash, **self._rows.totals, **found[0]}, found[1])
 
     def next(self, due: Due) -> RoundAgain:
-        """Train the next round; evaluate it by its recipe, and as far as `due`.
+        """Train the next round; evaluate what the recipe or `due` asks for: test set, training sets, each client.
 
         Raises:
-            Diverged, InputError, EnvironmentFailure: as training does.
+            Diverged, InputError, EnvironmentFailure: the training failed.
         """
         self.round += 1
         recipe_due = due_after(self._code.recipe, self.round)
@@ -167,7 +176,7 @@ class Again:
         return {**scores, "clients": summary}, clients
 
     def perturb(self) -> None:
-        """Change the last bit of each entry of the model, up or down."""
+        """Move each non-zero parameter of the model to a neighbouring floating-point number, up or down at random."""
         w = self._simulation.w
         up = torch.from_numpy(np.random.default_rng(0).random(w.shape) < 0.5)
         infinity = torch.full_like(w, torch.inf)
@@ -175,9 +184,7 @@ class Again:
         self._simulation.w = torch.where(w == 0, w, moved)
 
     def is_as_kept(self) -> bool:
-        """Whether the state kept after the present round equals the computed one bit for bit, clients' states
-        included.
-        """
+        """Whether the checkpoint of this round equals the simulation's state bit for bit, clients' states too."""
         try:
             kept = self._read(self.round)
         except InputError:
@@ -194,12 +201,14 @@ class Again:
         return all(self._world.gather(all(same)))
 
     def wrong_files(self, tolerance: float | None = None) -> list[str]:
-        """Return the names of models and private parts in the folder that differ from the present, last state.
+        """Return the names of files of models and private parts that differ from the simulation's state, its last one.
 
-        With a tolerance the initial private part, which is drawn, may differ by that share of its largest entry.
+        Args:
+            tolerance: share of its largest entry by which the initial private part, which is drawn, may differ; None:
+                all bits are compared.
 
         Raises:
-            OSError: as the system reports it.
+            OSError: a file cannot be read.
         """
         folder, model, simulation = self._run.folder, self._parts.model, self._simulation
         w = simulation.evaluated().cpu()
@@ -216,17 +225,17 @@ class Again:
         return sorted({*wrong, *others})
 
     def left_files(self) -> list[str]:
-        """Return the models and private parts that are in the folder."""
+        """Return the names of the files of models and private parts that are in the run folder."""
         models = [name for name in MODELS if (self._run.folder / name).is_file()]
         return [*models, *_private_files(self._run.folder)]
 
     def measured_files(self, due: Due) -> RoundAgain:
-        """Evaluate the models and private parts in the folder, where the last state is not kept.
+        """Evaluate the models and private parts in the run folder's files: for a last round without a checkpoint.
 
-        The simulation cannot be used afterwards.
+        The simulation cannot be used afterwards. `due`: whether on the test set, on the training sets, and per client.
 
         Raises:
-            InputError: a file is damaged, or another module's.
+            InputError: a file is damaged, or has the parameters of another module.
         """
         folder, model, parts = self._run.folder, self._parts.model, self._parts
         self.enter(0)
@@ -270,7 +279,7 @@ def _bytes(path: Path) -> bytes | None:
 
 
 def _is_near(path: Path, content: bytes, tolerance: float) -> bool:
-    """Whether a file's tensors are those of `content` but for rounding."""
+    """Whether a file's tensors differ from those of `content` by at most `tolerance` times a tensor's largest entry."""
     try:
         found, expected = load(path.read_bytes()), load(content)
     except (OSError, SafetensorError):

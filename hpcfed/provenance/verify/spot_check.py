@@ -1,4 +1,4 @@
-"""The rounds of a spot check."""
+"""Spot checks: which rounds of a run to compute again, drawn at random, and from which kept states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Segment:
-    """Rounds ``start + 1 … stop``, computed from the state after round `start`: a kept one, or w⁰."""
+    """Rounds ``start + 1`` to ``stop``, computed from the checkpoint of round `start`; 0: from the initial model."""
 
     start: int
     stop: int
@@ -24,19 +24,19 @@ class Segment:
 
 
 NEAR, AT_ALL, FEW = 20, 4, 6
-"""Rounds farther from the state before them than T / `NEAR` are computed only if all up to the next state are near, by
-T / `AT_ALL`, or few.
+"""A spot check takes rounds at most T / `NEAR` after a kept state; all rounds between two states if these are at most
+T / `AT_ALL`, or `FEW`, rounds apart. T: rounds of the run.
 """
 
 
 def reachable(starts: Sequence[int], last: int, rounds: int, count: int) -> Iterator[int]:
-    """Yield the rounds of a stretch that are near enough to a state for a spot check of `count` rounds.
+    """Yield the rounds that a spot check can draw: those near enough after a kept state, by `NEAR`, `AT_ALL` and `FEW`.
 
     Args:
-        starts: the stretch's rounds whose state is available, ascending; 0: the initial model.
-        last: the stretch's last round.
-        rounds: T.
-        count: rounds to be drawn.
+        starts: rounds whose state is kept, ascending; 0: the initial model.
+        last: the last round to consider.
+        rounds: T, the number of rounds of the run.
+        count: number of rounds to be drawn.
     """
     most, near = max(count, FEW, ceil(rounds / AT_ALL)), max(count, ceil(rounds / NEAR))
     for start, end in pairwise([*(one for one in starts if one < last), last]):
@@ -44,10 +44,13 @@ def reachable(starts: Sequence[int], last: int, rounds: int, count: int) -> Iter
 
 
 def drawn(rounds: Sequence[int], weights: np.ndarray, count: int, seed: int) -> tuple[list[int], int]:
-    """Return `count` rounds drawn uniformly, ascending, and one more drawn by `weights`, (len(rounds),).
+    """Return `count` different rounds drawn uniformly, ascending; and one more, drawn in proportion to `weights`.
 
-    Each round is among the `count` with probability count / len(rounds). The other one favours rounds whose last bits
-    are likelier to go wrong.
+    Args:
+        rounds: the rounds to draw from.
+        weights: of each of them, (len(rounds),); larger for rounds whose last bits are likelier to be wrong.
+        count: all rounds are returned if there are fewer.
+        seed: seed of the draw.
     """
     rng = np.random.default_rng(seed)
     evenly = sorted(rng.choice(np.array(rounds), size=min(count, len(rounds)), replace=False).tolist())
@@ -55,14 +58,20 @@ def drawn(rounds: Sequence[int], weights: np.ndarray, count: int, seed: int) -> 
 
 
 def oddness(cohorts: Sequence[Sequence[int]], sizes: np.ndarray, batch: int | str) -> np.ndarray:
-    """Return the weight of each round in the draw: 1, plus the members whose last minibatch is short."""
+    """Return each round's weight in the draw, (len(cohorts),): 1 + its clients whose last minibatch is not full.
+
+    Args:
+        cohorts: client numbers of each round.
+        sizes: samples of each client, (N,).
+        batch: the recipe's ``local.batch_size``.
+    """
     short = sizes % batch != 0 if isinstance(batch, int) else np.full(len(sizes), False)
     several = ([k for k in cohort if 0 <= k < len(sizes)] if len(cohort) > 1 else [] for cohort in cohorts)
     return np.array([1.0 + short[members].sum() for members in several])
 
 
 def segments(rounds: Sequence[int], starts: Sequence[int]) -> list[Segment]:
-    """Return the segments that cover these rounds, each from the nearest state before it."""
+    """Return the segments that cover `rounds`, each begun at the last kept state before it; `starts`: their rounds."""
     last: dict[int, int] = {}
     for round in sorted(rounds):
         last[max(start for start in starts if start < round)] = round

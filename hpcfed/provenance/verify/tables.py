@@ -1,4 +1,4 @@
-"""The tables beside a run's record, by round: ``clients.csv`` and ``update-hashes.bin``. Read on rank 0 alone."""
+"""A run's tables, ``clients.csv`` and ``update-hashes.bin``, compared with computed rounds. Read on rank 0 alone."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hpcfed.run_folder.rounds import RESTORE
 from hpcfed.run_folder.update_hashes import KIND, UPDATE_HASHES
 
 BOUNDARY = 2
-"""Samples of a client that other last bits may put on the other side of a boundary."""
+"""Samples of a client that rounding alone may move across a decision boundary."""
 
 
 class RecordedTables:
-    """The run's tables, to be compared with computed rows.
+    """The recorded ``clients.csv`` and ``update-hashes.bin`` of a run, to be compared with computed rounds.
 
     Args:
         run: the recorded run.
@@ -45,7 +45,7 @@ class RecordedTables:
         return round in self._places
 
     def faults_of_sizes(self) -> Iterator[Fault]:
-        """Yield tables that have too many or too few rows."""
+        """Yield a fault for each table that has rows of unrecorded rounds, or another size than the record implies."""
         beyond = [round for round in self._places if not 1 <= round <= len(self._run.rows)]
         if beyond:
             yield Fault(CLIENTS, f"has round {beyond[0]}, which is not recorded")
@@ -56,10 +56,13 @@ class RecordedTables:
                 yield Fault(UPDATE_HASHES, f"has {path.stat().st_size} bytes, {expected} by the recipe and the record")
 
     def faults(self, round: int, here: RoundAgain, tolerance: float | None = None) -> list[Fault]:
-        """Compare the recorded rows of a round with recomputed ones, and return a fault for each that differs.
+        """Compare a round's recorded rows with the computed ones; return at most one fault for each table.
 
-        Without a tolerance all bits count. With one, update hashes are not compared: they do not show how far two
-        updates are apart.
+        Args:
+            round: the round, from 1.
+            here: the round as computed here.
+            tolerance: relative tolerance; update hashes, which only show equality, are not compared then. None: all
+                bits are compared.
         """
         found = list[Fault]()
         if here.clients is not None and self._columns:
@@ -98,7 +101,7 @@ class RecordedTables:
 
 
 def _is_near(name: str, recorded: str, here: Mapping[str, str], tolerance: float) -> bool:
-    """Whether a cell differs by rounding alone: a loss by the tolerance, a metric by `BOUNDARY` samples."""
+    """Whether rounding explains a difference: of a loss up to `tolerance`, of a metric `NEAR` or `BOUNDARY` samples."""
     if name in UNMEASURED_COLUMNS:
         return False
     try:
@@ -110,10 +113,10 @@ def _is_near(name: str, recorded: str, here: Mapping[str, str], tolerance: float
 
 
 def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
-    """Index ``clients.csv``: its columns, and for each round the offset and number of its rows.
+    """Return the columns of ``clients.csv``, and round → (byte offset, number) of its rows; empty without a file.
 
     Raises:
-        InputError: it is not a run's table.
+        InputError: the file cannot be read, has a column twice, or its rows are not in the order of rounds.
     """
     places: dict[int, tuple[int, int]] = {}
     if not path.is_file():

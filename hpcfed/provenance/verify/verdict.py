@@ -1,4 +1,4 @@
-"""The outcome of a verification as numbers, beside the lines that are printed."""
+"""The outcome of a verification as data, for programs; `hpcfed verify` prints it as lines."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 AGREES, DIFFERS, IN_PART = 0, 1, 5
-"""Exit codes; 2 and 4 where verification cannot be done."""
+"""Exit codes of a verification that could be done; one that could not exits with 2 or 4."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of a verification; `code` is the same on every rank, all else is rank 0's.
+    """Outcome of a verification; `code` is the same on all ranks, the other attributes are complete on rank 0 alone.
 
     Attributes:
         code: the exit code.
-        faults: what is not as recorded: `hpcfed.run_folder.certificate.Fault`, `Difference`, or words.
-        round: the round that differs, None if it is none.
-        total: rounds of the record, None if it was not read.
+        faults: everything that is not as recorded: `hpcfed.run_folder.certificate.Fault`, `Difference`, text or error.
+        round: the round that differs; None if no round does.
+        total: number of recorded rounds; None if the record was not read.
         computed: rounds that were computed again and are as recorded.
-        drawn: those of them that were drawn evenly.
-        states: rounds whose kept state was measured.
-        not_checked: rounds that no kept state leads to, or whose code is not at hand.
-        chance_missed: probability of a spot check to miss one wrong round; None if it was none, or differs.
-        tolerance: relative difference allowed in single rounds; None where bits were compared.
-        largest: largest relative difference within the tolerance.
+        drawn: rounds that a spot check drew uniformly.
+        states: rounds whose checkpoint was evaluated, with scores as recorded.
+        not_checked: rounds that cannot be computed: no checkpoint leads to them, or their code is not available.
+        chance_missed: probability that the spot check missed a single wrong round; None without a spot check, or if
+            the run differs or was checked in part.
+        tolerance: relative difference that was allowed in a round; None if bits were compared.
+        largest: largest relative difference found within the tolerance; None if bits were compared.
     """
 
     code: int

@@ -1,4 +1,4 @@
-"""``hpcfed verify``: a run folder compared with its certificate, its rounds with those that this machine computes."""
+"""``hpcfed verify``: compares a run folder with its certificate, and its rounds with those computed here."""
 
 from __future__ import annotations
 
@@ -47,16 +47,15 @@ MAX_LISTED = 4
 
 @dataclass(frozen=True)
 class Verification:
-    """What to verify.
+    """What to verify, and how.
 
     Attributes:
         run: the run folder.
-        rounds: how many to draw; None: all, from the first on.
-        seed: of the draw.
-        data, code: present places of the federation file and of the user's code, where they have moved.
-        signers: "allowed signers" of ssh-keygen, one of whom must have signed.
-        tolerance: relative difference allowed in a round where this machine computes other bits; None: as measured
-            here.
+        rounds: number of rounds to draw for a spot check; None: all rounds are computed.
+        seed: seed of the draw.
+        data, code: current paths of the federation file and of the folder of the user's code; None: as in the recipe.
+        signers: an "allowed signers" file of ssh-keygen, one of whom must have signed; None: a signature is optional.
+        tolerance: relative difference allowed in a round if this machine computes other bits; None: measured here.
         permission: whether code from the run's record may run.
     """
 
@@ -71,14 +70,14 @@ class Verification:
 
 
 class _Differs(HpcfedError):
-    """Something is not as recorded.
+    """Raised when something computed here is not as recorded.
 
     Attributes:
-        faults: what.
-        round: of the record; None if it is none of its rounds.
-        by_rounding: whether other last bits can be the reason.
-        here: the round as it is here.
-        place: by what the round was found to differ, in words.
+        faults: what differs: `Fault`, `Difference`, or text.
+        round: the round that differs; None if it is a file, or a kept state by itself.
+        by_rounding: whether a machine with other last bits can be the reason.
+        here: the round as computed here; None if `round` is None.
+        place: text that follows the round's number in the message, such as " (of rounds 1 to 9)"; may be "".
     """
 
     def __init__(
@@ -96,16 +95,16 @@ class _Differs(HpcfedError):
 
 
 def verify(request: Verification, world: World, say: Callable[[str], None]) -> int:
-    """Verify a run on all ranks as `judged` does; return the exit code."""
+    """Verify a run on all ranks; return the exit code. Arguments and errors are those of `judged`."""
     return judged(request, world, say).code
 
 
 def judged(request: Verification, world: World, say: Callable[[str], None]) -> Verdict:
-    """Verify a run on all ranks; return the verdict. `say` prints on rank 0.
+    """Verify a run on all ranks; return the verdict. `say` prints a line on rank 0.
 
     Raises:
-        InputError: it cannot be verified: no run folder, no data, other code.
-        EnvironmentFailure: a file or a rank failed.
+        InputError: the run cannot be verified: no run folder, no data, or code that is not the recorded one.
+        EnvironmentFailure: a file cannot be read, or a rank failed.
     """
     faults = list[Fault]()  # rank 0's
 
@@ -145,14 +144,15 @@ def _differs(say: Callable[[str], None], faults: Sequence[object], total: int | 
 
 
 class Verifier:
-    """Compares a recorded run with its rounds and states as this machine computes them.
+    """Compares a recorded run's rounds and kept states with those that this machine computes.
 
     Args:
         run: the recorded run, whose files are as certified.
-        tables: those beside its record, on rank 0; empty on other ranks.
+        tables: the run's `RecordedTables` on rank 0, in a list of one; empty on other ranks.
         request: what to verify.
-        world: the ranks.
-        say: prints on rank 0.
+        world: all ranks.
+        watchdog: watches the ranks for hangs.
+        say: prints a line on rank 0.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Verifier:
         return max(0.0, 1 - len(self._drawn) / len(self._run.rows))
 
     def _check(self, check: Callable[[Again, CodeOfRounds], None]) -> None:
-        """Check the rounds of each version of the user's code.
+        """Call `check` for each version of the user's code that can run, then check the models of the end.
 
         Raises:
             _Differs: something is not as recorded.
@@ -239,7 +239,7 @@ class Verifier:
             self._notes.append("the last models are not measured: their code is not at hand")
 
     def _in_bits(self, again: Again, one: CodeOfRounds) -> None:
-        """Compare the states and rounds of a version of the code, bit for bit."""
+        """Compare the kept states and the requested rounds of one version of the code, bit for bit."""
         if self._every and again.round == one.first - 1:  # w⁰, or carried on
             self._begin(one.last - again.round)
             self._compute(again, one.last)
@@ -272,7 +272,7 @@ class Verifier:
             self._compute(again, segment.stop)
 
     def _check_states(self, again: Again, one: CodeOfRounds) -> list[int]:
-        """Measure the states that are kept, and return the rounds after which rounds of this code can be entered."""
+        """Evaluate and compare one version's kept states; return the rounds of usable ones, 0 for the initial model."""
         starts = [0] if one.first == 1 else []
         for round in self._run.checkpoints:
             if not one.first - 1 <= round <= one.last or not self._enter(again, round):
@@ -286,10 +286,10 @@ class Verifier:
         return starts
 
     def _enter(self, again: Again, round: int) -> bool:
-        """Go to a state; return whether it is of use.
+        """Set the simulation to the state after a round; return False if it has other states than the recipe needs.
 
         Raises:
-            _Differs: it is damaged.
+            _Differs: the checkpoint is damaged.
         """
         trouble = again.enter(round)
         if trouble and trouble != OTHER_STATES:
@@ -297,7 +297,7 @@ class Verifier:
         return not trouble
 
     def _compute(self, again: Again, last: int) -> None:
-        """Compute rounds up to the `last`, and compare each with its row, and with its state where that is kept."""
+        """Train rounds up to `last`; compare each with its row of the record, and with a checkpoint kept after it."""
         first = again.round + 1
         while again.round < last:
             round = again.round + 1
@@ -311,15 +311,20 @@ class Verifier:
                 self._say(f"round {round} of {len(self._run.rows)} is as recorded{left}")
 
     def _begin(self, rounds: int) -> None:
-        """Begin to compute so many rounds."""
+        """Start the estimate of the time left for computing this number of rounds."""
         self._pace.begin(len(self._computed))
         self._last = len(self._computed) + rounds
 
     def _compare(self, round: int, here: RoundAgain, *, trained: bool) -> None:
-        """Compare a round with its row, and its rows in the tables.
+        """Compare a computed round with its row of the record and its rows of the tables.
+
+        Args:
+            round: the round, from 1.
+            here: the round as computed here.
+            trained: whether the round was trained here; else only the state kept after it was evaluated.
 
         Raises:
-            _Differs: it is another.
+            _Differs: they differ in bits; or by more than the tolerance, if there is one.
         """
         row = self._row(round)
         if not trained and row.get("hash") != here.row.get("hash", row.get("hash")):
@@ -352,12 +357,12 @@ class Verifier:
                 raise _Differs([Fault("environment.json", f"{name}: {self._run.environment[name]}, here {value}")])
 
     def _check_end(self, again: Again) -> None:
-        """Check the models that are left: by the last state, or else by the last row that they give.
+        """Check the files of models: against the state after the last round, else by evaluating them.
 
-        A run that has not ended need not have left any.
+        A run that has not ended may have no such files.
 
         Raises:
-            _Differs: they are others.
+            _Differs: a file has another model, or other scores than the last row.
         """
         last, left, has_ended = len(self._run.rows), again.left_files(), ended(self._run)
         if MODELS[0] not in left and not has_ended:
@@ -377,9 +382,10 @@ class Verifier:
         self._compare(last, again.measured_files(self._due(last)), trained=False)
 
     def _within(self, difference: _Differs) -> Verdict:
-        """Compare single rounds and all kept states within the tolerance; return the verdict.
+        """Compare each round after a kept state, and the kept states' scores, within the tolerance; return the verdict.
 
-        The round that differs in bits is the first of them: up to it all were the same, or it begins at a kept state.
+        `difference` is that of the first round with other bits. This round is compared, too: all before it was equal,
+        so it began with the recorded state.
         """
         self._other_bits, self._of = difference, ""
         self._computed.clear()
@@ -404,7 +410,7 @@ class Verifier:
         return self._verdict(IN_PART)
 
     def _near(self, again: Again, one: CodeOfRounds) -> None:
-        """Compare the first round after each kept state, and the states' scores, within the tolerance."""
+        """Compare one version's first round after each kept state, and the states' scores, within the tolerance."""
         if self._tolerance is None:
             start = next((round for round in (0, *self._run.checkpoints) if one.first - 1 <= round < one.last), None)
             self._tolerance = self._request.tolerance or self._measure_tolerance(again, start or 0)
@@ -421,7 +427,7 @@ class Verifier:
                 self._computed.add(start + 1)
 
     def _measure_tolerance(self, again: Again, start: int) -> float:
-        """Return the tolerance: what the last bits of a model change in the round after it, with a margin."""
+        """Return the tolerance: `MARGIN` times the change by other last bits of the state after round `start`."""
         rows = []
         for perturbed in (False, True):
             self._enter(again, start)
@@ -431,7 +437,7 @@ class Verifier:
         return tolerance_from(largest(*rows), self._run.recipe.dtype)
 
     def _tolerance_of(self, round: int) -> float | None:
-        """Return the tolerance of a round; the first begins with the model as it is drawn here, in float32."""
+        """Return the tolerance for a round, larger for round 1, whose model is drawn; None if bits are compared."""
         if self._tolerance is None or round > 1 or self._request.tolerance:
             return self._tolerance
         return of_drawn_model(self._tolerance, self._run.recipe.dtype)
@@ -440,7 +446,7 @@ class Verifier:
         return self._run.rows[round - 1]
 
     def _due(self, round: int) -> tuple[bool, bool, bool]:
-        """Return which scores a row of the record has."""
+        """Return which scores a round's record has: of the test set, of training sets, and per client."""
         row = self._row(round)
         test, train = (any(row[key] is not None for key in row if key.startswith(part)) for part in ("test_", "train_"))
         in_table = self._world.on_root(lambda: self._tables[0].has_clients(round))
@@ -450,7 +456,7 @@ class Verifier:
         return list(of_environments(self._run.environment, self._environment))
 
     def _dependences(self, difference: _Differs) -> list[str]:
-        """Return the first client of a round whose update depends on its neighbours here, if any does."""
+        """Return a line on the first client of the round whose update depends on its tile here; [] if there is none."""
         round = difference.round
         if round is None:
             return []
@@ -531,7 +537,7 @@ def _named(rounds: Sequence[int]) -> str:
 
 
 def _spans(rounds: Collection[int]) -> str:
-    """Return rounds in words: ``rounds 1–3 and 7``."""
+    """Return rounds as text, such as ``rounds 1–3 and 7``."""
     ordered = sorted(rounds)
     breaks = [0, *(n for n, (one, other) in enumerate(pairwise(ordered), start=1) if other > one + 1), len(ordered)]
     parts = [ordered[first:last] for first, last in pairwise(breaks)]
@@ -541,10 +547,10 @@ def _spans(rounds: Collection[int]) -> str:
 
 
 def check_count(rounds: int) -> None:
-    """Refuse a number of rounds below 1.
+    """Check the number of rounds of a spot check.
 
     Raises:
-        InputError: it is.
+        InputError: it is below 1.
     """
     if rounds < 1:
         raise InputError("--rounds", expected="at least 1", got=str(rounds), remedy="use --all for all of them")

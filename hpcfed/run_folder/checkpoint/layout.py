@@ -113,15 +113,15 @@ class Manifest(_ManifestSection):
     """The manifest of a checkpoint, ``.json``.
 
     Attributes:
-        round: last round it contains.
-        recipe: digest of all that decides the run's result.
-        server_hash: of the ``.server`` file.
-        num_clients: records in ``.clients``.
-        progress: the round loop's state besides tensors.
-        version: of the layout.
-        sha256: of the ``.server`` file too, against intent; None where an earlier version wrote it.
-        sections: records in each section of ``.clients``.
-        arithmetic: of the rounds (`hpcfed.version.ARITHMETIC`).
+        round: the round after which the checkpoint was taken.
+        recipe: digest of the recipe's keys that decide the run's result.
+        server_hash: hash of the ``.server`` file.
+        num_clients: number of records in ``.clients``.
+        progress: the round loop's state, except for tensors.
+        version: version of the layout.
+        sha256: SHA-256 of the ``.server`` file, against deliberate changes; None if an earlier version wrote it.
+        sections: number of records in each section of ``.clients``.
+        arithmetic: version of the arithmetic that computed the rounds (`hpcfed.version.ARITHMETIC`).
     """
 
     round: Annotated[int, Field(ge=1)]
@@ -229,7 +229,7 @@ class RecordLayout:
         return _whole(size, PAGE if size > PAGE else WORD)
 
     def bytes_of(self, sections: Sequence[int]) -> int:
-        """Return the bytes of all records, for so many in each section."""
+        """Return the number of bytes of all records, from the number of records in each section."""
         return sum(_whole(count * self.record_bytes(), PAGE) for count in sections)
 
     def offsets(self, sections: Sequence[int]) -> np.ndarray:
@@ -240,7 +240,7 @@ class RecordLayout:
         return np.arange(counts.sum()) * size + np.repeat(begins - firsts * size, counts)
 
     def write(self, file: BinaryIO, client: int, round: int, state: State) -> None:
-        """Write a client's record where the file is."""
+        """Write a client's record at the file's current position."""
         payload: list[memoryview | bytes] = [_bytes_of(state[name]) for name in self._names]
         digest = self._digest(payload, client, round)
         if self._key is not None:
@@ -251,7 +251,7 @@ class RecordLayout:
         file.write(bytes(self.record_bytes() - HEADER.size - self._payload))
 
     def read(self, file: BinaryIO, client: int, round: int) -> bytes:
-        """Read the payload of a client's record where the file is.
+        """Read the payload of a client's record at the file's current position.
 
         Raises:
             Damaged: another record lies there, or its hash differs.
@@ -282,14 +282,14 @@ class RecordLayout:
         return int.from_bytes(keyed.digest(8), "little")
 
     def _masked(self, payload: bytes, client: int, round: int, digest: int) -> bytes:
-        """Return a payload encrypted, or one that is encrypted as it was."""
+        """Encrypt a payload, or decrypt an encrypted one."""
         assert self._key is not None
         mask = hashlib.shake_256(self._key + ADDRESS.pack(client, round, 1) + digest.to_bytes(8, "little"))
         found = np.frombuffer(payload, np.uint8) ^ np.frombuffer(mask.digest(len(payload)), np.uint8)
         return found.tobytes()
 
     def state_of(self, payload: bytes) -> dict[str, Tensor]:
-        """Return a client's state, on the host."""
+        """Return the client state, on the host, that a payload encodes."""
         state, start = {}, 0
         for name in self._names:
             dtype, shape = self._dtypes[name], self._shapes[name]
@@ -301,7 +301,7 @@ class RecordLayout:
 
 
 def layout_of_states(parts: Parts, w: Tensor) -> RecordLayout:
-    """Return the layout of the states of a run's clients; `w` is any model, (d,)."""
+    """Return the record layout of the client states of a run; `w`, (d,), may be any model of the run."""
     privacy = parts.chain.privacy
     return RecordLayout(parts.method.local.begin(w), None if privacy is None else privacy.key)
 
@@ -312,5 +312,5 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _whole(size: int, unit: int) -> int:
-    """Return the size in whole units."""
+    """Return a size in bytes, rounded up to a multiple of `unit`."""
     return -(-size // unit) * unit

@@ -37,10 +37,10 @@ class RestoredState:
     """A checkpoint, with the client states of this rank.
 
     Attributes:
-        round: t, the last round it contains.
-        replicated: as in the snapshot, on every rank.
-        clients: states of the clients at home here, on the host.
-        progress: as in the snapshot.
+        round: the round after which the checkpoint was taken.
+        replicated: vectors and scalars that are the same on all ranks.
+        clients: client number → state, on the host, of the clients placed on this rank.
+        progress: the round loop's state, except for tensors, as plain JSON.
     """
 
     round: int
@@ -130,7 +130,7 @@ class CheckpointReader:
         return self.world.on_root(read), self.world.broadcast_tensors(tensors)
 
     def _read_clients(self, manifest: Manifest, replicated: Mapping[str, Tensor]) -> Mapping[int, State]:
-        """Read the records of the clients at home on this rank."""
+        """Read the records of the clients placed on this rank."""
         touched = replicated["touched"].numpy()
         if len(touched) != manifest.num_clients:
             raise Damaged(f"{stem(manifest.round)}.json does not belong to its other files")

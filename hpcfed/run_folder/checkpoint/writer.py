@@ -48,13 +48,14 @@ class Snapshot:
     """A simulation after a round: references only.
 
     Attributes:
-        round: t.
-        replicated: vectors and scalars that are the same on every rank.
-        touched: clients that have a state on any rank, (n,) int64, by the rank that they are at home on and by number.
-        sections: how many are at home on each rank, (P,).
-        clients: states of those at home here.
-        progress: plain JSON, the same on every rank.
-        is_between: whether it is an evenly spaced state alone, which is not due by ``checkpoint.every``.
+        round: the round after which it is taken.
+        replicated: vectors and scalars that are the same on all ranks.
+        touched: numbers of all clients that have a state, (n,) int64, ordered by the rank they are placed on, then by
+            number.
+        sections: number of these clients on each rank, (P,).
+        clients: client number → state, of the clients placed on this rank.
+        progress: the round loop's state, except for tensors, as plain JSON; the same on all ranks.
+        is_between: whether it is only one of the evenly spaced states, not due by ``checkpoint.every``.
     """
 
     round: int
@@ -103,12 +104,12 @@ class CheckpointWriter:
 
     @property
     def written(self) -> int:
-        """Round of the last checkpoint of which this rank's part is written."""
+        """Round of the last checkpoint whose part of this rank is written; 0 if there is none."""
         return self._done
 
     @property
     def failure(self) -> EnvironmentFailure | None:
-        """The error with which this rank's part could not be written, or None."""
+        """The error that kept this rank's part from being written; None if there was none."""
         return self._failure
 
     def raise_failure(self) -> None:
@@ -122,7 +123,7 @@ class CheckpointWriter:
         return self._written_in + self._settled_in
 
     def start(self, snapshot: Snapshot) -> None:
-        """Begin to write; `wait` has ended the write before, whose checkpoint is valid soon or never will be."""
+        """Begin to write a snapshot; `wait` must have returned for the snapshot before."""
         self._pending = None
         if not snapshot.is_between:
             self.wait_for_validity()
@@ -211,7 +212,7 @@ class CheckpointWriter:
         self._done = snapshot.round
 
     def _write_clients(self, snapshot: Snapshot) -> None:
-        """Write this rank's records."""
+        """Write the records of this rank's clients."""
         first = sum(snapshot.sections[: self._world.rank])
         mine = snapshot.touched[first : first + snapshot.sections[self._world.rank]].tolist()
         if not mine:
@@ -263,7 +264,7 @@ class CheckpointWriter:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, those that share memory as copies: safetensors refuses shared memory."""
+    """Return the tensors with copies of those that share memory, which safetensors refuses."""
     places = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
     return {
         name: tensor.clone() if places[tensor.untyped_storage().data_ptr()] > 1 else tensor.contiguous()
@@ -272,7 +273,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def manifests(folder: Path) -> list[Path]:
-    """Return the manifests of a folder, newest first; none if there is no folder.
+    """Return the paths of the manifests in a folder, newest first; [] if the folder does not exist.
 
     Raises:
         OSError: the folder cannot be read.
@@ -304,7 +305,7 @@ class Retention:
     rounds: int = 1
 
     def superfluous(self, newest_first: Sequence[int]) -> list[int]:
-        """Return the rounds whose checkpoints do not stay."""
+        """Return the rounds whose checkpoints are to be removed."""
         found, wanted, stretch = [], 0 if self.section.keep == "spaced" else None, 0
         for round in reversed(newest_first[self.section.newest_kept :]):
             stays = False
@@ -318,7 +319,7 @@ class Retention:
 
 
 def remove_all_but(folder: Path, keep: Retention) -> None:
-    """Remove the checkpoints that do not stay, manifest first: one that is half removed is then no checkpoint."""
+    """Remove the checkpoints not to keep, manifest first: without it, a half-removed one no longer counts."""
     for round in keep.superfluous([round_of(manifest) for manifest in manifests(folder)]):
         for suffix in reversed(SUFFIXES):
             (folder / f"{stem(round)}.{suffix}").unlink(missing_ok=True)
