@@ -36,9 +36,9 @@ class Workload:
         images: whether samples are bytes, and used as x / 255.
         tests: samples of the test set.
         evaluate_every: rounds between two evaluations on the test set; 0: no evaluation.
-        whole: rounds of the published experiment; 0 if the workload is none.
+        whole: rounds of the published experiment that the workload is taken from; 0 if it is of none.
         tokens: whether samples are sequences of tokens from 0 to `classes` − 1.
-        written: the same network as users write it: pairs of description and factory.
+        written: `model` as users write it in PyTorch: pairs of a description and a factory.
     """
 
     letter: str

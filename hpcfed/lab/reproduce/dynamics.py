@@ -124,7 +124,7 @@ class Dynamics:
     def convex_bound(
         self, alpha: float, smoothness: float, share: float, convexity: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return both sides of Theorem 2, or with `convexity` of Theorem 3, for T = 1, 2, …, (T,) each.
+        """Return both sides of FedDyn's Theorem 2, or with `convexity` of its Theorem 3, one entry for each round.
 
         `share` is |S|/N.
         """
@@ -135,7 +135,7 @@ class Dynamics:
         return (powers * self.excess[:-1]).cumsum() / total, start / (gain * total)
 
     def nonconvex_bound(self, alpha: float, smoothness: float, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return both sides of Theorem 4 for T = 1, 2, …, (T,) each."""
+        """Return both sides of FedDyn's Theorem 4, one entry for each round."""
         counts = np.arange(1, len(self.drift) + 1)
         gain = nonconvex_constant(alpha, smoothness, share)
         return self.slope[:-1].cumsum() / counts, self.excess[0] / (gain * counts)

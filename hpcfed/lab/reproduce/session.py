@@ -71,8 +71,9 @@ class ReproduceSession:
     redo: Redo = field(default_factory=Redo)
 
     def available(self, experiments: Sequence[Experiment], *, prepared: bool) -> list[Experiment]:
-        """Return the experiments limited to cases with available data, or with `prepared` federations; print the
-        others.
+        """Return the experiments with those of their cases whose data are at hand, and print which cases are not.
+
+        With `prepared` only cases whose federation has been prepared are left.
 
         Raises:
             InputError: none is left.

@@ -175,7 +175,7 @@ def _sample(setting: StudySetting, done: Result, work: Load, num_bytes: tuple[in
 
 
 def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, int]:
-    """Return a rank's bytes in a round's Allreduce: for vectors, per client and per rank."""
+    """Return the bytes of a round's Allreduce in three parts: of the vectors, and for each client and each rank."""
     import torch
 
     from hpcfed import algorithms

@@ -79,7 +79,7 @@ def of_size(recipe: Recipe, size: int) -> CohortSection:
 
 
 def left_out(recipe: Recipe) -> int:
-    """Return the number of clients never drawn: those of ``cohort.without`` with ``cohorts: redrawn``, else 0."""
+    """Return how many clients are never drawn: as many as ``cohort.without`` names if cohorts are redrawn, else 0."""
     without = recipe.cohort.without
     return len(set(without.numbers)) if without is not None and without.cohorts == "redrawn" else 0
 

@@ -239,7 +239,7 @@ class Verifier:
             self._notes.append("the last models are not measured: their code is not at hand")
 
     def _in_bits(self, again: Again, one: CodeOfRounds) -> None:
-        """Compare the kept states and the requested rounds of one version of the code, bit for bit."""
+        """Compute kept states and requested rounds of one version of the code anew, and compare them bit for bit."""
         if self._every and again.round == one.first - 1:  # w⁰, or carried on
             self._begin(one.last - again.round)
             self._compute(again, one.last)
