@@ -190,9 +190,7 @@ class Training:
         joins = len(tasks) > 1 and not self._parts.skips_bad and len({task.tilt.mu for task in tasks}) == 1
         sends = joins and bool(self._parts.chain.updates)
         solved = self._solved(plan, places, tasks, personal)
-        reported = (
-            self._reported_together(plan, members, list(solved)) if sends else self._reported(plan, members, solved)
-        )
+        reported = self._reported(plan, members, solved, together=sends)
         for row, ((about, state), (local, update)) in enumerate(zip(members, reported, strict=True)):
             client, place = clients[row], places[row]
             vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
@@ -240,22 +238,21 @@ class Training:
             yield replace(known, personal=personal[row]) if personal else known
 
     def _reported(
-        self, plan: RoundPlan, members: Sequence[tuple[About, State]], solved: Iterable[LocalResult]
+        self, plan: RoundPlan, members: Sequence[tuple[About, State]], solved: Iterable[LocalResult], *, together: bool
     ) -> Iterator[tuple[LocalResult, Update]]:
-        """Yield each client's training with its update."""
+        """Yield each client's training with its update; `together`, all go through the parts of ``updates`` at once."""
         method, count = self._parts.method.local, self._parts.model.num_parameters
-        for (about, state), local in zip(members, solved, strict=True):
-            context = RoundContext(*about, Purpose.REPORT, count)
-            yield local, method.report(local, plan.w, plan.shared, state, context)
-
-    def _reported_together(
-        self, plan: RoundPlan, members: Sequence[tuple[About, State]], solved: Sequence[LocalResult]
-    ) -> Iterator[tuple[LocalResult, Update]]:
-        """Return the same of a tile's clients, whose updates go through the parts of ``updates`` together."""
-        method, count = cast("TileMethod", self._parts.method.local), self._parts.model.num_parameters
-        contexts = [RoundContext(*about, Purpose.REPORT, count) for about, _ in members]
-        states = [state for _, state in members]
-        return zip(solved, method.report_tile(solved, plan.w, plan.shared, states, contexts), strict=True)
+        trained = (
+            (local, state, RoundContext(*about, Purpose.REPORT, count))
+            for (about, state), local in zip(members, solved, strict=True)
+        )
+        if not together:
+            for local, state, context in trained:
+                yield local, method.report(local, plan.w, plan.shared, state, context)
+            return
+        tile = list(trained)
+        updates = cast("TileMethod", method).report_tile(tile, plan.w, plan.shared)
+        yield from zip((local for local, _, _ in tile), updates, strict=True)
 
     def _personal(self, plan: RoundPlan, members: Sequence[tuple[About, State]], tasks: Sequence[Task]) -> list[Tensor]:
         """Return the last iterates of second solves, (d,) each, of methods with a personal model; else none."""

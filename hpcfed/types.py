@@ -372,18 +372,15 @@ class LocalMethod(Protocol):
         ...
 
 
+Trained = tuple[LocalResult, State, RoundContext]
+"""What `LocalMethod.report` reads of one client: its training, its state, and its context."""
+
+
 class TileMethod(Protocol):
     """A local method whose clients send by parts of ``updates``, those of a tile together."""
 
-    def report_tile(
-        self,
-        solved: Sequence[LocalResult],
-        w: Tensor,
-        shared: State,
-        clients: Sequence[State],
-        contexts: Sequence[RoundContext],
-    ) -> list[Update]:
-        """Return `LocalMethod.report`'s answers for some clients, each with the bits that it has alone."""
+    def report_tile(self, trained: Sequence[Trained], w: Tensor, shared: State) -> list[Update]:
+        """Return `LocalMethod.report`'s answers for the clients of a tile, each with the bits that it has alone."""
         ...
 
 

@@ -32,6 +32,7 @@ from hpcfed.types import (
     ServerUpdate,
     State,
     TileMethod,
+    Trained,
     Update,
 )
 
@@ -65,17 +66,9 @@ class _WithClientAverage:
         update = self._inner.report(local, w, shared, client, context)
         return self._moved(update, local, w, client)
 
-    def report_tile(
-        self,
-        solved: Sequence[LocalResult],
-        w: Tensor,
-        shared: State,
-        clients: Sequence[State],
-        contexts: Sequence[RoundContext],
-    ) -> list[Update]:
-        updates = cast("TileMethod", self._inner).report_tile(solved, w, shared, clients, contexts)
-        each = zip(updates, solved, clients, strict=True)
-        return [self._moved(update, local, w, own) for update, local, own in each]
+    def report_tile(self, trained: Sequence[Trained], w: Tensor, shared: State) -> list[Update]:
+        updates = cast("TileMethod", self._inner).report_tile(trained, w, shared)
+        return [self._moved(one, local, w, own) for one, (local, own, _) in zip(updates, trained, strict=True)]
 
     def _moved(self, update: Update, local: LocalResult, w: Tensor, client: State) -> Update:
         return replace(update, vectors={**update.vectors, MOVED: (w - local.delta) - client[LAST]})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hpcfed.client.state_store import ClientStates
 from hpcfed.models.flat import PRIVATE_PREFIX, FlatModel
-from hpcfed.types import LocalMethod, LocalResult, Method, RoundContext, State, TileMethod, Tilt, Update
+from hpcfed.types import LocalMethod, LocalResult, Method, RoundContext, State, TileMethod, Tilt, Trained, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,16 +60,9 @@ class _KeepPrivate:
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
         return self._inner.report(local, w, shared, method_part(client), context)
 
-    def report_tile(
-        self,
-        solved: Sequence[LocalResult],
-        w: Tensor,
-        shared: State,
-        clients: Sequence[State],
-        contexts: Sequence[RoundContext],
-    ) -> list[Update]:
-        own = [method_part(client) for client in clients]
-        return cast("TileMethod", self._inner).report_tile(solved, w, shared, own, contexts)
+    def report_tile(self, trained: Sequence[Trained], w: Tensor, shared: State) -> list[Update]:
+        own = [(local, method_part(client), context) for local, client, context in trained]
+        return cast("TileMethod", self._inner).report_tile(own, w, shared)
 
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext

@@ -13,7 +13,19 @@ from dataclasses import dataclass, field, replace
 from math import nan
 from typing import TYPE_CHECKING, Any, cast
 
-from hpcfed.types import DELTA, MOVED, LocalMethod, LocalResult, Means, Method, RoundContext, State, Tilt, Update
+from hpcfed.types import (
+    DELTA,
+    MOVED,
+    LocalMethod,
+    LocalResult,
+    Means,
+    Method,
+    RoundContext,
+    State,
+    Tilt,
+    Trained,
+    Update,
+)
 from hpcfed.updates._base import MOVED_NORM, SUM, MeansPart, PartContext, UpdatePart, Vectors
 from hpcfed.updates._coding import Coding, plain
 from hpcfed.updates._layout import Layout
@@ -179,29 +191,22 @@ class _Sending:
         return self._inner.tilt(w, _without(shared), _without(client), self._seen(context))
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
-        return self.report_tile([local], w, shared, [client], [context])[0]
+        return self.report_tile([(local, client, context)], w, shared)[0]
 
-    def report_tile(
-        self,
-        solved: Sequence[LocalResult],
-        w: Tensor,
-        shared: State,
-        clients: Sequence[State],
-        contexts: Sequence[RoundContext],
-    ) -> list[Update]:
+    def report_tile(self, trained: Sequence[Trained], w: Tensor, shared: State) -> list[Update]:
         """Return the updates of R clients, which go through the parts together; see `report`."""
-        about = zip(solved, clients, contexts, strict=True)
-        seen = [(local, w, _without(shared), _without(own), self._seen(context)) for local, own, context in about]
-        updates = [self._inner.report(*arguments) for arguments in seen]
+        of_method = _without(shared)
+        updates = [
+            self._inner.report(local, w, of_method, _without(own), self._seen(context))
+            for local, own, context in trained
+        ]
         named = [update.named for update in updates]
         alike = all(vectors.keys() == named[0].keys() for vectors in named)
         if not alike or any(vector.shape != w.shape for vectors in named for vector in vectors.values()):
             return updates  # one of which is refused
-        return self._sent(updates, shared, clients, contexts)
+        return self._sent(updates, trained, shared)
 
-    def _sent(
-        self, updates: Sequence[Update], shared: State, clients: Sequence[State], contexts: Sequence[RoundContext]
-    ) -> list[Update]:
+    def _sent(self, updates: Sequence[Update], trained: Sequence[Trained], shared: State) -> list[Update]:
         """Return R clients' updates behind the last part, with the parts' next states and scalars."""
         named = [update.named for update in updates]
         first = {name: self._layout.closed(_stacked([own[name] for own in named])) for name in named[0]}
@@ -212,12 +217,12 @@ class _Sending:
         states: list[dict[str, Tensor]] = [{} for _ in updates]
         scalars = [dict[str, float](update.scalars) for update in updates]
         for place, part in enumerate(self._chain.updates):
-            in_these = [self._part_context(place, context, places, row) for row, context in enumerate(contexts)]
-            sent = send_tile(part, now, [_of(own, place) for own in clients], _of(shared, place), in_these)
+            in_these = [self._part_context(place, one[2], places, row) for row, one in enumerate(trained)]
+            sent = send_tile(part, now, [_of(own, place) for _, own, _ in trained], _of(shared, place), in_these)
             now, places = sent.vectors, {**places, **sent.places}
             for row, state in enumerate(sent.states):
                 states[row] |= _joined([(place, state)])
-            for row, numbers in enumerate(sent.scalars or ()):
+            for row, numbers in enumerate(sent.scalars):
                 scalars[row] |= {f"{PREFIX}{place}.{name}": number for name, number in numbers.items()}
         opened = {
             name: [own[name] for own in named]

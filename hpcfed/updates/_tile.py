@@ -19,13 +19,13 @@ class SentTile:
 
     Attributes:
         vectors, places: as `Sent` has them, stacked, (R, n) and (R, k).
-        states, scalars: of each client.
+        states, scalars: of each client; no scalars if the part has none.
     """
 
     vectors: Vectors
     states: Sequence[State]
     places: Vectors = field(default_factory=dict)
-    scalars: Sequence[Mapping[str, float]] | None = None
+    scalars: Sequence[Mapping[str, float]] = ()
 
 
 class TilePart(UpdatePart):
