@@ -13,7 +13,7 @@ import hpcfed
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
 from tests.mpi.recipes import METHODS, small, write_small
-from tests.mpi.test_same_result import left_by
+from tests.mpi.test_parameters import everything
 
 pytestmark = pytest.mark.one_mpi
 
@@ -44,11 +44,12 @@ ROLES: list[Mapping[str, Any]] = [
 
 
 def drawn(seed: int) -> dict[str, Any]:
-    """Return a recipe with a chain and a method of a seed; odd ones may have private parameters or buffers."""
+    """Return a recipe with a chain and a method of a seed, two of three with private parameters or averaged buffers."""
     draws = random.Random(seed)
     chain = CHAINS[draws.choice([name for name in CHAINS if name != "down"])]
     method = draws.choice([*SOUND, *(() if "means" in chain else ("feddyn", "fedsplit"))])
-    engine = "sequential" if seed % 2 else "batched"
+    role = ROLES[seed // 2 % 3]
+    engine = "sequential" if seed % 2 or "buffers" in role.get("parameters", {}) else "batched"
     local: dict[str, Any] = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": engine}
     found = {"algorithm": {"name": method, **METHODS[method]}, "local": local, **chain}
     found["dtype"] = draws.choice(["float32", "float64"])
@@ -56,7 +57,7 @@ def drawn(seed: int) -> dict[str, Any]:
         found["budget"] = draws.choice([None, {"low": 1, "high": 6}])
     if draws.random() < 0.3:
         found["evaluate"] = {"model": "client-average", "batch_size": 64}
-    found |= ROLES[seed // 2 % 3] if seed % 2 else {}
+    found |= role
     base = {"rounds": 5, "cohort": {"size": 3}, "client_state": draws.choice(["device", "disk"]), "output": "run"}
     base["placement"] = draws.choice(["static", "balanced"])
     return small(
@@ -82,7 +83,7 @@ def test_a_drawn_chain_and_method_are_the_same_as_alone(seed, world, folder):
     recipe = drawn(seed)
 
     def run(name: str, where: World, **changes: Any) -> tuple:
-        return left_by(hpcfed.run({**recipe, **changes, "output": name}, world=where, quiet=True))
+        return everything(hpcfed.run({**recipe, **changes, "output": name}, world=where, quiet=True))
 
     together = run("together", world)
     assert not any("bitwise" in row for row in together[1])
