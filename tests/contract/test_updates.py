@@ -279,7 +279,7 @@ def decoded_from(kind: str, codes: np.ndarray, scales: np.ndarray, parts: Sequen
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("name", updates.named("updates"))
 def test_a_client_of_a_tile_sends_the_bits_that_it_sends_alone(name, data):
     """Ties, zeros, numbers that are not finite in a neighbour, memories, and entries that a part before has chosen."""
