@@ -52,8 +52,13 @@ def assemble(
             own = replace(own, index=None, sharing=own.neighbours)
         checked = own_code_named()(device_faults(world)(_assemble))
         devices = WorldDevices.of(world, own)
-        build = partial(checked, recipe, federation, world, own, devices, watchdog or Watchdog(world), work, key)
-        assembled = world.together(build)
+        others = federation, world, own, devices, watchdog or Watchdog(world), work, key
+        assembled = world.together(partial(checked, recipe, *others))
+        if devices.are_mixed and not _cut_alike(assembled[0], world):
+            alone = _one_by_one(recipe)
+            parts, evaluator = world.together(partial(checked, alone, *others))
+            training = replace(parts.training, why="a GPU and a CPU would take tiles of different sizes")
+            assembled = replace(parts, training=training), evaluator
         check_hosts(recipe, world)
         _check_reports(assembled[0].method, world)
         if recipe.algorithm.factory is not None and assembled[0].method.normalize is not None:
@@ -78,6 +83,24 @@ def _assemble(
     from hpcfed.assembly.parts import parts_of
 
     return parts_of(recipe, federation, world, device_slot, devices, watchdog, step_work, key)
+
+
+def _cut_alike(parts: Parts, world: World) -> bool:
+    """Whether all ranks cut a cohort into the same tiles, from which its placement follows; called on every rank."""
+    return len({*world.gather((parts.engine.tile, parts.engine.fixed_slots))}) == 1
+
+
+def _one_by_one(recipe: Recipe) -> Recipe:
+    """Return the recipe with clients trained one after another.
+
+    Raises:
+        InputError: it asks for tiles.
+    """
+    if recipe.local.engine == "batched" or recipe.local.tile != "auto":
+        what = "local.engine: batched on GPUs and CPUs, which would take tiles of different sizes for this recipe"
+        raise InputError(what, remedy="leave local.engine and local.tile out, or use device: cpu")
+    local = recipe.local.model_copy(update={"engine": "sequential"})
+    return recipe.model_copy(update={"local": local})
 
 
 def _check_reports(method: Method, world: World) -> None:

@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hpcfed
+from hpcfed.client import engine
 from hpcfed.errors import InputError
 from hpcfed.evaluation import blocks
+from hpcfed.ranks.graphs import on_device
 from hpcfed.reduce import memory
+from tests.federations import write_federation
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_same_result import left_by
 from tests.soak import often
@@ -72,6 +76,32 @@ def test_all_ranks_place_clients_alike(algorithm, mixed, stub) -> None:
     stub.stack_bytes = 4 * 160 * 2
     local = {"steps": 4, "batch_size": 5, "lr": 0.1, "engine": "batched", "matmul": "blas"}
     mixed(rounds=6, local=local, algorithm=algorithm, placement="balanced", cohort={"size": 7})
+
+
+UNLIKE: Mapping[str, Mapping[str, Any]] = {
+    "private": {"parameters": {"private": ["*bias"]}, "evaluate": {"every": 0, "clients": {"every": 1}}},
+    "augmented": {"data": "images.h5", "local": {**ALONE, "engine": "auto", "augment": {"flip": 0.5}}},
+}
+"""What a GPU trains one client after another, and a CPU in tiles."""
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_all_ranks_cut_a_cohort_alike_where_a_gpu_takes_no_tiles(case, stub, world, shared_tmp, monkeypatch) -> None:
+    """Else they would place its clients differently, and wait for each other for ever."""
+    monkeypatch.setattr(engine, "on_device", on_device)
+    monkeypatch.chdir(shared_tmp)
+    images = [(np.zeros((6, 1, 8, 8), np.float32), np.arange(6) % 4)] * 9
+    world.on_root(lambda: write_small(shared_tmp, 9) and None)
+    world.on_root(lambda: write_federation(Path("images.h5"), clients=images, test=images[0]) and None)
+    stub.visible = 0 if world.size > 1 and world.rank == world.size - 1 else 1
+    changes = {**UNLIKE[case], "device": "auto", "placement": "balanced", "cohort": {"size": 7}}
+    run = hpcfed.run(small("mixed", **changes), world=world, quiet=True)
+    if world.size > 1:
+        account = json.loads((run.folder / "environment.json").read_text())["training"]
+        assert account == "one after another: a GPU and a CPU would take tiles of different sizes"
+        asked = {**changes, "local": {**changes.get("local", ALONE), "engine": "batched"}}
+        with pytest.raises(InputError, match=r"local\.engine: batched"):
+            hpcfed.run(small("asked", **asked), world=world, quiet=True)
 
 
 def test_all_ranks_measure_the_same_clients_in_tiles(mixed, monkeypatch) -> None:
