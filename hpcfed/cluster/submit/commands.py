@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
 
@@ -46,7 +48,66 @@ def last_line(text: str) -> str:
 Call = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
 
-def begin(make_room: Callable[[], bool], call: Call, release: Sequence[str], cancel: Sequence[str]) -> bool:
+@dataclass(frozen=True)
+class Queue:
+    """The commands by which a scheduler takes jobs.
+
+    Attributes:
+        call: runs a command of the scheduler.
+        submit: the command that submits a script, without the script.
+        hold: its options that hold the job.
+        after: returns its options that start the job only if another one, by its number, has failed.
+        release, cancel: return the command for a held job, by its number; no command leaves it held.
+        number: returns a job's number from the output of `submit`.
+    """
+
+    call: Call
+    submit: Sequence[str]
+    hold: Sequence[str]
+    after: Callable[[str], Sequence[str]]
+    release: Callable[[str], Sequence[str]]
+    cancel: Callable[[str], Sequence[str]]
+    number: Callable[[str], str] = str.strip
+
+
+def submit_chain(
+    queue: Queue,
+    script: Path,
+    chain: int,
+    make_room: Callable[[], bool] | None,
+    check: Callable[[str], None] | None = None,
+) -> list[str]:
+    """Submit a script as `chain` jobs, each after the previous one; see `Scheduler.submit`.
+
+    Args:
+        queue: the scheduler's commands.
+        script: the batch script.
+        chain: number of jobs.
+        make_room: moves earlier runs away; returns whether the jobs are needed.
+        check: raises an error if a submitted job, by its number, can never run; a held job is not checked.
+    """
+    numbers: list[str] = []
+    for job in range(chain):
+        held = make_room is not None and not numbers
+        after = queue.after(numbers[-1]) if numbers else []
+        done = queue.call([*queue.submit, *after, *(queue.hold if held else []), str(script)])
+        if done.returncode != 0:
+            which = f"job {job + 1} of {chain}" if numbers else "the job"
+            submitted = f"submitted: {', then '.join(numbers)}"
+            remedy = submitted if numbers else "change the options, typed or of the site file"
+            got, command = last_line(done.stderr), queue.submit[0]
+            raise InputError(f"{command} refuses {which}", where=str(script), got=got, remedy=remedy)
+        numbers.append(queue.number(done.stdout))
+        if held:
+            assert make_room is not None
+            if not _begin(make_room, queue.call, queue.release(numbers[0]), queue.cancel(numbers[0])):
+                return []
+        elif check is not None:
+            check(numbers[-1])
+    return numbers
+
+
+def _begin(make_room: Callable[[], bool], call: Call, release: Sequence[str], cancel: Sequence[str]) -> bool:
     """Call `make_room` while a job is held, then release the job if it is needed, else cancel it.
 
     The job is also cancelled if `make_room` raises an error.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcfed.cluster.doctor.launch import find_mpi
 from hpcfed.cluster.submit import script
-from hpcfed.cluster.submit.commands import begin, call, last_line
+from hpcfed.cluster.submit.commands import Queue, call, last_line, submit_chain
 from hpcfed.cluster.submit.scheduler import QueuedJob
 from hpcfed.cluster.submit.script import Job, check_words, notice_of, seconds_of
 from hpcfed.cluster.submit.site import Site
@@ -98,23 +98,15 @@ def jobs_named(label: str) -> list[QueuedJob]:
 
 def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
     """Submit a script as `chain` jobs, as `Scheduler.submit` does."""
-    numbers: list[str] = []
-    for _ in range(chain):
-        after = [f"--dependency=afternotok:{numbers[-1]}"] if numbers else []
-        hold = ["--urgency=hold"] if make_room and not numbers else []
-        done = _flux(["flux", "batch", *after, *hold, str(script)])
-        if done.returncode != 0:
-            remedy = (
-                f"submitted: {', then '.join(numbers)}" if numbers else "change the options, typed or of the site file"
-            )
-            raise InputError("flux batch refuses the job", where=str(script), got=last_line(done.stderr), remedy=remedy)
-        numbers.append(done.stdout.strip())
-        if not hold:
-            _refuse_impossible(numbers[-1], script)
-        release, cancel = ["flux", "job", "urgency", numbers[0], "default"], ["flux", "cancel", numbers[0]]
-        if hold and make_room and not begin(make_room, _flux, release, cancel):
-            return []
-    return numbers
+    queue = Queue(
+        _flux,
+        submit=["flux", "batch"],
+        hold=["--urgency=hold"],
+        after=lambda number: [f"--dependency=afternotok:{number}"],
+        release=lambda number: ["flux", "job", "urgency", number, "default"],
+        cancel=lambda number: ["flux", "cancel", number],
+    )
+    return submit_chain(queue, script, chain, make_room, check=lambda number: _refuse_impossible(number, script))
 
 
 def _refuse_impossible(number: str, script: Path) -> None:

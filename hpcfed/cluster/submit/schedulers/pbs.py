@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcfed.cluster.submit import script
-from hpcfed.cluster.submit.commands import begin, call, last_line
+from hpcfed.cluster.submit.commands import Queue, call, last_line, submit_chain
 from hpcfed.cluster.submit.scheduler import QueuedJob
 from hpcfed.cluster.submit.script import Job, check_words, notice_of, seconds_of
 from hpcfed.cluster.submit.site import Site
@@ -84,20 +84,15 @@ def jobs_named(label: str) -> list[QueuedJob]:
 
 def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
     """Submit a script as `chain` jobs, as `Scheduler.submit` does."""
-    numbers: list[str] = []
-    for _ in range(chain):
-        after = ["-W", f"depend=afternotok:{numbers[-1]}"] if numbers else []
-        hold = ["-h"] if make_room and not numbers else []
-        done = _pbs(["qsub", *after, *hold, str(script)])
-        if done.returncode != 0:
-            remedy = (
-                f"submitted: {', then '.join(numbers)}" if numbers else "change the options, typed or of the site file"
-            )
-            raise InputError("qsub refuses the job", where=str(script), got=last_line(done.stderr), remedy=remedy)
-        numbers.append(done.stdout.strip())
-        if hold and make_room and not begin(make_room, _pbs, ["qrls", numbers[0]], ["qdel", numbers[0]]):
-            return []
-    return numbers
+    queue = Queue(
+        _pbs,
+        submit=["qsub"],
+        hold=["-h"],
+        after=lambda number: ["-W", f"depend=afternotok:{number}"],
+        release=lambda number: ["qrls", number],
+        cancel=lambda number: ["qdel", number],
+    )
+    return submit_chain(queue, script, chain, make_room)
 
 
 def _pbs(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpcfed.cluster.doctor.launch import Mpi, find_mpi
 from hpcfed.cluster.submit import script
-from hpcfed.cluster.submit.commands import begin, call, last_line
+from hpcfed.cluster.submit.commands import Queue, call, last_line, submit_chain
 from hpcfed.cluster.submit.gpus import asks_for_gpus, gpus_of_node
 from hpcfed.cluster.submit.scheduler import QueuedJob
 from hpcfed.cluster.submit.script import Job, check_words, notice_of
@@ -172,24 +172,18 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
         InputError: SLURM refuses a job, or would let it wait for ever.
         EnvironmentFailure: SLURM does not answer.
     """
-    numbers: list[str] = []
     _refuse_impossible(script)
     options = _options(script.read_text(encoding="utf-8"))
-    for _ in range(chain):
-        after = [f"--dependency=afternotok:{numbers[-1]}", "--kill-on-invalid-dep=yes"] if numbers else []
-        hold = ["--hold"] if make_room and not numbers else []
-        done = _slurm(["sbatch", "--parsable", *options, *after, *hold, str(script)])
-        if done.returncode != 0:
-            before = f"submitted: {', then '.join(numbers)}"
-            what = f"sbatch refuses job {len(numbers) + 1} of {chain}" if numbers else "sbatch refuses the job"
-            remedy = before if numbers else "change the options, typed or of the site file"
-            raise InputError(what, where=str(script), got=last_line(done.stderr), remedy=remedy)
-        numbers.append(done.stdout.strip().partition(";")[0])  # "number;cluster" with several clusters
-        if hold and make_room:
-            release = [] if "--hold" in options else ["scontrol", "release", numbers[0]]
-            if not begin(make_room, _slurm, release, ["scancel", numbers[0]]):
-                return []
-    return numbers
+    queue = Queue(
+        _slurm,
+        submit=["sbatch", "--parsable", *options],
+        hold=["--hold"],
+        after=lambda number: [f"--dependency=afternotok:{number}", "--kill-on-invalid-dep=yes"],
+        release=lambda number: [] if "--hold" in options else ["scontrol", "release", number],
+        cancel=lambda number: ["scancel", number],
+        number=lambda output: output.strip().partition(";")[0],  # "number;cluster" with several clusters
+    )
+    return submit_chain(queue, script, chain, make_room)
 
 
 def _refuse_impossible(script: Path) -> None:
