@@ -1,1 +1,1 @@
-"""The machine beneath a run: diagnosis of a job, batch scripts, and estimates of memory, traffic and time."""
+"""Tools for clusters: diagnosis of a job, batch scripts, and estimates of a run's memory, traffic and time."""

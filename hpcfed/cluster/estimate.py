@@ -1,7 +1,8 @@
 """Estimate of a run's time and memory on P ranks, from training a few clients in this process.
 
-Measured on one core or GPU: a client's time per sample, the server step, one evaluation, and their memory.
-Computed for P ranks: the load of each rank, from the cohorts that the recipe draws, and the size of all data.
+Measured on one core or GPU: training time per sample, times of a server step and of an evaluation, and memory.
+Computed for P ranks: the load of each rank, from the cohorts that the recipe draws, and the bytes of samples, states,
+messages and files.
 Assumed: the bandwidth of an Allreduce between the ranks.
 """
 
@@ -32,7 +33,7 @@ from hpcfed.run_folder.folder import RunFolder
 from hpcfed.simulation import Simulation
 
 MASKED_WORDS = 1 << 20
-"""Length of the mask whose computation is timed."""
+"""Number of words of the secure-aggregation mask whose computation is timed."""
 CLIENTS, ROUNDS = 2, 6
 """Clients per round and number of rounds to train for the measurement; the first round only warms up."""
 ENOUGH = 5.0
@@ -40,10 +41,10 @@ ENOUGH = 5.0
 DRAWN_ROUNDS = 100
 """Number of rounds, spread over the run, whose cohorts are drawn to compute the load of each rank."""
 FORWARD = 3
-"""Assumed time of a sample in a training step relative to its forward pass, if no evaluation has been measured."""
+"""Assumed ratio of a sample's training time to the time of its forward pass, if no evaluation has been measured."""
 A_ROUND, A_LINE, A_NUMBER = 1000, 60, 20
-"""Approximate bytes of a round's line without its cohort, of a client's line in ``clients.csv``, and of each further
-number in that line.
+"""Approximate bytes: of a round's line in ``metrics.jsonl`` without its cohort; of a client's line in ``clients.csv``
+without its metrics; of each metric in that line.
 """
 
 
@@ -53,12 +54,12 @@ class StepTimes:
 
     Attributes:
         device: name of the GPU, or ``one core``.
-        clients: number of clients trained.
-        sample_seconds: a client's training time per sample.
-        server_seconds: reduction and server step of a round.
-        evaluate_seconds: one evaluation on the test set; 0 if the recipe has none.
-        host_bytes: memory of the process.
-        device_bytes: its peak memory on the GPU; None on the CPU.
+        clients: number of clients trained, summed over the measured rounds.
+        sample_seconds: training time per sample.
+        server_seconds: time of a round's reduction and server step.
+        evaluate_seconds: time of one evaluation on the test set; 0 if the run has none.
+        host_bytes: resident memory of this process.
+        device_bytes: peak GPU memory of this process; None on the CPU.
     """
 
     device: str
@@ -75,15 +76,16 @@ class Estimate:
     """Time and memory of a run on `ranks` ranks; bytes are totals unless named ``_per_rank``.
 
     Attributes:
-        round_seconds: training, reduction and server step of the slowest rank, averaged over rounds.
-        imbalance: work of the slowest rank divided by the average work of a rank.
+        round_seconds: mean time of a round on its slowest rank: training, reduction and server step.
+        imbalance: work of the slowest rank divided by the mean work of all ranks.
         idle: a remark if some ranks have nothing to train; "" otherwise.
-        hours: time of all rounds and evaluations, for all seeds; `evaluation_hours` is the evaluations' part.
-        gpu_hours: 0 on CPUs; None if GPUs were requested but this machine has none to measure on.
+        hours: time of all rounds and evaluations, for all seeds; `evaluation_hours` is the evaluations' share of it.
+        gpu_hours: `hours` times the number of GPUs; 0 on CPUs; None if GPUs were requested but this machine has none to
+            measure on.
         reduced_bytes: size of one round's Allreduce, the same on each rank.
         state_bytes: size of the clients' states once all possible participants have taken part.
         checkpoint_bytes: size of one checkpoint with these states.
-        num_checkpoints: number of checkpoints that are kept.
+        num_checkpoints: number of checkpoints that are kept; 0 if the recipe writes none.
         checkpoints_bytes: size of all checkpoints on disk at once: the kept ones and one that is being written.
         record_bytes: size of ``metrics.jsonl`` and ``clients.csv``, for all seeds.
         models_bytes: size of the last model, the evaluated model and the clients' personal models, for all seeds.
@@ -118,7 +120,7 @@ class Estimate:
 
 
 class _FirstClients(Cohorts):
-    """The recipe's cohorts, each reduced to its first `CLIENTS` clients, whose shares again sum to one."""
+    """The recipe's cohorts, each reduced to its first `CLIENTS` clients, with shares rescaled to sum to one."""
 
     def round(self, round: int) -> Cohort:
         whole = super().round(round)
@@ -137,7 +139,7 @@ def estimate(
     Args:
         ranks: number of ranks of the run.
         seeds: number of runs of the recipe, one after another.
-        gpus: number of GPUs of all ranks together; None for one per rank if the recipe's device is a GPU.
+        gpus: total number of GPUs; None: one per rank if the recipe's device is a GPU.
         allreduce: bandwidth of an Allreduce over the ranks, in GB/s (``hpcfed doctor`` measures it).
 
     Raises:
@@ -199,7 +201,7 @@ def estimate(
 
 
 def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: Any) -> tuple[StepTimes, int]:
-    """Train on the cohorts of `parts` for a few rounds; return the measurements and the number of vectors reduced."""
+    """Train on the cohorts of `parts` for a few rounds; return the measurements and the number of summed vectors."""
     began, timed, server, clients, num_vectors = time.perf_counter(), [], [], 0, 1
     for round in range(1, min(ROUNDS, recipe.rounds) + 1):
         try:
@@ -230,13 +232,13 @@ def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: An
 
 
 def _mask_seconds(masks: Masks, size: int, words: int, ranks: int) -> float:
-    """Return the seconds that a rank spends on a round's pairwise masks, those shared with dropped clients included.
+    """Return the seconds that a rank spends on a round's pairwise masks, also on those shared with dropped clients.
 
     The masks of two clients on the same rank cancel, and are not computed.
 
     Args:
         size: number of clients in the round.
-        words: length of each client's masked vectors together.
+        words: total length of a client's masked vectors.
     """
     some = min(words, MASKED_WORDS)
     pair = masks.of_round(1, (0, 1), np.ones(2), np.ones(2))
@@ -247,7 +249,7 @@ def _mask_seconds(masks: Masks, size: int, words: int, ranks: int) -> float:
 
 
 def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[float, float]:
-    """Return the samples that the slowest and the average rank train on in a round, as means over the drawn rounds."""
+    """Return the number of samples per round on the slowest rank, and per rank on average; means over drawn rounds."""
     home = homes(np.where(cohorts.present, parts.federation.sizes, 0), ranks)
     slowest, average = [], []
     for round in np.unique(np.linspace(1, recipe.rounds, DRAWN_ROUNDS).astype(int)).tolist():
@@ -261,7 +263,7 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
 
 
 def _evaluation_seconds(recipe: Recipe, parts: Parts, measured: StepTimes) -> float:
-    """Return the seconds that one rank takes for all evaluations of a run: test set, training set and each client."""
+    """Return the seconds that one rank would take for all evaluations of a run: test set, training set and clients."""
     section, federation = recipe.evaluate, parts.federation
     tested, trained = federation.num_test, int(federation.sizes.sum())
     a_sample = measured.evaluate_seconds / tested if measured.evaluate_seconds else measured.sample_seconds / FORWARD

@@ -54,7 +54,7 @@ class Rank:
     """Facts of one rank.
 
     Attributes:
-        versions: of hpcfed, Python, the packages, HDF5 and the MPI library; None if not installed or not loaded.
+        versions: name → version, of hpcfed, Python, packages, HDF5 and the MPI library; None if missing or not loaded.
         cores: numbers of the logical cores that the rank may use.
         host_cores: number of logical cores of the host.
         threads: size of each thread pool, by library.
@@ -95,7 +95,7 @@ class Host:
 
     @property
     def cores(self) -> frozenset[int]:
-        """Union of the cores that the ranks may use."""
+        """Numbers of the cores that at least one of the host's ranks may use."""
         return frozenset[int]().union(*(rank.cores for rank in self.ranks))
 
 
@@ -109,7 +109,7 @@ class Facts:
         working: the folder in which the command was started.
         temporary: the folder for temporary files.
         hdf5_locking, btl: HDF5_USE_FILE_LOCKING and OMPI_MCA_btl on rank 0; None if not set.
-        measured: None if nothing was measured.
+        measured: measured rates and times; None if nothing was measured.
     """
 
     ranks: tuple[Rank, ...]
@@ -130,7 +130,7 @@ class Facts:
 
 
 def gather(world: World, *, measure: bool) -> Facts:
-    """Gather the facts of every rank, optionally with measurements; called on every rank, same result on all.
+    """Gather the facts of all ranks, with measurements if `measure`; called on every rank, same result on all.
 
     Raises:
         EnvironmentFailure: a rank cannot load torch or h5py, or cannot use its GPU.
@@ -146,7 +146,7 @@ def gather(world: World, *, measure: bool) -> Facts:
 
 
 def _surroundings(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Facts` that rank 0 finds for all ranks: MPI, launcher, job, folders and two variables."""
+    """Return the fields of `Facts` that rank 0 finds for all: MPI, launcher, job, folders and environment variables."""
     return {
         "mpi": find_mpi(described),
         "launcher": find_launcher(os.environ),

@@ -17,11 +17,11 @@ Found = tuple[str, str]
 """(what is slow or wrong, its remedy)."""
 
 PROCESS_BYTES = 512 * 2**20
-"""Memory of one rank with torch loaded and a small model."""
+"""Bytes of memory of one rank with torch loaded and a small model."""
 ROOM_BYTES = 2**30
-"""Free disk space for a run's record and models."""
+"""Bytes of free disk space that a run needs for its record and models."""
 LITTLE_TIME = 600.0
-"""A job that ends in fewer seconds is reported."""
+"""A job with fewer seconds left until its time limit is reported."""
 SLOW_RANK = 0.5
 """A rank below this fraction of the fastest rank's speed is reported, since every round waits for it."""
 SLOW_ALLREDUCE_S = 1e-3
@@ -36,7 +36,7 @@ SLOW_FILE_S = 0.2
 
 @dataclass(frozen=True)
 class Finding:
-    """Something slow or wrong: on which host or in which part of the job, what it is, and its remedy."""
+    """A problem of a job: its place (hosts, or a part such as ``MPI``), what is slow or wrong, and the remedy."""
 
     where: str
     what: str
@@ -44,7 +44,7 @@ class Finding:
 
 
 def find(facts: Facts) -> list[Finding]:
-    """Return all findings: first those on hosts, then those on the job."""
+    """Return all findings: first those of the host checks, then those of the job checks."""
     found: dict[Found, list[str]] = {}
     for host in facts.hosts:
         for check in HOST_CHECKS:
@@ -70,7 +70,7 @@ def _crowded_cores(host: Host) -> Iterator[Found]:
 
 
 def _too_many_threads(host: Host) -> Iterator[Found]:
-    """Yield a finding if a library's threads on all ranks outnumber the cores; `hpcfed run` changes only torch's."""
+    """Yield a finding if a library's threads in all ranks outnumber the cores; `hpcfed run` sets only torch's."""
     ranks, cores = len(host.ranks), len(host.cores)
     sizes = {name: max(rank.threads.get(name, 0) for rank in host.ranks) for name in host.ranks[0].threads}
     large = [f"{name} {size}" for name, size in sizes.items() if size > 1 and size * ranks > cores]
@@ -101,7 +101,7 @@ def _little_memory(host: Host) -> Iterator[Found]:
 
 
 def _gpus(host: Host) -> Iterator[Found]:
-    """Yield findings on GPUs that ranks share, that are idle, far from a rank's cores, or not visible to torch."""
+    """Yield findings on GPUs that are shared by ranks, unused, far from a rank's cores, or not visible to a process."""
     ranks_of: dict[str, list[Rank]] = {}
     for rank in host.ranks:
         if rank.gpu is not None:
@@ -160,7 +160,7 @@ def _mixed(facts: Facts) -> Iterator[Found]:
 
 
 def _differing(facts: Facts, value_of: Callable[[Rank], str | None]) -> str:
-    """Return the different values, each with the first host that has it; "" if all ranks have the same value."""
+    """Return, as text, the different values of the ranks, each with its first host; "" if all ranks have the same."""
     hosts: dict[str, str] = {str(value_of(rank)): rank.host for rank in reversed(facts.ranks)}
     return ", ".join(f"{value} ({host})" for value, host in sorted(hosts.items())) if len(hosts) > 1 else ""
 

@@ -19,7 +19,7 @@ class Folder:
     """A folder, examined on rank 0.
 
     Attributes:
-        filesystem: its type, such as ``lustre``; ``unknown`` if it cannot be found.
+        filesystem: type of its file system, such as ``lustre``; ``unknown`` if it cannot be found.
         bytes, free_bytes: size and free space of the file system.
         problem: why a file cannot be written in the folder; "" if it can.
         locks: whether a file in the folder can be locked.
@@ -34,7 +34,7 @@ class Folder:
 
 
 def examine_temporary_folder() -> Folder:
-    """Examine the folder for temporary files; if it does not exist, `Folder.problem` says so."""
+    """Examine the folder for temporary files; if it does not exist, `Folder.problem` is ``no such folder``."""
     path = temporary_folder()
     if not path.is_dir():
         return Folder(str(path), "unknown", 0, 0, "no such folder", locks=False)

@@ -27,22 +27,23 @@ LAUNCHERS = (
     ("PMIX_RANK", "PMIx"),
     ("PMI_RANK", "PMI"),
 )
-"""Pairs of an environment variable and the launcher that sets it. The first pair found counts; a launcher that may run
-inside an srun step comes before srun.
+"""Pairs of an environment variable and the launcher that sets it. The first variable that is set decides, so a launcher
+that may run inside an srun step comes before srun.
 """
 
 
 @dataclass(frozen=True)
 class Mpi:
-    """The MPI library that mpi4py loads, and the first ``mpirun`` on the PATH; None for a value that is unknown.
+    """The MPI library that mpi4py loads, and the first ``mpirun`` on the PATH; unknown values are None.
 
     Attributes:
         standard: version of the MPI standard that the library implements.
-        abi: its binary interface (see `abi_of`).
+        abi: binary interface of the library (see `abi_of`).
         threads: thread level that the library granted, at most ``multiple``; None if MPI is not running.
-        problem: why no library can be loaded; "" if one is.
-        mpirun: path of the program.
-        reads_gpu_memory: whether the library takes buffers in CUDA memory; None if MPI is not running.
+        path: path of the library.
+        problem: why no library can be loaded; "" if one can.
+        mpirun: path of ``mpirun``; None if there is none on the PATH.
+        reads_gpu_memory: whether the library accepts buffers in CUDA memory; None if MPI is not running.
     """
 
     library: str | None
@@ -77,7 +78,7 @@ def find_mpi(described: Mapping[str, Any]) -> Mpi:
     """Query the MPI library that mpi4py loads, and the ``mpirun`` on the PATH.
 
     Args:
-        described: `World.describe` of the running world; {} if there is none.
+        described: result of `World.describe`; {} if MPI is not running.
     """
     mpirun = shutil.which("mpirun")
     mpirun_vendor = vendor_of(_output([mpirun, "--version"])[1]) if mpirun else None
@@ -101,7 +102,7 @@ def find_mpi(described: Mapping[str, Any]) -> Mpi:
 
 
 def vendor_of(text: str) -> str | None:
-    """Return the vendor that the version text of an MPI library or ``mpirun`` names; None if it names no known one."""
+    """Return the vendor named in the version text of an MPI library or ``mpirun``; None if it is unknown."""
     lower = text.lower()
     known = {
         "open mpi": "Open MPI",
@@ -119,8 +120,8 @@ def vendor_of(text: str) -> str | None:
 def abi_of(path: str, library: str) -> str | None:
     """Return the binary interface (ABI) of an MPI library from its path and its version text; None if unknown.
 
-    ``libmpi_abi`` has the ABI of the MPI standard, new in MPI 5.0; ``libmpi.so.12`` that of MPICH, Intel MPI, MVAPICH
-    and Cray MPICH; ``libmpi.so.40`` that of Open MPI 2 to 5.
+    The file name shows the ABI: ``libmpi_abi`` is the MPI standard's, new in MPI 5.0; ``libmpi.so.12`` is MPICH's, also
+    used by Intel MPI, MVAPICH and Cray MPICH; ``libmpi.so.40`` is that of Open MPI 2 to 5.
     """
     if "libmpi_abi" in path:
         return "MPI standard"
@@ -133,7 +134,7 @@ def abi_of(path: str, library: str) -> str | None:
 
 
 def find_launcher(variables: Mapping[str, str]) -> str | None:
-    """Return the name of the launcher that set a rank's environment variables; None if no known one did."""
+    """Return the name of the launcher that set a rank's environment variables; None if no known launcher did."""
     return next((name for sign, name in LAUNCHERS if sign in variables), None)
 
 

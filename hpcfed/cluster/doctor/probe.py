@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from hpcfed.ranks.world import World
 
 SMALL, LARGE = 8, 16 * 2**20
-"""Bytes of the Allreduces: one number, and a model of two million parameters as int64 for the exact reduction."""
+"""Bytes of the smallest and the largest Allreduce: one number; two million parameters as int64, as in the exact
+reduction.
+"""
 REDUCED = (SMALL, 1 << 16, LARGE)
 """Bytes of each Allreduce; on a slow network the largest is divided by 16."""
 SLOW = 0.05
@@ -35,7 +37,7 @@ PINGS = 9
 ENOUGH, FEWEST, MOST = 0.05, 3, 51
 """Seconds for all repetitions of an Allreduce, and their least and greatest number."""
 ORDER = 512
-"""Rows and columns of the matrices: 1 MiB each, so that three fit in the cache."""
+"""Number of rows and of columns of the multiplied matrices; each matrix has 1 MiB, so that three fit in the cache."""
 COPIED = 32 * 2**20
 """Bytes of a memory copy, larger than most caches."""
 WRITTEN = 8 * 2**20
@@ -47,13 +49,15 @@ class Rates:
     """Measured rates and times; a gigabyte is 1e9 bytes.
 
     Attributes:
-        gflops: 1e9 operations a second of a matrix product, by rank; a multiplication and an addition count as two.
-        copy_gb_per_s: of a memory copy, by rank.
-        allreduce_small_s, allreduce_large_gb_per_s: of the smallest and the largest Allreduce; None with one rank.
-        write_mb_per_s, small_file_s: of files in the working folder; None if it cannot be written.
+        gflops: GFLOP/s of a float32 matrix product on one thread, by rank; a multiply-add counts as two operations.
+        copy_gb_per_s: GB/s of a memory copy, by rank.
+        allreduce_small_s, allreduce_large_gb_per_s: seconds of the smallest and GB/s of the largest Allreduce; None
+            with one rank.
+        write_mb_per_s, small_file_s: MB/s of a large file and seconds of a small file written in the working folder;
+            None if writing fails.
         allreduce: (bytes, seconds) of each Allreduce; () with one rank.
-        ping_pong: (bytes, seconds) of each message, one way, between rank 0 and the first rank of another host, or
-            rank 1 if there is only one host; () with one rank.
+        ping_pong: (bytes, one-way seconds) of each message between rank 0 and the first rank of another host, or rank 1
+            if there is only one host; () with one rank.
     """
 
     gflops: tuple[float, ...]
@@ -121,7 +125,7 @@ def _allreduce_seconds(world: World, size: int) -> float:
 
 
 def _one_way_seconds(world: World, size: int) -> float:
-    """Return the median seconds of a message of `size` bytes from rank 0 to a rank of another host, or to rank 1."""
+    """Return the median one-way seconds of a message of `size` bytes between rank 0 and another host, or rank 1."""
     other = next((rank for rank, host in enumerate(world.hosts) if host != world.hosts[0]), 1)
     message = torch.zeros(size, dtype=torch.uint8)
     times = []

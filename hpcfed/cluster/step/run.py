@@ -27,7 +27,7 @@ KILLED = (6, 7, 8, 9, 11, 14, 125)
 SEGV; 14 of an Open MPI rank whose peer was killed; 125 for lack of memory.
 """
 MOST_DEATHS = 3
-"""Largest number of requeues in a row after a rank was killed."""
+"""Largest number of consecutive requeues after a rank was killed."""
 SURVIVED = 128 + 9
 """Exit code used in place of srun's 0 if the run is unfinished: srun could not kill ranks blocked by a hung folder."""
 STARTING = 5
@@ -39,8 +39,8 @@ def run_step(step: Step, scheduler: JobScheduler) -> int:
     """Run a job's ranks to their end, requeue the job if its run can be resumed, and return the job's exit code.
 
     On SIGUSR1 the ranks finish their round, save the run and exit with 75. The job is requeued if a new checkpoint was
-    saved and the ranks exited with 75 or one of them was killed (for example for lack of memory), the latter at most
-    three times in a row.
+    saved and either the ranks exited with 75, or a rank was killed (for example for lack of memory). After kills, it is
+    requeued at most three times in a row.
 
     Raises:
         InputError: the recipe's file cannot be read, or has changed since the job was submitted.
@@ -90,7 +90,7 @@ def _mps(step: Step) -> AbstractContextManager[dict[str, str]]:
 
 
 class Ranks:
-    """The ranks of a job; from its construction on, this process passes signals on to them."""
+    """The ranks of a job; once an instance exists, this process passes signals on to them."""
 
     def __init__(self, step: Step, scheduler: JobScheduler):
         self._step, self._scheduler = step, scheduler
@@ -102,7 +102,7 @@ class Ranks:
         self._early |= bool(take_noted())
 
     def run(self, variables: dict[str, str]) -> int:
-        """Run the ranks with additional environment variables and return their exit code, 128 + n if ended by signal n.
+        """Run the ranks with additional environment variables; return the launcher's exit code, 128 + n for signal n.
 
         Raises:
             EnvironmentFailure: the command cannot be started.
@@ -157,8 +157,8 @@ def _is_unfinished(output: Path) -> bool:
 def _send_back(step: Step, scheduler: JobScheduler, code: int, can_go_on: bool) -> None:
     """Requeue the job if its run can be resumed.
 
-    Deaths of ranks in a row are counted in ``<output>-<name>.deaths``, with `JobScheduler.name_of` for the name, or in
-    ``<output>.deaths`` if that is "".
+    Consecutive deaths of ranks are counted in ``<output>-<name>.deaths``, with the name from `JobScheduler.name_of`, or
+    in ``<output>.deaths`` if the name is "".
     """
     death = code & 127 in KILLED
     file = Path("-".join(filter(None, (str(step.output), scheduler.name_of(step)))) + ".deaths")

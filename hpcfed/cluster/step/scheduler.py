@@ -17,17 +17,17 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Step:
-    """What a job runs, and how it continues.
+    """Settings of ``hpcfed job-step``: the command of the ranks, and how the job continues.
 
     Attributes:
         command: the command that starts the ranks, as words.
-        output: the folder in which the run or runs save themselves.
+        output: the output folder of the run, or of all runs of the job.
         requeue: whether the job may be requeued.
         array: whether the job belongs to a job array.
         mps: whether ranks share GPUs through NVIDIA's Multi-Process Service; None decides by `mps.shares_gpus`.
-        early: whether the scheduler's signal arrived before this command started.
-        signal_after: seconds after which this command signals the ranks; None if the scheduler does.
-        chain: queue name of the jobs that wait to resume the run; None if there are none.
+        early: whether the scheduler's signal to stop arrived before ``hpcfed job-step`` started.
+        signal_after: seconds after which ``hpcfed job-step`` signals the ranks to stop; None if the scheduler does.
+        chain: job name of the queued jobs that will resume the run; None if there are none.
         script: the job's script, which PBS and Flux need to requeue the job; None for SLURM.
         unchanged: path and SHA-256 of a file that must not have changed since the submission; None to check no file.
     """
@@ -51,7 +51,7 @@ class JobScheduler(Protocol):
     """Whether SIGTERM to `hpcfed job-step` means that the job is cancelled; the ranks then get SIGUSR1."""
 
     def name_of(self, step: Step) -> str:
-        """Return an identifier of the job that a requeue does not change; "" if the output folder is sufficient."""
+        """Return an identifier of the job that a requeue does not change; "" if the output folder identifies it."""
         ...
 
     def prepare(self, step: Step) -> Mapping[str, str]:
@@ -67,11 +67,11 @@ class JobScheduler(Protocol):
         ...
 
     def send_back(self, step: Step) -> bool:
-        """Requeue the job, or submit its script again; return whether the scheduler accepts that."""
+        """Requeue the job, or submit its script again; return whether the scheduler accepted it."""
         ...
 
     def cancel_waiting(self, name: str) -> None:
-        """Cancel this user's waiting jobs that are called `name` in the queue."""
+        """Cancel this user's waiting jobs with the job name `name`."""
         ...
 
 
@@ -81,7 +81,7 @@ def scheduler_of(name: str) -> JobScheduler:
 
 
 def answer(*command: str, env: Mapping[str, str] | None = None) -> str | None:
-    """Return what a scheduler's command prints; None if it fails or times out. Its stderr goes to the job's log."""
+    """Return the output of a scheduler's command; None if it fails or times out. Its stderr goes to the job's log."""
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
     try:
         done = subprocess.run(command, stdin=null, stdout=pipe, timeout=PATIENCE, text=True, env=env)

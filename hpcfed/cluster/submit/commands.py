@@ -20,8 +20,8 @@ def call(
     """Run a scheduler's command; return its exit code and output.
 
     Args:
-        scheduler: its name, for messages.
-        env: the command's environment; None for that of this process.
+        scheduler: name of the scheduler, for messages.
+        env: the command's environment; None: this process's.
 
     Raises:
         InputError: the command is not on the PATH.
@@ -40,7 +40,7 @@ def call(
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a command's output that is not a hint at its help; ``no message`` if there is none."""
+    """Return the last line of a command's output, hints at its help left out; ``no message`` if no line is left."""
     lines = [line for line in text.strip().splitlines() if not line.startswith('Try "')]
     return (lines or ["no message"])[-1]
 
@@ -50,15 +50,15 @@ Call = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
 @dataclass(frozen=True)
 class Queue:
-    """The commands by which a scheduler takes jobs.
+    """A scheduler's commands for submitting jobs.
 
     Attributes:
         call: runs a command of the scheduler.
         submit: the command that submits a script, without the script.
-        hold: its options that hold the job.
-        after: returns its options that start the job only if another one, by its number, has failed.
-        release, cancel: return the command for a held job, by its number; no command leaves it held.
-        number: returns a job's number from the output of `submit`.
+        hold: options of `submit` that hold the job in the queue.
+        after: maps a job's number to options of `submit`: the new job starts only if that job has failed.
+        release, cancel: map a held job's number to the command that releases or cancels it; an empty one keeps it.
+        number: extracts a job's number from the output of `submit`.
     """
 
     call: Call
@@ -83,8 +83,8 @@ def submit_chain(
         queue: the scheduler's commands.
         script: the batch script.
         chain: number of jobs.
-        make_room: moves earlier runs away; returns whether the jobs are needed.
-        check: raises an error if a submitted job, by its number, can never run; a held job is not checked.
+        make_room: moves earlier runs away; returns whether the jobs are needed; None: nothing is moved.
+        check: called with the number of each submitted job, except a held one; raises an error if it can never run.
     """
     numbers: list[str] = []
     for job in range(chain):
@@ -108,7 +108,7 @@ def submit_chain(
 
 
 def _begin(make_room: Callable[[], bool], call: Call, release: Sequence[str], cancel: Sequence[str]) -> bool:
-    """Call `make_room` while a job is held, then release the job if it is needed, else cancel it.
+    """Call `make_room` while a job is held in the queue; then release the job if it is needed, else cancel it.
 
     The job is also cancelled if `make_room` raises an error.
 

@@ -26,7 +26,7 @@ def gpus_of_node(options: Options, nodes: int) -> int:
 
 
 def ranks_of_gpus(options: Options, nodes: int) -> int:
-    """Return the ranks per node: one for each GPU or each ``gpus-per-task`` GPUs; 0 if no option states a number."""
+    """Return the number of ranks per node: GPUs divided by ``gpus-per-task`` (default 1); 0 if no GPUs are stated."""
     return gpus_of_node(options, nodes) // (_gpus(options.get("gpus-per-task")) or 1)
 
 

@@ -14,7 +14,7 @@ from hpcfed.config import registry
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job in the queue: its number and state."""
+    """A job in the queue: its identifier and state."""
 
     id: str
     state: str
@@ -41,11 +41,11 @@ class Scheduler(Protocol):
         ...
 
     def doubt_of_start(self, script: Path) -> str:
-        """Return a warning if the cluster could not start a script's job; "" if it could, or cannot be asked."""
+        """Return a warning if the cluster could not start a script's job; "" if it could, or if this is unknown."""
         ...
 
     def jobs_named(self, label: str) -> list[QueuedJob]:
-        """Return this user's pending and running jobs that are called `label` in the queue.
+        """Return this user's pending and running jobs with the job name `label`.
 
         Raises:
             InputError: the scheduler's commands are not installed here.
@@ -57,8 +57,8 @@ class Scheduler(Protocol):
         """Submit a script as `chain` jobs; each starts only if the previous one has ended with its run unfinished.
 
         Args:
-            make_room: moves earlier runs away and returns whether anything is left to do. It is called once the first
-                job has been accepted; until it returns, that job is held.
+            make_room: moves earlier runs away and returns whether anything is left to do; None: nothing is moved. It is
+                called when the first job has been accepted, which is held in the queue until it returns.
 
         Returns:
             The jobs' identifiers, in order; [] if nothing is left to do.
@@ -71,5 +71,5 @@ class Scheduler(Protocol):
 
 
 def scheduler_of(site: Site) -> Scheduler:
-    """Return the scheduler that a site file names."""
+    """Return the scheduler that a site file selects."""
     return cast("Scheduler", registry.entry(SCHEDULERS, site.scheduler))

@@ -27,7 +27,7 @@ LIMIT = re.compile(
 """A time limit in sbatch's formats; the last letter of a group's name is its unit."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 NOTICE, SHORTEST = 120, 10
-"""Default number of seconds between the signal to stop and the time limit; its minimum, for short jobs."""
+"""Default seconds between the signal to stop and the time limit; the least that short jobs get by default."""
 EARLY = 60
 """Seconds by which SLURM may send the signal too early."""
 ESCAPED = re.compile(r"\\.", re.DOTALL)
@@ -48,17 +48,17 @@ class Job:
 
     Attributes:
         name: name of the run or sweep.
-        output: its folder; the folders of all its seeds and settings are this one or lie in it.
+        output: output folder of the run or sweep; the folders of its seeds and settings are this folder or lie in it.
         words: the arguments of the ``hpcfed`` command that the job runs.
         recipe: path of the recipe or experiment in `words`; the job refuses to run if the file has changed. None for an
             experiment that comes with the package.
         threads: number of cores per rank.
         time: the time limit, in sbatch's format.
         notice: seconds between the signal to stop and the time limit; None for the default of `notice_of`.
-        options: further options of sbatch; a value of None makes a flag.
+        options: further sbatch options by name; the value None makes a flag.
         requeue: whether the job requeues itself until the run is done.
-        chained: whether jobs of the same script wait to resume the run.
-        array: number of jobs that share the work; None for a single job.
+        chained: whether further jobs of the same script are queued to resume the run.
+        array: number of jobs in the job array that shares the work; None for a single job.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Job:
         return f"{re.sub(r'[^A-Za-z0-9._-]', '-', self.name)}-{digest}"
 
     def script(self, suffix: str) -> Path:
-        """Return the path of the batch script: beside the output folder, which accepts only the run's files."""
+        """Return the path of the batch script: beside the output folder, which may contain only the run's files."""
         return self.output.with_name(f"{self.output.name}.{suffix}")
 
 
@@ -91,7 +91,7 @@ def render(template: str, job: Job, site: Site, launch: Sequence[str], *options:
 
     Args:
         template: file name of a Jinja template in ``schedulers/``.
-        launch: the command that starts the ranks, as words, if the site file has none.
+        launch: the command that starts the ranks, as words; used if the site file has no launch command.
         options: further options of ``hpcfed job-step``, already quoted for the shell.
         facts: further variables of the template.
 
@@ -167,7 +167,7 @@ def _quoted(word: str) -> str:
 def notice_of(limit: str, notice: int | None) -> int:
     """Return the seconds between the signal to stop and the time limit.
 
-    They are `notice`, or by default 120, less in a short job.
+    If `notice` is None, they are 120, or fewer in a short job; otherwise `notice`.
 
     Raises:
         InputError: `limit` is not in sbatch's format, or is too short for `notice`.
@@ -199,7 +199,7 @@ def check_words(options: Mapping[str, str | int | None], output: Path) -> None:
     """Check that options and the output's path can be written in a line of a batch script.
 
     Raises:
-        InputError: names the first that cannot.
+        InputError: one of them cannot; the message names the first.
     """
     for key, value in options.items():
         for word in (key, value):

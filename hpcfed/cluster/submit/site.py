@@ -11,7 +11,7 @@ scheduler: slurm                       # or pbs, flux
 requeue: true                          # whether jobs may requeue themselves; if false, use --chain
 
 In `launch`, `python` and `job_python`, $VARIABLES and a leading ~/ of an unquoted word expand where the job runs;
-nothing else does. A $ in single quotes or after a backslash is literal. Each may begin with NAME=value.
+nothing else does. A $ in single quotes or after a backslash is literal. Each of the three may begin with NAME=value.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _a_scheduler(name: str) -> str:
 
 
 def _with_flags(options: object) -> object:
-    """Return the options of sbatch with None for ``true``, which makes a flag, and without those that are ``false``."""
+    """Return sbatch options with ``true`` replaced by None, which makes a flag, and without ``false`` ones."""
     if not isinstance(options, dict):
         return options
     return {key: None if value is True else value for key, value in options.items() if value is not False}
@@ -85,7 +85,7 @@ def default_path() -> Path | None:
 
 
 def read_site(path: Path | None) -> Site:
-    """Read a site file; for None read the default one, or return the default settings if that does not exist.
+    """Read a site file; None: the file at the default path, or the default settings if there is none.
 
     Raises:
         InputError: the file cannot be read, or has unknown keys or invalid values.

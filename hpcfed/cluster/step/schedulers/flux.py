@@ -22,7 +22,7 @@ def prepare(step: Step) -> Mapping[str, str]:
 
 
 def signal_ranks(step: Step, process: subprocess.Popen[bytes]) -> None:
-    """Send SIGUSR1 to the ranks: through Flux if ``flux run`` started them, else to the process that did."""
+    """Send SIGUSR1 to the ranks: through Flux if ``flux run`` started them, else through their launcher."""
     if step.command[0] == "flux":
         answer("flux", "job", "kill", "--signal=SIGUSR1", answer("flux", "job", "last") or "")
     else:
@@ -40,7 +40,7 @@ def send_back(step: Step) -> bool:
 
 
 def cancel_waiting(name: str) -> None:
-    """Cancel the waiting jobs that are called `name`."""
+    """Cancel the waiting jobs with the job name `name`."""
     listed = answer("flux", "--parent", "jobs", "--suppress-header", "--filter=pending", "--format={id.f58} {name}")
     rows = (line.split() for line in (listed or "").splitlines())
     if waiting := [row[0] for row in rows if row[1:] == [name]]:

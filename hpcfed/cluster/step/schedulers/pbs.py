@@ -34,7 +34,7 @@ def signal_ranks(step: Step, process: subprocess.Popen[bytes]) -> None:
 def is_wanted(step: Step) -> bool:
     """Return whether the script may be submitted again; for an array, only if no job of its name waits.
 
-    The script submits the whole array, so only the first of its jobs may do so.
+    The script submits the whole array, so only one of the array's jobs may submit it.
     """
     name = os.environ.get("PBS_JOBNAME", "")
     return not step.array or not name or not _waiting(name)
@@ -46,7 +46,7 @@ def send_back(step: Step) -> bool:
 
 
 def cancel_waiting(name: str) -> None:
-    """Delete the waiting jobs that are called `name`."""
+    """Delete the waiting jobs with the job name `name`."""
     if waiting := _waiting(name):
         _pbs("qdel", *waiting)
 
@@ -56,9 +56,10 @@ def _waiting(name: str) -> list[str]:
 
 
 def _pbs(name: str, *words: str) -> str | None:
-    """Return what a PBS command prints, None if it fails; it is searched on the job's PATH, then on the submitter's.
+    """Return the output of a PBS command; None if it fails.
 
-    The command runs with both, since qsub records its own PATH as PBS_O_PATH of the job that it submits.
+    The command is searched on the job's PATH, then on the submitter's, and runs with both, since qsub records its own
+    PATH as PBS_O_PATH of the job that it submits.
     """
     path = os.pathsep.join(os.environ.get(name, "") for name in ("PATH", "PBS_O_PATH"))
     return answer(shutil.which(name, path=path) or name, *words, env={**os.environ, "PATH": path})

@@ -29,13 +29,13 @@ def name_of(step: Step) -> str:
 
 
 def prepare(step: Step) -> Mapping[str, str]:
-    """Return the variables with which srun passes on the environment and the cores per rank, and the job's end time.
+    """Return variables that make srun pass on the environment and the cores per rank, and one for the job's end time.
 
-    ``--export=NONE`` of the job would make srun pass nothing on. Since SLURM 22.05, srun ignores ``--cpus-per-task`` of
-    the job, and SLURM 22.05 does not set the end time.
+    Without them, srun passes no environment on if the job has ``--export=NONE``, and since SLURM 22.05 it ignores the
+    ``--cpus-per-task`` of the job. SLURM 22.05 does not set the end time.
 
     After a requeue, one empty step is run for each earlier start, so that the ranks' step gets a new number: MPICH
-    names its shared memory after the step, and killed ranks have left theirs on the node.
+    names its shared memory after the step, and killed ranks have left shared memory on the node.
     """
     if step.command[0] == "srun":
         for _ in range(int(os.environ.get("SLURM_RESTART_COUNT") or 0)):
@@ -54,12 +54,12 @@ def signal_ranks(step: Step, process: subprocess.Popen[bytes]) -> None:
 
 
 def is_wanted(step: Step) -> bool:
-    """Return whether the job's state is RUNNING; that of a cancelled job is COMPLETING."""
+    """Return whether the job's state is RUNNING; a cancelled job's state is COMPLETING."""
     return " JobState=RUNNING " in f"{answer('scontrol', 'show', '--oneliner', 'job', name_of(step))} "
 
 
 def send_back(step: Step) -> bool:
-    """Requeue the job to start in 20 s (SLURM's default is two minutes); return whether SLURM accepts that.
+    """Requeue the job to start in 20 s (SLURM's default is two minutes); return whether SLURM accepted it.
 
     SLURM then ends all processes of the job, scontrol among them. So a failed scontrol counts as accepted if the job is
     no longer running.
@@ -75,8 +75,8 @@ def send_back(step: Step) -> bool:
 
 
 def cancel_waiting(name: str) -> None:
-    """Cancel all waiting jobs that are called `name` with one command.
+    """Cancel all waiting jobs with the job name `name` in one command.
 
-    One by one, each cancellation would start the next job, since SLURM counts a cancelled job as failed.
+    Cancelled one by one, each would start the next, since SLURM counts a cancelled job as failed.
     """
     answer("scancel", "--state=PENDING", f"--name={name}", f"--user={os.getuid()}")

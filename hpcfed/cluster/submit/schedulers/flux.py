@@ -19,7 +19,7 @@ from hpcfed.errors import EnvironmentFailure, InputError
 
 SUFFIX, CANCEL = "flux", "flux cancel"
 NAMES = {"account": "bank", "partition": "queue"}
-"""Names that flux batch has for options of sbatch."""
+"""Option of sbatch → its name in flux batch."""
 
 
 LOOKS = 5
@@ -29,8 +29,8 @@ LOOKS = 5
 def render(job: Job, site: Site) -> str:
     """Return the batch script of a job, as `Scheduler.render` does.
 
-    The job requests one slot on each node, with the cores of all its ranks. ``flux run`` starts the ranks in the slots:
-    each is bound to its cores and sees all GPUs of its node.
+    The job requests one slot on each node, with the cores for all ranks there. ``flux run`` starts the ranks in the
+    slots: each rank is bound to its cores and sees all GPUs of its node.
     """
     options = {**site.options, **job.options}
     check_words(options, job.output)
@@ -88,7 +88,7 @@ def doubt_of_start(script: Path) -> str:
 
 
 def jobs_named(label: str) -> list[QueuedJob]:
-    """Return this user's pending and running jobs that are called `label`, as `Scheduler.jobs_named` does."""
+    """Return this user's pending and running jobs with the job name `label`, as `Scheduler.jobs_named` does."""
     listed = _flux(["flux", "jobs", "--suppress-header", "--format={id.f58} {status} {name}"])
     if listed.returncode != 0:
         raise EnvironmentFailure("flux jobs failed", got=last_line(listed.stderr), remedy="try again, or ask the site")
@@ -110,7 +110,7 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
 
 
 def _refuse_impossible(number: str, script: Path) -> None:
-    """Check that Flux has not failed a submitted job at once, for example for more nodes than the cluster has.
+    """Check that a submitted job has not failed at once, for example because it needs more nodes than exist.
 
     Raises:
         InputError: the job has failed; the error has Flux's reason.

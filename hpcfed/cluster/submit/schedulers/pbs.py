@@ -18,9 +18,9 @@ from hpcfed.errors import EnvironmentFailure, InputError
 
 SUFFIX, CANCEL = "pbs", "qdel"
 LAUNCH = ("mpirun",)
-"""Starts the ranks: an MPI that is built for PBS finds the hosts by itself."""
+"""Command that starts the ranks: an MPI that is built for PBS finds the hosts by itself."""
 LETTERS = {"account": "A", "partition": "q", "queue": "q"}
-"""Options of qsub that are a letter; all others become resources, ``-l key=value``."""
+"""Option of sbatch → its letter in qsub; all other options become resources, ``-l key=value``."""
 
 
 def render(job: Job, site: Site) -> str:
@@ -70,7 +70,7 @@ def doubt_of_start(script: Path) -> str:
 
 
 def jobs_named(label: str) -> list[QueuedJob]:
-    """Return this user's pending and running jobs that are called `label`, as `Scheduler.jobs_named` does."""
+    """Return this user's pending and running jobs with the job name `label`, as `Scheduler.jobs_named` does."""
     found = []
     for letter, state in (("HQW", "PENDING"), ("EBR", "RUNNING")):
         listed = _pbs(["qselect", "-u", getpass.getuser(), "-N", label, "-s", letter])

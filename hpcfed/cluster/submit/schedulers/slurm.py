@@ -23,7 +23,7 @@ from hpcfed.errors import EnvironmentFailure, InputError
 
 SUFFIX, CANCEL = "sbatch", "scancel"
 PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
-"""Plugin that ``srun --mpi`` needs for each MPI (PMI: how ranks find each other); otherwise each rank runs alone."""
+"""MPI → the ``srun --mpi`` plugin that it needs (PMI: how ranks find each other); with another, ranks run alone."""
 TOGETHER = "--wait=30"
 """Option of srun that kills the other ranks 30 s after the first has ended; without it they wait for a dead rank.
 
@@ -37,9 +37,9 @@ THREADS = ("hint", "threads-per-core", "ntasks-per-core", "extra-node-info")
 REQUEUE = ("requeue", "no-requeue")
 """Options of sbatch that `Job.requeue` replaces."""
 OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
-"""Variables of SLURM that do not describe a job."""
+"""Environment variables of SLURM that describe the cluster, not a job."""
 NOT_OURS = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
-"""Variables of sbatch that would turn a job into an array, or make sbatch wait for the job's end."""
+"""Environment variables of sbatch that would turn a job into an array, or make sbatch wait for the job's end."""
 
 
 def render(job: Job, site: Site) -> str:
@@ -54,7 +54,7 @@ def doubt_of(site: Site) -> str:
     """Return a warning if the PMI of the ranks (how they find each other) is unknown or looks wrong; "" otherwise.
 
     It is unknown if the site file has no launch command and the MPI found here is not in `PMI`. It looks wrong if the
-    launch command names another PMI than this MPI needs, which is correct if the job's modules load another MPI.
+    launch command names another PMI than this MPI needs; it may still be right if the job's modules load another MPI.
     """
     if site.launch:
         named = re.search(r"(?<!\S)--mpi=(pmi2|pmix)\b", site.launch)
@@ -118,7 +118,7 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
 
 
 def _placement(options: Mapping[str, str | int | None]) -> dict[str, str | int | None]:
-    """Return options for cores, memory and GPUs that `options` does not set.
+    """Return defaults for the options on cores, memory and GPUs that `options` does not set.
 
     A rank takes a whole core, not a hardware thread. A job with exclusive nodes gets all of their memory. Every rank
     sees all GPUs of its node; ranks are assigned to the sockets in turn, like the GPUs.
@@ -142,7 +142,7 @@ def doubt_of_start(script: Path) -> str:
 
 
 def jobs_named(label: str) -> list[QueuedJob]:
-    """Return this user's pending and running jobs that are called `label` in the queue.
+    """Return this user's pending and running jobs with the job name `label`.
 
     Raises:
         InputError: SLURM is not installed here.
@@ -162,8 +162,8 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
     cancelling only the next job would start the one after it.
 
     Args:
-        make_room: moves earlier runs away and returns whether anything is left to do. It is called once SLURM has
-            accepted the first job; until it returns, that job is held.
+        make_room: moves earlier runs away and returns whether anything is left to do; None: nothing is moved. It is
+            called when SLURM has accepted the first job, which is held in the queue until it returns.
 
     Returns:
         The jobs' numbers, in order; [] if nothing is left to do.
@@ -227,7 +227,7 @@ def _count(partition: Mapping[str, str], field: str) -> float:
 
 
 def _refusal(script: Path) -> str:
-    """Return the reason for which ``sbatch --test-only`` refuses a script; "" if it accepts the script."""
+    """Return SLURM's reason if ``sbatch --test-only`` refuses a script; "" if it accepts the script."""
     tried = _slurm(["sbatch", "--test-only", *_options(script.read_text(encoding="utf-8")), str(script)])
     return "" if tried.returncode == 0 else last_line(tried.stderr)
 
