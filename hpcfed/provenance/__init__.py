@@ -1,1 +1,1 @@
-"""Provenance of a run: its certificate checked and signed, its rounds verified, replayed and compared; vectors."""
+"""Provenance of runs: certificates and signatures; verification, replay and comparison; conformance vectors."""

@@ -1,4 +1,4 @@
-"""A new run folder that holds the first rounds of a recorded run, for training to continue by any recipe."""
+"""A new run folder that holds the first rounds of a recorded run, from which any recipe can continue."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 
 def begin_after(folder: Path, run: Path, start: int, recipe: Recipe) -> None:
-    """Create a run folder in which `recipe` continues after round `start` of another run; called on rank 0 alone.
+    """Create a run folder in which `recipe` can continue after round `start` of another run; called on rank 0 alone.
 
     Args:
         folder: the folder to create.
         run: folder of the recorded run, which has a checkpoint of round `start`.
-        start: the last round to copy.
+        start: last of the rounds to copy.
         recipe: the recipe of the new run.
     """
     folder.mkdir()

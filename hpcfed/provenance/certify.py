@@ -18,7 +18,7 @@ def certify(run: Path, key: Path | None) -> Iterator[str]:
 
     Args:
         run: the run folder.
-        key: SSH key to sign the certificate with; None: it is not signed.
+        key: SSH key that signs the certificate; None: it is not signed.
 
     Raises:
         InputError: the run is not finished, its files differ from the certificate, or the certificate cannot be signed.

@@ -1,4 +1,4 @@
-"""The user's code of a recorded run: for each version of it, the rounds trained with it, ready to be imported.
+"""The versions of the user's code in a recorded run, ready to be imported, each with the rounds trained with it.
 
 Code in the recipe's folders (or in ``--code``) is used if its content is the recorded one. Otherwise, and for code of
 scripts and notebooks, the text in ``code.json`` is used; since a run folder may come from somebody else, that text runs
@@ -26,11 +26,11 @@ from hpcfed.run_folder.files import SIGNATURE
 
 @dataclass(frozen=True)
 class Permission:
-    """Whether code from a run's record may run.
+    """Permission to run code from a run's record.
 
     Attributes:
         given: True: the code may run, and the user is not asked.
-        ask: asks the user with a description of the code, and returns the answer; None: the answer is no.
+        ask: shows the user a description of the code, and returns whether it may run; None: it may not.
         option: the option that gives permission, named in errors; "" if the caller has no such option.
     """
 
@@ -39,7 +39,7 @@ class Permission:
     option: str = ""
 
     def asked(self, what: str) -> bool:
-        """Whether code may run; `what` describes it to the user if they are asked."""
+        """Return whether code may run; the user is asked if necessary, with `what` as the description of the code."""
         return self.given or (self.ask is not None and self.ask(what))
 
 
@@ -52,11 +52,11 @@ class CodeOfRounds:
     """One version of the user's code, and the consecutive rounds trained with it; most runs have one version only.
 
     Attributes:
-        first, last: first and last of the rounds.
+        first, last: first and last of these rounds.
         recipe: the recipe; resolved if the code can run.
-        modules: modules to import from ``code.json``, by name; empty if the code is in the recipe's folders.
+        modules: name → module to import from ``code.json``; empty if the code is in the recipe's folders.
         hindrance: why the code cannot run; "" if it can.
-        remedy: what the user can do to make it run; "" if it can.
+        remedy: how the user can make the code run; "" if it can run.
     """
 
     first: int
@@ -78,7 +78,7 @@ class CodeOfRounds:
 
     @contextmanager
     def imported(self) -> Iterator[None]:
-        """While the block runs, imports of the user's modules get this version of them."""
+        """Context in which imports of the user's modules load this version of the code."""
         forget(outdated(self.recipe.python_path))
         with recorded_code(self.modules) if self.modules else nullcontext():
             yield
@@ -121,7 +121,7 @@ def code_of_rounds(run: Path, recipe: Recipe, rounds: int, permission: Permissio
 
 
 def _present(run: Path, recipe: Recipe, version: CodeVersion, last: int, named: Sequence[str]) -> CodeOfRounds | None:
-    """Return a version with the code in the recipe's folders; None if that differs from it, or is in the run folder."""
+    """Return a version read from the recipe's folders; None if the code there differs, or lies in the run folder."""
     if named and version.files:
         within = [folder for folder in recipe.python_path if folder.resolve().is_relative_to(run)]
         if within or not at_hand(version.files, named, recipe.python_path):
@@ -157,7 +157,7 @@ def _question(run: Path, recorded: Sequence[CodeOfRounds]) -> str:
 
 
 def with_references(recipe: Recipe) -> Recipe:
-    """Return the recipe with references to the user's code that import it from ``code.json``; without observers."""
+    """Return the recipe without observers, and with references to the user's code that import it from ``code.json``."""
 
     def of_metric(metric: Any) -> Any:
         if isinstance(metric, OwnMetric):
@@ -178,7 +178,7 @@ def with_references(recipe: Recipe) -> Recipe:
 
 
 def runs(code: Sequence[CodeOfRounds]) -> Iterator[str]:
-    """Yield a line for each version of the user's code that can run: names, rounds, and where it is read from."""
+    """Yield a line for each version of the user's code that can run: names, rounds, and folder or file of the code."""
     for one in code:
         if one.hindrance or not (named := named_code(one.recipe)):
             continue

@@ -1,4 +1,4 @@
-"""Cohorts of a private run: its record does not have them, but the holder of the secret seed can draw them again."""
+"""Cohorts of a private run: its record omits them, but the holder of the secret seed can draw them again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcfed.reduce.masks import dropouts
 def with_cohorts(run: RecordedRun) -> RecordedRun:
     """Return a private run with each row's ``cohort`` and ``skipped`` (dropped clients) filled in; on one rank.
 
-    Other runs are returned unchanged.
+    A run that is not private is returned unchanged.
 
     Raises:
         InputError: the run is private, and its secret seed is not available.
@@ -35,7 +35,7 @@ def with_cohorts(run: RecordedRun) -> RecordedRun:
 
 
 def _dropped(recipe: Recipe, round: int, clients: np.ndarray) -> list[int]:
-    """Return the clients whose updates a round's masked sum lacks: dropped ones, or all if too few remained."""
+    """Return the clients that are missing from a round's masked sum: dropped ones, or all if too few remained."""
     section = recipe.secure_aggregation
     if section is None:
         return []

@@ -27,30 +27,30 @@ from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 
 SAME, PART = 0, 1
-"""Exit codes."""
+"""Exit codes: the models are the same in all common rounds; they differ after some round."""
 UNIMPORTANT = ("name", "output", "observers", "checkpoint", "watchdog", "update_hashes", "verify_data", "data_access")
-"""Keys of recipes whose difference explains nothing."""
+"""Keys of recipes that cannot explain a difference between models."""
 OF_OWN_STATE = {"client-average", "step-average"}
-"""Values of ``evaluate.model`` with a state of their own, which the hash of a round includes."""
+"""Values of ``evaluate.model`` that keep additional state, which the hash of a round includes."""
 OF_TRAINING = ("cohort", "local_loss", "delta_sq", "mean_delta_sq", "server_lr")
 DOUBTS = "doubts"
 MAX_LISTED = 6
-"""Columns, or clients, that are named at most."""
+"""Largest number of columns, or of clients, that are named."""
 Say = Callable[[str], None]
 
 
 @dataclass
 class Parting:
-    """Where two runs part, and what differs there.
+    """The first difference between two runs.
 
     Attributes:
         rounds: number of rounds in each run's record.
-        settings: lines on the differences of ``recipe``, ``environment`` and ``code``, by these names; and under
-            ``doubts`` lines on runs whose record says that its bits may not be reproducible.
+        settings: ``recipe``, ``environment``, ``code`` → lines on their differences; ``doubts`` → lines on runs whose
+            record says that they may not be reproducible bit for bit.
         round: the first round after which the models differ; None if they are the same in all common rounds.
-        columns: columns of that round that differ; if `round` is None, of the first round with a differing score.
-        clients: clients whose updates differ in that round, in the cohort's order.
-        reason: where in the round the runs part, or why this is unknown; "" if all models are the same.
+        columns: columns that differ in that round; if `round` is None, in the first round with a differing score.
+        clients: numbers of the clients whose updates differ in that round, in the cohort's order.
+        reason: the first difference within that round, or why it is unknown; "" if all models are the same.
     """
 
     rounds: tuple[int, int]
@@ -137,7 +137,7 @@ def _first_other_round(
     Args:
         first, second: the rows of the two records.
         say: prints a line.
-        by_hash: models are compared by their recorded hashes; else rounds are compared by the columns `OF_TRAINING`.
+        by_hash: True: models are compared by recorded hashes; False: rounds are compared by the columns `OF_TRAINING`.
     """
     scores: tuple[int, list[Difference]] | None = None
     for row, other in zip(first, second, strict=False):
@@ -161,7 +161,7 @@ def _first_other_round(
 
 
 def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> tuple[list[int], str]:
-    """Return the clients whose updates differ in a round, and a line on the first difference within that round.
+    """Return the numbers of the clients whose updates differ in a round, and a line on the first difference within it.
 
     Raises:
         InputError, Diverged: the round cannot be computed here.
@@ -203,7 +203,7 @@ def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> tuple[list[
 
 
 def _of_the_sum(runs: Sequence[RecordedRun], kept: Sequence[Sequence[int] | None], round: int) -> str:
-    """Return the line on a round after which the models differ though all updates, computed here, are the same."""
+    """Return a line on a round after which the models differ although all updates are the same."""
     if found := [run for run in runs if any(one["round"] <= round for one in run.environment.get("sentinel", ()))]:
         where = " and ".join(str(run.folder) for run in found)
         return (
@@ -216,20 +216,20 @@ def _of_the_sum(runs: Sequence[RecordedRun], kept: Sequence[Sequence[int] | None
 
 
 def _recorded_hashes(run: RecordedRun, round: int) -> list[int] | None:
-    """Return the recorded hashes of a round's S updates, in the cohort's order; None if the run recorded none."""
+    """Return the recorded hashes of a round's updates, in the cohort's order; None if the run recorded none."""
     found = read_update_hashes(run.folder / UPDATE_HASHES, [len(row["cohort"]) for row in run.rows], round)
     return None if found is None else [int(value) for value in found]
 
 
 def _hashes_here(begun: RewoundRun, round: int) -> list[int]:
-    """Train all clients of a round again; return the hashes of their S updates, in the cohort's order."""
+    """Train all clients of a round again; return the hashes of their updates, in the cohort's order."""
     plan = begun.simulation.plan(round)
     reports = reports_of(begun.parts, plan, range(len(plan.cohort.clients)))
     return [reports[client].hash for client in plan.cohort.clients.tolist()]
 
 
 def _first_difference(first: Replay, second: Replay) -> str:
-    """Return a line on the first difference between two replays of a client; "" if their trainings are the same."""
+    """Return a line on the first difference between two replays of a client: method, data or steps; "" without one."""
     own = [one.reported.task for one in (first, second)]
     for name in ("shift", "mu", "anchor", "from_anchor", "offset", "radius", "after_momentum"):
         if not _same(*(getattr(task.tilt, name) for task in own)):

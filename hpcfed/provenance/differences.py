@@ -11,18 +11,18 @@ from hpcfed.run_folder.certificate import VARYING_COLUMNS
 from hpcfed.run_folder.rounds import line_of
 
 CONTINUOUS = ("local_loss", "mean_delta_sq", "delta_sq", "server_lr", "train_loss", "test_loss")
-"""Columns compared within a tolerance; their difference tells how far two rounds are apart."""
+"""Columns compared within a tolerance; their relative differences measure how far two rounds are apart."""
 ROUNDED = ("hash", "unit", "attempts", "method")
-"""Columns that a model with other last bits may change entirely; not compared within a tolerance."""
+"""Columns that may change entirely if the last bits of the model do; not compared within a tolerance."""
 NEAR = 0.01
-"""Difference of accuracies and metrics that rounding can explain: a few samples cross a decision boundary."""
+"""Largest difference of accuracies and metrics that rounding can explain: a few samples cross a decision boundary."""
 PROCESSOR = ("device", "instruction set", "library settings", "processor", "threads per rank")
 """Names of facts in ``environment.json`` that do not change the bits of a run with ``bits: portable``."""
 TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 """``dtype`` of the recipe → the largest relative tolerance for one round on a machine that computes other bits."""
 MARGIN = 256
-"""Tolerance of a round, as a multiple of the change that other last bits of its initial model cause: on another machine
-every operation of the round may round differently, not the initial model alone.
+"""Tolerance of a round, as a multiple of the change of its result if the last bits of its initial model change: on
+another machine every operation of the round may round differently, not the initial model alone.
 """
 EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
 KINDS = (("device", "device"), ("instruction set", "instructions"), ("library settings", "library_settings"))
@@ -50,7 +50,7 @@ class Difference(NamedTuple):
 
     @property
     def relative(self) -> float:
-        """|a − b| / max(|a|, |b|) of the two values; inf if one of them is not a number."""
+        """Relative difference |a − b| / max(|a|, |b|) of the two values a and b; inf if one of them is not a number."""
         if not all(isinstance(value, int | float) for value in (self.recorded, self.here)):
             return math.inf
         return abs(self.recorded - self.here) / max(abs(self.recorded), abs(self.here))
@@ -62,7 +62,7 @@ class Difference(NamedTuple):
 
 
 def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_lack: bool = True) -> list[Difference]:
-    """Return the columns in which a row differs from the recorded one, bit for bit, ``hash`` first.
+    """Return the bitwise differences between a recorded row and another row, ``hash`` first.
 
     Only columns that both rows have are compared, without timings. With `scores_may_lack`, a score that is None in one
     of the rows is no difference, since ``evaluate`` may have changed.
@@ -76,15 +76,15 @@ def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_l
 
 
 def from_record(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> list[Difference]:
-    """Return the columns of a recorded row that differ from the row computed here, ``hash`` first.
+    """Return the bitwise differences between a recorded row and the row computed here, ``hash`` first.
 
-    A value that was not recorded (None) is no difference; one that was recorded and is None here is a difference.
+    A value that was not recorded (None) is no difference; a recorded value that is None here is a difference.
     """
     return [one for one in in_bits(recorded, row, scores_may_lack=False) if one.recorded is not None]
 
 
 def not_computed(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
-    """Return the recorded columns that the computed row does not have, such as metrics of an earlier recipe."""
+    """Return the columns with recorded values that the computed row lacks, such as metrics of an earlier recipe."""
     return {key for key in recorded.keys() - row.keys() - {*VARYING_COLUMNS} if recorded[key] is not None}
 
 
@@ -134,18 +134,18 @@ def tolerance_from(changed: float, dtype: str) -> float:
 
     Args:
         changed: largest relative difference in a round's columns after the last bits of its initial model were changed.
-        dtype: the recipe's.
+        dtype: ``dtype`` of the recipe.
     """
     return min(TOLERANCE[dtype], MARGIN * max(changed, EPSILON[dtype]))
 
 
 def of_drawn_model(tolerance: float, dtype: str) -> float:
-    """Return the tolerance for the first round, whose model is drawn in float32: larger if `dtype` is float64."""
+    """Return the tolerance for the first round: larger if `dtype` is float64, since its model is drawn in float32."""
     return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
 
 
 def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each difference between two ``environment.json`` that may change the last bits of a run.
+    """Yield a line for each difference between two runs' ``environment.json`` that may change the last bits of a run.
 
     If both runs have ``bits: portable``, the facts named in `PROCESSOR` are left out.
     """

@@ -1,4 +1,4 @@
-"""A recorded run, read from its folder: its recipe with current paths, its record, and the states it has kept."""
+"""A recorded run, read from its folder: its recipe with current paths, its record, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class RecordedRun:
 
     Attributes:
         folder: the run folder.
-        code: versions of the user's code, each for consecutive rounds, in their order.
-        rows: rows of the record; that of round t has index t − 1.
+        code: versions of the user's code, each with the consecutive rounds trained with it, in the order of rounds.
+        rows: rows of the record; round t has index t − 1.
         checkpoints: rounds after which a checkpoint was kept, ascending.
         environment: content of ``environment.json``.
         result: content of ``result.json``.
-        measured: round of a checkpoint → the values at that time of ``evaluate.model`` and ``evaluate.statistics``,
-            which say which model is scored, by ``model`` and ``statistics``.
+        measured: round of a checkpoint → values that ``evaluate.model`` and ``evaluate.statistics`` had then, under the
+            keys ``model`` and ``statistics``; they select the model that is scored.
     """
 
     folder: Path
@@ -46,10 +46,10 @@ class RecordedRun:
     measured: Mapping[int, Mapping[str, str]]
 
     def measured_otherwise(self, round: int) -> str:
-        """Return how ``evaluate`` chose another model for a round's scores than the recipe does now.
+        """Return the ``evaluate`` settings, if other than the recipe's now, that selected the model scored in a round.
 
-        For example "evaluate.model: client-average": the key and its value then, read from the next checkpoint. "" if
-        none differs, or if no checkpoint follows.
+        For example "evaluate.model: client-average": the key and its value then, read from the checkpoint of the round
+        or the next one. "" if none differs, or if there is no such checkpoint.
         """
         section = self.code[-1].recipe.evaluate
         following = (self.measured[kept] for kept in self.checkpoints if kept >= round)
@@ -58,7 +58,7 @@ class RecordedRun:
 
     @property
     def recipe(self) -> Recipe:
-        """The resolved recipe with current paths of the data, and of the code of the last round.
+        """The resolved recipe, with current paths of the data and of the last round's code.
 
         Raises:
             InputError: that code is not available.
@@ -66,7 +66,7 @@ class RecordedRun:
         return self.at(len(self.rows)).recipe
 
     def at(self, round: int) -> CodeOfRounds:
-        """Return the version of the user's code that a round was trained with.
+        """Return the version of the user's code with which a round was trained.
 
         Raises:
             InputError: that code is not available.
@@ -77,7 +77,7 @@ class RecordedRun:
 
 
 def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
-    """Return the recipe of a run folder with current paths of its files, and with a device that this machine has.
+    """Return the recipe of a run folder, with current paths of the files it names and a device that this machine has.
 
     A schedule or weights file that has moved is searched by name and content: beside the federation file, in the run
     folder, beside the run folder, and in the folder of the code.
@@ -105,10 +105,10 @@ def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
 
 
 def _with_named_files(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
-    """Return the recipe with paths of schedule and weights files whose content is as certified, searched in `folders`.
+    """Return the recipe with paths of its schedule and weights files, searched in `folders`, with certified content.
 
     Raises:
-        InputError: such a file is missing or has another content, and none of `folders` has the certified one.
+        InputError: a file is missing or has another content, and none of `folders` has one with the certified content.
     """
     certified = (read_certificate(recipe.output) or {}).get("named_files", {})
     for key, path in named_files(recipe).items():

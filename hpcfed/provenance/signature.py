@@ -12,7 +12,7 @@ from hpcfed.io.atomic import write_whole, writing
 from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE
 
 NAMESPACE = "hpcfed"
-"""What the signature is for, so that none made for mail or git passes for one of a run."""
+"""Namespace of the signatures, so that one made for mail or git is not accepted for a run."""
 KEY = re.compile(r"key (\S+:\S+)")
 
 
@@ -40,7 +40,7 @@ def sign(folder: Path, key: Path) -> str:
 
 
 def checked(folder: Path, signers: Path | None) -> tuple[bool, str]:
-    """Return whether the certificate's signature is valid; and the signer and key, or the reason why it is not.
+    """Return whether the certificate's signature is valid, and in words the signer and key, or why it is not valid.
 
     Args:
         folder: the run folder, which has a signature.

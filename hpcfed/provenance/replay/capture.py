@@ -1,4 +1,4 @@
-"""Training of selected clients of a round, which keeps their updates and shows their steps to an observer."""
+"""Repeated training of selected clients of a round: keeps their updates and shows their steps to an observer."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ClientReport:
     """A client's update, as the server receives it.
 
     Attributes:
-        vectors, scalars: the reported vectors, averaged buffers included, and scalars, by name.
+        vectors, scalars: the reported vectors and scalars, by name; averaged buffers are among the vectors.
         loss_sum: sum of the losses of the client's steps.
         steps: number of steps that the client took.
-        task: the task that the client was trained on: samples, tilt of the gradient, and steps.
+        task: the client's training task: samples, terms added to the gradient, and number of steps.
         hash: 64-bit hash of the update, as in ``update-hashes.bin``.
     """
 
@@ -42,7 +42,7 @@ class ClientReport:
 
 
 class _ReportKeeper:
-    """Stands in for a `RoundBuffer`: keeps a copy of each update instead of adding it to the round's sum."""
+    """Substitute for a `RoundBuffer` that keeps a copy of each update instead of adding it to the round's sum."""
 
     is_torn = False
 
@@ -73,7 +73,7 @@ class _ReportKeeper:
             self.add(place, 0.0, {DELTA: delta}, scalars=scalars, loss_sum=loss_sum, steps=steps)
 
     def hash(self, place: int) -> int:
-        """Return the hash, as in ``update-hashes.bin``, of the update of the cohort's client at index `place`."""
+        """Return the hash, as in ``update-hashes.bin``, of the update of the client at index `place` of the cohort."""
         vectors, scalars, _, _ = self.kept[place]
         return hash_of_update(vectors, self.names, list(scalars.values()))
 
@@ -82,7 +82,7 @@ class _ReportKeeper:
         check_own(own)
 
     def is_filled(self, place: int) -> bool:
-        """Whether the update of the cohort's client at index `place` has been kept."""
+        """Whether the update of the client at index `place` of the cohort has been kept."""
         return place in self.kept
 
     def skip(self, place: int) -> None:
@@ -99,7 +99,7 @@ class SolveProbe(Protocol):
     """Observer of the local training of clients."""
 
     def begin(self, task: Task, w: Tensor) -> None:
-        """Called before a client is trained on its task, from the server's model `w`, (d,)."""
+        """Called before a client trains on its task; `w`, (d,), is the server's model."""
         ...
 
     def __call__(self, client: int, number: int, y: Tensor) -> None:
@@ -108,7 +108,7 @@ class SolveProbe(Protocol):
 
 
 class _WatchedEngine:
-    """An engine that keeps its tasks and shows each step to a probe; personal models are trained unobserved."""
+    """Wrapper of an engine that keeps its tasks and shows each step to a probe; does not observe personal models."""
 
     def __init__(self, engine: Engine, watch: SolveProbe | None):
         self._engine, self._watch = engine, watch
@@ -131,13 +131,13 @@ class _WatchedEngine:
 def reports_of(
     parts: Parts, plan: RoundPlan, places: Sequence[int], watch: SolveProbe | None = None
 ) -> dict[int, ClientReport]:
-    """Train some clients of a planned round again; return client number → its update.
+    """Train some clients of a planned round again; return client number → update.
 
     Args:
-        parts: those of the simulation that made the plan.
+        parts: parts of the simulation that made the plan.
         plan: the plan of the round.
         places: indices of the clients in the cohort.
-        watch: observes each step; None: nothing does.
+        watch: observer of each step, or None.
 
     Raises:
         Diverged, EnvironmentFailure, InputError: the training of a client failed.
@@ -157,12 +157,12 @@ def reports_of(
 
 
 def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Train clients of a planned round in the given tiles; return the hashes of each tile's updates, [] if it failed.
+    """Train clients of a planned round in tiles; return hashes of each tile's updates, [] if its training failed.
 
     Args:
-        parts: those of the simulation that made the plan.
+        parts: parts of the simulation that made the plan.
         plan: the plan of the round.
-        tiles: the clients of each tile, as indices into the cohort; a repeated index is trained once more.
+        tiles: groups of clients to train together, as indices into the cohort; a repeated index is trained again.
     """
     averaged = AveragedBuffers(parts.model)
     found: list[list[int]] = []

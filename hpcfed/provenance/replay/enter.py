@@ -1,4 +1,4 @@
-"""A recorded run rewound to the beginning of a round: restored from the checkpoint before it, and trained on."""
+"""A recorded run rewound to the beginning of a round: restored from the last checkpoint before it, then trained on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RewoundRun:
     """A recorded run's simulation at the beginning of a round.
 
     Attributes:
-        parts, simulation: those of the run, on one rank.
+        parts, simulation: the run's parts and simulation, on one rank.
         start: round of the checkpoint that was restored; 0: the initial model.
         parted: first round, from `start` on, whose model hash differs from the recorded one; None if none does.
     """
@@ -38,7 +38,7 @@ def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda te
 
     Raises:
         InputError: the round is not recorded, its code is not available, no checkpoint leads to it, or the checkpoint
-            is damaged or has other states than the recipe needs.
+            is damaged or does not have the states that the recipe needs.
         Diverged, EnvironmentFailure: training a round before it failed.
     """
     if not 1 <= round <= len(run.rows):

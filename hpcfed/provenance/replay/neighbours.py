@@ -1,9 +1,9 @@
-"""A test of this machine: does a client's update depend on the other clients of its tile, or on its slot in the tile?
+"""Test whether, on this machine, a client's update depends on its slot in its tile, or on the tile's other clients.
 
-A tile is a group of clients that are trained together. An update should depend on neither; if a library's rounding
-does, an honest run has other bits on another number of ranks. So before a difference is blamed on the sum, the server
-or the record, the round's clients are trained in several arrangements: in the tiles of the recorded number of ranks, in
-those of one rank, in other slots, with other neighbours, and alone in a tile.
+A tile is a group of clients that are trained together. An update should depend on neither; if a library rounds
+according to them, an honest run has other bits on another number of ranks. So before a difference is blamed on the sum,
+the server or the record, the round's clients are trained in several arrangements: in the tiles of the recorded number
+of ranks, in the tiles of one rank, in other slots, with other neighbours, and alone in a tile.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Dependence:
     Attributes:
         round: the round, from 1.
         client, name: the client's number and name.
-        on_slot: True: the update depends on the slot, so that copies of the client in one tile differ; False: on
-            neighbours.
+        on_slot: True: the update depends on the slot: copies of the client in one tile differ; False: it depends on the
+            other clients of the tile.
         hashes: arrangement, such as "alone in a tile" → hash of the update; one arrangement for each different hash.
     """
 
@@ -50,7 +50,7 @@ class Dependence:
 
 
 def dependences_of(run: RecordedRun, round: int) -> list[Dependence]:
-    """Return the `dependences` of a round of a recorded run; [] if the run cannot be rewound to it."""
+    """Return `dependences` in a round of a recorded run; [] if the run cannot be rewound to the round."""
     try:
         return dependences(run, entered(run, round), round)
     except HpcfedError:
@@ -60,13 +60,13 @@ def dependences_of(run: RecordedRun, round: int) -> list[Dependence]:
 def dependences(
     run: RecordedRun, begun: RewoundRun, round: int, clients: Collection[int] | None = None
 ) -> list[Dependence]:
-    """Return the clients of a round whose updates, trained on this machine, depend on their slots or neighbours.
+    """Return the clients of a round whose updates, trained on this machine, depend on slot or neighbours in a tile.
 
     Args:
         run: the recorded run, whose number of ranks gives one of the arrangements.
         begun: the run at the beginning of the round.
         round: counted from 1.
-        clients: clients to test; None: all of the cohort. The others are still trained, as neighbours.
+        clients: numbers of the clients to test; None: the whole cohort. All of the cohort are trained, as neighbours.
     """
     parts, plan = begun.parts, begun.simulation.plan(round)
     if parts.engine.tile == 1:
@@ -86,7 +86,7 @@ def dependences(
 
 
 def _arrangements(begun: RewoundRun, plan: RoundPlan, ranks: int) -> Iterator[tuple[str, Tiles]]:
-    """Yield arrangements of a round's clients in tiles: their names in messages, and the tiles."""
+    """Yield arrangements of a round's clients in tiles, each as (name for messages, tiles)."""
     engine = begun.parts.engine
     order = np.argsort(-plan.cohort.steps, kind="stable")  # as `Training` trains them
 
@@ -108,7 +108,7 @@ def _arrangements(begun: RewoundRun, plan: RoundPlan, ranks: int) -> Iterator[tu
 
 
 def _trained(begun: RewoundRun, plan: RoundPlan, tiles: Tiles) -> Iterator[tuple[int, int]]:
-    """Train tiles; yield each client's index in the cohort and its update's hash; nothing for tiles that fail."""
+    """Train tiles; yield (index in the cohort, hash of the update) for each client, except in tiles that fail."""
     for tile, values in zip(tiles, hashes_in_tiles(begun.parts, plan, tiles), strict=True):
         yield from zip(tile, values, strict=False)
 

@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST_BYTES = 1 << 30
-"""Most bytes of a client's iterates that are kept; if they take more, only their norms are."""
+"""Largest size of a client's iterates, in bytes, at which they are kept; above it only norms are."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the client's training.
+    """A step of the client's training, from its iterate y_{k−1} to y_k.
 
     Attributes:
         number: k, from 1.
         x, y: the step's minibatch, (B, …) each.
         loss: loss of the minibatch at y_{k−1}, without the method's terms and weight decay; 0 for an empty minibatch.
         gradient: ‖∇f(y_{k−1}; minibatch)‖ of that loss, before clipping and noise; 0 for an empty minibatch.
-        drift: ‖y_k − w‖, w being the server's model.
+        drift: ‖y_k − w‖, where w is the server's model.
         iterate: y_k, (d,); None if the client's iterates would take more than `MOST_BYTES`.
-        own, buffers: the client's private part and the averaged buffers after the step; empty if the model has none, or
-            if iterates are not kept.
+        own, buffers: the client's private part and the averaged buffers after the step, by name; empty if the model has
+            none, or if iterates are not kept.
     """
 
     number: int
@@ -133,10 +133,10 @@ class Replay:
 
     @cached_property
     def agrees(self) -> bool:
-        """Whether the update is the recorded one: it has the recorded hash.
+        """Whether the update is as recorded, judged by its hash.
 
-        If no hash of it was recorded, the whole round is computed and its hash compared. An update that the run left
-        out as not finite agrees if it is not finite here either. False if an earlier round differs (`parted`).
+        If no hash of the update was recorded, the whole round is computed and its hash compared. An update that the run
+        left out as not finite agrees if it is not finite here either. False if an earlier round differs (`parted`).
         """
         if self.parted is not None:
             return False
@@ -149,9 +149,9 @@ class Replay:
 
     @cached_property
     def dependence(self) -> Dependence | None:
-        """The first client of the first differing round whose update depends on its tile on this machine.
+        """In the first differing round, the first client whose update depends on its tile on this machine.
 
-        None if there is no such client, if all agrees, or if the checkpoint that the replay began from differs.
+        None if there is no such client, if nothing differs, or if the checkpoint that the replay began from differs.
         """
         round = self.round if self.parted is None else self.parted
         if self.agrees or (self.parted is not None and self.parted == self.start):  # a kept state
@@ -174,15 +174,16 @@ def replay(
 
     Args:
         run: the run folder.
-        round: t, counted from 1.
+        round: the round, from 1.
         client: the client's number or name.
         data, code: current paths of the federation file and of the folder of the user's code; None: as in the recipe.
         run_code: whether code that is only in the run's record may run.
-        ask: called with a description of that code if `run_code` is False; runs it if True is returned. None: refuses.
+        ask: called with a description of that code if `run_code` is False; returns whether it may run; None: no.
         say: called with lines on progress.
 
     Raises:
         InputError: `run` is not a run folder or has no such round, or the client was not in the round's cohort.
+        Diverged, EnvironmentFailure: training of the client, or of an earlier round, failed.
     """
     folder = Path(run).resolve()
     places = (None if place is None else Path(place) for place in (data, code))
@@ -195,7 +196,7 @@ def _check_drawn(run: RecordedRun, round: int, client: int | str) -> None:
     """Refuse a client that is not in the round's recorded cohort, before any round is computed.
 
     Raises:
-        InputError: the client is not in it; the message has the cohort and the nearest round with the client.
+        InputError: the client is not in the cohort; the message has the cohort and the nearest round with the client.
     """
     if not 1 <= round <= len(run.rows):
         return
@@ -259,10 +260,10 @@ def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str
 
 
 class _StepMeter:
-    """Measures each step that an engine takes for a client: loss and gradient at its beginning, and drift at its end.
+    """Observer that measures each step of a client: loss and gradient norm at its beginning, drift at its end.
 
     It computes with a second model, so that the engine's is left unchanged. Random numbers of the model, such as
-    dropout masks, are drawn from the client's stream again, so that both models get the same.
+    dropout masks, are drawn again from the client's stream, so that both models get the same numbers.
     """
 
     def __init__(self, recipe: Recipe, parts: Parts, client: int, round: int, w: Tensor, found: list[Step]):
@@ -325,7 +326,7 @@ class _StepMeter:
 
 
 def _batches(section: Local, seed: int, task: Task, round: int) -> Iterator[Samples]:
-    """Return the minibatches of a client in a round, augmented, in the order in which the engines take them."""
+    """Return the minibatches of a client in a round, augmented, in the order in which the engines use them."""
     rng, samples = stream(seed, Purpose.BATCHES, round, task.client), task.samples
     if section.noise is None:
         batches = minibatches(samples, section.batch_size, task.steps, rng)

@@ -31,7 +31,7 @@ def table(replay: Replay) -> Table:
 
 
 def lines(replay: Replay) -> list[str]:
-    """Return lines on the client's update: its norms and hash, and whether it is the recorded one."""
+    """Return lines on the client's update: its norms and hash, and whether the update is as recorded."""
     vectors = ", ".join(f"‖{name}‖ {float(vector.norm()):.6g}" for name, vector in replay.reported.vectors.items())
     scalars = "".join(f", {name} {value:.6g}" for name, value in replay.reported.scalars.items())
     found = [f"reports {vectors}{scalars}; hash {replay.reported.hash:016x}", _verdict(replay)]

@@ -1,1 +1,1 @@
-"""Conformance vectors: small trajectories of every method, in JSON, by which any framework can test itself."""
+"""Conformance vectors: small trajectories of every method, in JSON, against which any framework can be tested."""

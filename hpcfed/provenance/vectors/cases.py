@@ -1,7 +1,7 @@
-"""Cases: methods trained with other parameters, cohorts and local steps than in each method's own trajectory.
+"""Cases of conformance vectors: methods with other parameters, cohorts and local steps than in their main trajectory.
 
 A protocol fixes the cohorts, step sizes and minibatches of all its cases. In the first three protocols each step takes
-all of the client's samples, so that another framework can compute it without our order of samples.
+all of the client's samples, so that another framework needs no particular order of samples.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ PROTOCOLS: Mapping[str, Mapping[str, Any]] = {
     "decay": {"cohort": {"size": 3}, "local": {**_WHOLE, "lr_decay": 0.5}},
     "unequal": {"cohort": {"size": 3}, "local": {"epochs": 1, "batch_size": 2, "lr": 0.25, "lr_decay": 1.0}},
 }
-"""Protocol → its keys of the recipe: all clients; three of four; three of four, the step size halved each round; one
-epoch in minibatches, which is 2 or 3 steps.
+"""Protocol → its keys of the recipe: all clients; three of four; three of four, the step size halved each round;
+three of four, one epoch in minibatches of two samples, which is 2 or 3 steps.
 """
 
 

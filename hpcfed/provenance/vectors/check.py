@@ -1,4 +1,4 @@
-"""Comparison of conformance vectors from a file, ours or another framework's, with those that hpcfed computes."""
+"""Comparison of conformance vectors in a file, from hpcfed or another framework, with vectors computed here."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hpcfed.io.text import parse_json, read_text
 from hpcfed.provenance.vectors.trajectory import FORMAT, VERSION, vectors
 
 TOLERANCE = 1e-12
-"""Relative to the largest parameter: float64, another order of additions."""
+"""Largest difference, relative to the largest parameter, that another order of float64 additions can explain."""
 
 
 class Agreement(NamedTuple):
-    """How far a trajectory from a file is from the one computed here.
+    """Distance between a trajectory in a file and the trajectory computed here.
 
     Attributes:
         method: name of the method or case.
-        difference: the largest of all rounds, relative to the model's largest parameter; inf for other cohorts or
-            minibatches.
-        round: the round of the largest difference, from 1; 0 if there is none.
+        difference: the largest over all rounds, relative to the model's largest parameter; inf if cohorts or
+            minibatches differ.
+        round: the round of the largest difference, from 1; 0 if no model differs.
     """
 
     method: str
@@ -52,10 +52,10 @@ def read_vectors(path: Path) -> dict[str, Any]:
 
 
 def agreements(path: Path) -> Iterator[Agreement]:
-    """Yield, for each method and case of a file, how far its models are from those computed here.
+    """Compare each method and case of a file with the one computed here; yield an `Agreement` for each.
 
     Raises:
-        InputError: the file has no vectors, names an unknown method or case, or was computed on another problem.
+        InputError: the file has no vectors or malformed ones, an unknown method or case, or another problem.
     """
     recorded = read_vectors(path)
     for key in ("methods", "cases"):
@@ -75,7 +75,7 @@ def agreements(path: Path) -> Iterator[Agreement]:
 
 
 def _largest(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, int]:
-    """Return a method's largest difference over its rounds, relative to the largest parameter, and that round.
+    """Return a method's largest difference over its rounds, relative to the largest parameter, and its round.
 
     The difference is inf if a round has another cohort or other minibatches. The round is 0 if no model differs.
     """
@@ -91,7 +91,7 @@ def _largest(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[floa
 
 
 def _largest_of_models(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, int]:
-    """Return a case's largest difference over its rounds, relative to the largest parameter, and that round.
+    """Return a case's largest difference over its rounds, relative to the largest parameter, and its round.
 
     The round is 0 if no model differs.
     """
@@ -102,7 +102,7 @@ def _largest_of_models(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> 
 
 
 def _apart(recorded: Any, here: Any) -> float:
-    """Return the largest difference between parameters of two models, relative to the largest parameter of `here`."""
+    """Return the largest difference between the parameters of two models, relative to the largest one of `here`."""
     found, wanted = list(_numbers(recorded)), list(_numbers(here))
     return max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / max(map(abs, wanted))
 

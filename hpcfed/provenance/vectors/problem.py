@@ -1,4 +1,4 @@
-"""The vectors' problem: four clients of 3 to 6 samples, three classes, three features that are multiples of 1/8."""
+"""The problem of the conformance vectors: four clients of 3 to 6 samples, 3 classes, 3 features in multiples of 1/8."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 4
 
 
 def clients() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return each client's features x, (n, 3) float64, and classes y, (n,)."""
+    """Return each client's n samples: features x, (n, 3) float64, and classes y, (n,)."""
     found = []
     for client, size in enumerate(SIZES):
         sample, feature = np.arange(size)[:, None], np.arange(FEATURES)[None, :]
@@ -53,7 +53,7 @@ def recipe_of(algorithm: Mapping[str, Any], data: Path) -> dict[str, Any]:
 
 
 def recipe_of_case(case: Case, data: Path) -> dict[str, Any]:
-    """Return the recipe of a case: its protocol's cohort and local steps, its method, and its other changes."""
+    """Return the recipe of a case: cohort and local steps of its protocol, its method, and its further changes."""
     protocol, changes = PROTOCOLS[case.protocol], case.changes
     local = {**protocol["local"], **changes.get("local", {}), "engine": "sequential"}
     return {**recipe_of(case.algorithm, data), **changes, "cohort": protocol["cohort"], "local": local}

@@ -1,4 +1,4 @@
-"""The trajectory of a method on the vectors' problem: cohorts, minibatches and the model after each round."""
+"""The trajectory of a method on the problem of the conformance vectors: each round's cohort, minibatches and model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMAT, VERSION = "hpcfed-vectors", 1
 
 
 def vectors(methods: Collection[str] | None = None, cases: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the problem and the trajectories of the named methods and cases, as plain JSON data; None: all."""
+    """Return the problem and the trajectories of the named methods and cases, as JSON data; None: of all."""
     chosen = [name for name in algorithms.names() if methods is None or name in methods]
     with tempfile.TemporaryDirectory(prefix="hpcfed-vectors-") as folder:
         data = Path(folder) / "problem.h5"
@@ -49,7 +49,7 @@ def vectors(methods: Collection[str] | None = None, cases: Collection[str] | Non
 
 
 def trajectory(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Train a recipe; return its algorithm, weights, initial model, and each round's cohort, minibatches and model."""
+    """Train a recipe; return its algorithm, ``weights``, initial model, and rounds: cohort, minibatches and model."""
     recipe = resolve(load_recipe(content))
     parts, _ = assemble(recipe, World())
     simulation = Simulation(parts)
@@ -76,10 +76,10 @@ def trajectory(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_cases(names: Iterable[str], data: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train cases; return the protocols they share, and the cases, each by name.
+    """Train cases; return the protocols of these cases, by name, and the cases, by name.
 
     A protocol has the initial model and, for each round, step size, cohort and minibatches. A case names its protocol
-    and method; its `w` lists the model after each round.
+    and method; its ``w`` lists the model after each round.
     """
     protocols: dict[str, Any] = {}
     cases: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def _of_cases(names: Iterable[str], data: Path) -> tuple[dict[str, Any], dict[st
 
 
 def _with_parameters(name: str) -> dict[str, Any]:
-    """Return the recipe's ``algorithm`` for a method: its name, and its example's parameters if some are required."""
+    """Return the recipe's ``algorithm`` for a method: its name, with its example's parameters if any is required."""
     plain = {"name": name}
     try:
         algorithms.build(Algorithm.model_validate(plain))

@@ -36,7 +36,7 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
 
     Args:
         run: the run folder.
-        signers: an "allowed signers" file of ssh-keygen: one of them must have signed; None: a signature is optional.
+        signers: an "allowed signers" file of ssh-keygen, of whom one must have signed; None: a signature is optional.
 
     Raises:
         InputError: `run` is not a run folder, or a signature cannot be checked because ssh-keygen is not installed.
@@ -69,7 +69,7 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
 
 
 def _doubled_entries(run: Path) -> Iterator[Fault]:
-    """Yield a fault for each JSON file with a key twice: a reader may take the other value than verification does."""
+    """Yield a fault for each JSON file that has a key twice: another reader may take the value not verified here."""
     for name in (CERTIFICATE, *contents_of(run).results):
         path = run / name
         if path.suffix not in (".json", ".jsonl") or not path.is_file():
@@ -82,7 +82,7 @@ def _doubled_entries(run: Path) -> Iterator[Fault]:
 
 
 def ended(run: RecordedRun) -> bool:
-    """Whether the run has ended by its record and models, whatever ``result.json`` says."""
+    """Whether the record and the models show that the run has ended, whatever ``result.json`` says."""
     return has_ended(run.folder, run.recipe, run.rows)
 
 

@@ -45,7 +45,8 @@ class RoundAgain:
     """A round, or the state after it, as computed here.
 
     Attributes:
-        row: the row of the record; of a state that was only evaluated, its hash, scores and totals alone.
+        row: values for the round's row of the record; without training, only scores and, from a checkpoint, hash and
+            totals.
         clients: the per-client evaluation; None if it was not due.
         update_hashes: hashes of the round's updates, in the cohort's order; None if not trained or not recorded.
     """
@@ -65,7 +66,7 @@ class Again:
         watchdog: watches the ranks for hangs.
 
     Attributes:
-        round: the round after which the simulation is now; 0: at the initial model.
+        round: the round whose end the simulation has reached; 0: it is at the initial model.
         environment: what ``environment.json`` would hold on this machine.
     """
 
@@ -107,7 +108,7 @@ class Again:
     def enter(self, round: int) -> str:
         """Set the simulation to the checkpoint of a round, or to the initial model if 0; return "" if that succeeded.
 
-        Else return the reason: damage of the checkpoint, or `OTHER_STATES`.
+        Otherwise return why not: damage of the checkpoint, or `OTHER_STATES`.
 
         Raises:
             EnvironmentFailure: a file of the checkpoint cannot be read.
@@ -128,7 +129,7 @@ class Again:
         return ""
 
     def state(self) -> RestoredState:
-        """Return a copy of the simulation's state, for a simulation with the next version of the code to go on from."""
+        """Return a copy of the simulation's state, from which the next version of the code can continue."""
         own, simulation = self._parts.clients, self._simulation
         clients = {
             client: {name: tensor.cpu().clone() for name, tensor in (own.get(client) or {}).items()} for client in own
@@ -137,7 +138,7 @@ class Again:
         return RestoredState(self.round, simulation.replicated(), clients, progress)
 
     def restore(self, found: RestoredState) -> None:
-        """Set the simulation to a state that `state` or a checkpoint gave."""
+        """Set the simulation to a state from `state` or from a checkpoint."""
         self._simulation.begin_again()
         self._simulation.restore(found.replicated, found.clients)
         self._simulation.magnitudes.restore(found.progress["magnitudes"])
@@ -156,7 +157,7 @@ class Again:
         return RoundAgain({"hash": self._simulation.hash, **self._rows.totals, **found[0]}, found[1])
 
     def next(self, due: Due) -> RoundAgain:
-        """Train the next round; evaluate what the recipe or `due` asks for: test set, training sets, each client.
+        """Train the next round; evaluate on test set, training sets and clients, as the recipe or `due` asks.
 
         Raises:
             Diverged, InputError, EnvironmentFailure: the training failed.
@@ -201,11 +202,11 @@ class Again:
         return all(self._world.gather(all(same)))
 
     def wrong_files(self, tolerance: float | None = None) -> list[str]:
-        """Return the names of files of models and private parts that differ from the simulation's state, its last one.
+        """Return the names of model and private-part files that differ from the simulation's state, the run's last.
 
         Args:
-            tolerance: share of its largest entry by which the initial private part, which is drawn, may differ; None:
-                all bits are compared.
+            tolerance: allowed difference of the initial private part, which is drawn at random, relative to its
+                largest entry; None: all bits are compared.
 
         Raises:
             OSError: a file cannot be read.
@@ -230,7 +231,7 @@ class Again:
         return [*models, *_private_files(self._run.folder)]
 
     def measured_files(self, due: Due) -> RoundAgain:
-        """Evaluate the models and private parts in the run folder's files: for a last round without a checkpoint.
+        """Evaluate the models and private parts in the run folder's files, for a last round without a checkpoint.
 
         The simulation cannot be used afterwards. `due`: whether on the test set, on the training sets, and per client.
 

@@ -1,4 +1,4 @@
-"""Spot checks: which rounds of a run to compute again, drawn at random, and from which kept states."""
+"""Spot checks: the random choice of a run's rounds to compute again, and of the kept states to start from."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Segment:
 
 
 NEAR, AT_ALL, FEW = 20, 4, 6
-"""A spot check takes rounds at most T / `NEAR` after a kept state; all rounds between two states if these are at most
-T / `AT_ALL`, or `FEW`, rounds apart. T: rounds of the run.
+"""A spot check draws from the rounds at most T / `NEAR` after a kept state, and from all rounds between two states that
+are at most T / `AT_ALL`, or `FEW`, rounds apart. T: number of rounds of the run.
 """
 
 
 def reachable(starts: Sequence[int], last: int, rounds: int, count: int) -> Iterator[int]:
-    """Yield the rounds that a spot check can draw: those near enough after a kept state, by `NEAR`, `AT_ALL` and `FEW`.
+    """Yield the rounds that a spot check can draw: rounds soon after a kept state, by `NEAR`, `AT_ALL` and `FEW`.
 
     Args:
         starts: rounds whose state is kept, ascending; 0: the initial model.
@@ -44,12 +44,12 @@ def reachable(starts: Sequence[int], last: int, rounds: int, count: int) -> Iter
 
 
 def drawn(rounds: Sequence[int], weights: np.ndarray, count: int, seed: int) -> tuple[list[int], int]:
-    """Return `count` different rounds drawn uniformly, ascending; and one more, drawn in proportion to `weights`.
+    """Return `count` different rounds drawn uniformly, ascending; and one round drawn in proportion to `weights`.
 
     Args:
         rounds: the rounds to draw from.
-        weights: of each of them, (len(rounds),); larger for rounds whose last bits are likelier to be wrong.
-        count: all rounds are returned if there are fewer.
+        weights: weight of each round, (len(rounds),); larger for rounds whose last bits are likelier to be wrong.
+        count: number of uniform draws; all rounds are returned if there are fewer.
         seed: seed of the draw.
     """
     rng = np.random.default_rng(seed)
@@ -58,12 +58,14 @@ def drawn(rounds: Sequence[int], weights: np.ndarray, count: int, seed: int) -> 
 
 
 def oddness(cohorts: Sequence[Sequence[int]], sizes: np.ndarray, batch: int | str) -> np.ndarray:
-    """Return each round's weight in the draw, (len(cohorts),): 1 + its clients whose last minibatch is not full.
+    """Return each round's weight in `drawn`, (len(cohorts),): 1 + number of clients with a partial last minibatch.
+
+    The weight is 1 for a cohort of one client, and for all rounds if `batch` is ``full``.
 
     Args:
         cohorts: client numbers of each round.
-        sizes: samples of each client, (N,).
-        batch: the recipe's ``local.batch_size``.
+        sizes: number of samples of each client, (N,).
+        batch: ``local.batch_size`` of the recipe.
     """
     short = sizes % batch != 0 if isinstance(batch, int) else np.full(len(sizes), False)
     several = ([k for k in cohort if 0 <= k < len(sizes)] if len(cohort) > 1 else [] for cohort in cohorts)
@@ -71,7 +73,7 @@ def oddness(cohorts: Sequence[Sequence[int]], sizes: np.ndarray, batch: int | st
 
 
 def segments(rounds: Sequence[int], starts: Sequence[int]) -> list[Segment]:
-    """Return the segments that cover `rounds`, each begun at the last kept state before it; `starts`: their rounds."""
+    """Return segments that cover `rounds`, each from the last kept state before; `starts`: rounds of kept states."""
     last: dict[int, int] = {}
     for round in sorted(rounds):
         last[max(start for start in starts if start < round)] = round

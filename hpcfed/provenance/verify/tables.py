@@ -22,11 +22,11 @@ from hpcfed.run_folder.rounds import RESTORE
 from hpcfed.run_folder.update_hashes import KIND, UPDATE_HASHES
 
 BOUNDARY = 2
-"""Samples of a client that rounding alone may move across a decision boundary."""
+"""Number of a client's samples that rounding alone may move across a decision boundary."""
 
 
 class RecordedTables:
-    """The recorded ``clients.csv`` and ``update-hashes.bin`` of a run, to be compared with computed rounds.
+    """The recorded ``clients.csv`` and ``update-hashes.bin`` of a run, for comparison with computed rounds.
 
     Args:
         run: the recorded run.
@@ -61,8 +61,8 @@ class RecordedTables:
         Args:
             round: the round, from 1.
             here: the round as computed here.
-            tolerance: relative tolerance; update hashes, which only show equality, are not compared then. None: all
-                bits are compared.
+            tolerance: relative tolerance, with which update hashes, which only show equality, are not compared; None:
+                all bits are compared.
         """
         found = list[Fault]()
         if here.clients is not None and self._columns:
@@ -101,7 +101,7 @@ class RecordedTables:
 
 
 def _is_near(name: str, recorded: str, here: Mapping[str, str], tolerance: float) -> bool:
-    """Whether rounding explains a difference: of a loss up to `tolerance`, of a metric `NEAR` or `BOUNDARY` samples."""
+    """Whether rounding explains a difference: up to `tolerance` in a loss, `NEAR` or `BOUNDARY` samples in a metric."""
     if name in UNMEASURED_COLUMNS:
         return False
     try:
@@ -113,7 +113,7 @@ def _is_near(name: str, recorded: str, here: Mapping[str, str], tolerance: float
 
 
 def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
-    """Return the columns of ``clients.csv``, and round → (byte offset, number) of its rows; empty without a file.
+    """Return the columns of ``clients.csv``, and round → (byte offset, number) of its rows; both empty without a file.
 
     Raises:
         InputError: the file cannot be read, has a column twice, or its rows are not in the order of rounds.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 AGREES, DIFFERS, IN_PART = 0, 1, 5
-"""Exit codes of a verification that could be done; one that could not exits with 2 or 4."""
+"""Exit codes of a completed verification; one that cannot be done exits with 2 or 4."""
 
 
 @dataclass(frozen=True)

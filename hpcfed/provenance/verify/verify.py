@@ -47,14 +47,14 @@ MAX_LISTED = 4
 
 @dataclass(frozen=True)
 class Verification:
-    """What to verify, and how.
+    """Settings of a verification.
 
     Attributes:
         run: the run folder.
         rounds: number of rounds to draw for a spot check; None: all rounds are computed.
         seed: seed of the draw.
         data, code: current paths of the federation file and of the folder of the user's code; None: as in the recipe.
-        signers: an "allowed signers" file of ssh-keygen, one of whom must have signed; None: a signature is optional.
+        signers: an "allowed signers" file of ssh-keygen, of whom one must have signed; None: a signature is optional.
         tolerance: relative difference allowed in a round if this machine computes other bits; None: measured here.
         permission: whether code from the run's record may run.
     """
@@ -75,7 +75,7 @@ class _Differs(HpcfedError):
     Attributes:
         faults: what differs: `Fault`, `Difference`, or text.
         round: the round that differs; None if it is a file, or a kept state by itself.
-        by_rounding: whether a machine with other last bits can be the reason.
+        by_rounding: whether different rounding on this machine can be the reason.
         here: the round as computed here; None if `round` is None.
         place: text that follows the round's number in the message, such as " (of rounds 1 to 9)"; may be "".
     """
@@ -213,7 +213,7 @@ class Verifier:
         return max(0.0, 1 - len(self._drawn) / len(self._run.rows))
 
     def _check(self, check: Callable[[Again, CodeOfRounds], None]) -> None:
-        """Call `check` for each version of the user's code that can run, then check the models of the end.
+        """Call `check` for each version of the user's code that can run, then check the final models.
 
         Raises:
             _Differs: something is not as recorded.
@@ -239,7 +239,7 @@ class Verifier:
             self._notes.append("the last models are not measured: their code is not at hand")
 
     def _in_bits(self, again: Again, one: CodeOfRounds) -> None:
-        """Compute kept states and requested rounds of one version of the code anew, and compare them bit for bit."""
+        """Evaluate kept states and train requested rounds of one version of the code; compare them bit for bit."""
         if self._every and again.round == one.first - 1:  # w⁰, or carried on
             self._begin(one.last - again.round)
             self._compute(again, one.last)
@@ -272,7 +272,7 @@ class Verifier:
             self._compute(again, segment.stop)
 
     def _check_states(self, again: Again, one: CodeOfRounds) -> list[int]:
-        """Evaluate and compare one version's kept states; return the rounds of usable ones, 0 for the initial model."""
+        """Evaluate and compare one version's kept states; return the rounds of usable ones (0: initial model)."""
         starts = [0] if one.first == 1 else []
         for round in self._run.checkpoints:
             if not one.first - 1 <= round <= one.last or not self._enter(again, round):
@@ -297,7 +297,7 @@ class Verifier:
         return not trouble
 
     def _compute(self, again: Again, last: int) -> None:
-        """Train rounds up to `last`; compare each with its row of the record, and with a checkpoint kept after it."""
+        """Train rounds up to `last`; compare each with its row of the record, and with its checkpoint if it has one."""
         first = again.round + 1
         while again.round < last:
             round = again.round + 1
@@ -324,7 +324,7 @@ class Verifier:
             trained: whether the round was trained here; else only the state kept after it was evaluated.
 
         Raises:
-            _Differs: they differ in bits; or by more than the tolerance, if there is one.
+            _Differs: the round differs from its rows in bits; or, if there is a tolerance, by more than that.
         """
         row = self._row(round)
         if not trained and row.get("hash") != here.row.get("hash", row.get("hash")):
@@ -357,9 +357,9 @@ class Verifier:
                 raise _Differs([Fault("environment.json", f"{name}: {self._run.environment[name]}, here {value}")])
 
     def _check_end(self, again: Again) -> None:
-        """Check the files of models: against the state after the last round, else by evaluating them.
+        """Check the model files: against the state after the last round, else by evaluating them.
 
-        A run that has not ended may have no such files.
+        A run that has not ended may have no model files.
 
         Raises:
             _Differs: a file has another model, or other scores than the last row.
@@ -382,10 +382,10 @@ class Verifier:
         self._compare(last, again.measured_files(self._due(last)), trained=False)
 
     def _within(self, difference: _Differs) -> Verdict:
-        """Compare each round after a kept state, and the kept states' scores, within the tolerance; return the verdict.
+        """Compare the round after each kept state, and kept states' scores, within the tolerance; return the verdict.
 
-        `difference` is that of the first round with other bits. This round is compared, too: all before it was equal,
-        so it began with the recorded state.
+        `difference` belongs to the first round with other bits. This round is compared, too: all earlier rounds were
+        equal, so it began with the recorded state.
         """
         self._other_bits, self._of = difference, ""
         self._computed.clear()
@@ -427,7 +427,7 @@ class Verifier:
                 self._computed.add(start + 1)
 
     def _measure_tolerance(self, again: Again, start: int) -> float:
-        """Return the tolerance: `MARGIN` times the change by other last bits of the state after round `start`."""
+        """Return the tolerance: `MARGIN` times a round's change if the last bits of the state after `start` change."""
         rows = []
         for perturbed in (False, True):
             self._enter(again, start)
@@ -456,7 +456,7 @@ class Verifier:
         return list(of_environments(self._run.environment, self._environment))
 
     def _dependences(self, difference: _Differs) -> list[str]:
-        """Return a line on the first client of the round whose update depends on its tile here; [] if there is none."""
+        """Return a line on the differing round's first client whose update depends on its tile here; [] without one."""
         round = difference.round
         if round is None:
             return []
