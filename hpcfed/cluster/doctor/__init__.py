@@ -1,1 +1,1 @@
-"""Diagnosis of the machine and the MPI: facts, short measurements, and findings on what is slow or wrong."""
+"""Diagnosis of a job's machines and MPI library: facts, short measurements, and findings on what is slow or wrong."""

@@ -58,7 +58,7 @@ class Rank:
         cores: numbers of the logical cores that the rank may use.
         host_cores: number of logical cores of the host.
         threads: size of each thread pool, by library.
-        gpu: None on a rank that computes on the CPU.
+        gpu: the GPU of the rank; None if it computes on the CPU.
         gpu_driver: whether the host has an NVIDIA driver.
         mps: whether the pipe directory of NVIDIA's Multi-Process Service exists on the host.
         code: digest of the rank's copy of hpcfed; "" if there is only one rank.

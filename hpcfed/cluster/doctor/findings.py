@@ -21,17 +21,17 @@ PROCESS_BYTES = 512 * 2**20
 ROOM_BYTES = 2**30
 """Bytes of free disk space that a run needs for its record and models."""
 LITTLE_TIME = 600.0
-"""A job with fewer seconds left until its time limit is reported."""
+"""Seconds left until the time limit below which a job is reported."""
 SLOW_RANK = 0.5
 """A rank below this fraction of the fastest rank's speed is reported, since every round waits for it."""
 SLOW_ALLREDUCE_S = 1e-3
-"""An Allreduce of 8 bytes that takes more seconds is reported. TCP between two hosts takes 0.1 ms; a millisecond means
+"""Seconds above which an Allreduce of 8 bytes is reported. TCP between two hosts takes 0.1 ms; a millisecond means
 that ranks wait for a core.
 """
 SLOW_LINK_GB_PER_S = 0.125
 """A large Allreduce below this rate, in GB/s, is reported: it is the bandwidth of 1 Gbit/s Ethernet."""
 SLOW_FILE_S = 0.2
-"""A folder in which one small file takes more seconds is reported: a run writes several at its start and end."""
+"""Seconds for writing one small file above which a folder is reported: a run writes several at its start and end."""
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ reduction.
 REDUCED = (SMALL, 1 << 16, LARGE)
 """Bytes of each Allreduce; on a slow network the largest is divided by 16."""
 SLOW = 0.05
-"""A network on which an Allreduce of 64 KiB takes more seconds is slow."""
+"""Seconds of an Allreduce of 64 KiB above which a network is slow."""
 SENT = (SMALL, 1 << 20)
 """Bytes of each message that goes to another rank and back."""
 PINGS = 9
 ENOUGH, FEWEST, MOST = 0.05, 3, 51
-"""Seconds for all repetitions of an Allreduce, and their least and greatest number."""
+"""Seconds for all repetitions of an Allreduce, and the least and greatest number of repetitions."""
 ORDER = 512
 """Number of rows and of columns of the multiplied matrices; each matrix has 1 MiB, so that three fit in the cache."""
 COPIED = 32 * 2**20

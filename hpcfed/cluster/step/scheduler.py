@@ -45,7 +45,7 @@ class Step:
 
 
 class JobScheduler(Protocol):
-    """A scheduler as used from inside a job: the functions of its module."""
+    """Interface of a scheduler's module, as used from inside a job."""
 
     CANCELS_BY_TERM: bool
     """Whether SIGTERM to `hpcfed job-step` means that the job is cancelled; the ranks then get SIGUSR1."""

@@ -57,7 +57,8 @@ class Queue:
         submit: the command that submits a script, without the script.
         hold: options of `submit` that hold the job in the queue.
         after: maps a job's number to options of `submit`: the new job starts only if that job has failed.
-        release, cancel: map a held job's number to the command that releases or cancels it; an empty one keeps it.
+        release, cancel: map a held job's number to the command that releases or cancels it; an empty command leaves it
+            held.
         number: extracts a job's number from the output of `submit`.
     """
 

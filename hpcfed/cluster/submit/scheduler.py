@@ -21,7 +21,7 @@ class QueuedJob:
 
 
 class Scheduler(Protocol):
-    """A cluster's scheduler as used to submit jobs: the functions of its module."""
+    """Interface of a scheduler's module, as used to submit jobs."""
 
     SUFFIX: str
     """Suffix of the scripts' file names, without the dot."""

@@ -27,7 +27,7 @@ LIMIT = re.compile(
 """A time limit in sbatch's formats; the last letter of a group's name is its unit."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 NOTICE, SHORTEST = 120, 10
-"""Default seconds between the signal to stop and the time limit; the least that short jobs get by default."""
+"""Default seconds between the signal to stop and the time limit; the minimum of this default, for short jobs."""
 EARLY = 60
 """Seconds by which SLURM may send the signal too early."""
 ESCAPED = re.compile(r"\\.", re.DOTALL)

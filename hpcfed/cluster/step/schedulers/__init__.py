@@ -1,1 +1,1 @@
-"""Schedulers as used from inside a job: a module each, with the functions of `hpcfed.cluster.step.scheduler`."""
+"""Schedulers as used from inside a job: one module each, with the functions of `hpcfed.cluster.step.scheduler`."""

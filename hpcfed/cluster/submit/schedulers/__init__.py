@@ -1,1 +1,1 @@
-"""Schedulers as used to submit jobs: a module each, with the functions of `hpcfed.cluster.submit.scheduler`."""
+"""Schedulers as used to submit jobs: one module each, with the functions of `hpcfed.cluster.submit.scheduler`."""
