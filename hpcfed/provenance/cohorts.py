@@ -16,7 +16,7 @@ from hpcfed.reduce.masks import dropouts
 
 
 def with_cohorts(run: RecordedRun) -> RecordedRun:
-    """Return a private run with each row's ``cohort`` and ``skipped`` (dropped clients) filled in; on one rank.
+    """Return a private run with each row's ``cohort`` and ``skipped`` (dropped clients) filled in; called on one rank.
 
     A run that is not private is returned unchanged.
 

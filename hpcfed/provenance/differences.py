@@ -140,7 +140,7 @@ def tolerance_from(changed: float, dtype: str) -> float:
 
 
 def of_drawn_model(tolerance: float, dtype: str) -> float:
-    """Return the tolerance for the first round: larger if `dtype` is float64, since its model is drawn in float32."""
+    """Return the tolerance for the first round: larger if `dtype` is float64, since w⁰ is drawn in float32."""
     return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
 
 

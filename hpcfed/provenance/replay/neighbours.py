@@ -27,7 +27,7 @@ Tiles = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Dependence:
-    """A client whose update depends on its tile.
+    """A client whose update depends on its tile, the group of clients that it is trained with.
 
     Attributes:
         round: the round, from 1.
@@ -60,12 +60,12 @@ def dependences_of(run: RecordedRun, round: int) -> list[Dependence]:
 def dependences(
     run: RecordedRun, begun: RewoundRun, round: int, clients: Collection[int] | None = None
 ) -> list[Dependence]:
-    """Return the clients of a round whose updates, trained on this machine, depend on slot or neighbours in a tile.
+    """Return the clients of a round whose updates, on this machine, depend on their slot or their neighbours in a tile.
 
     Args:
         run: the recorded run, whose number of ranks gives one of the arrangements.
         begun: the run at the beginning of the round.
-        round: counted from 1.
+        round: the round, from 1.
         clients: numbers of the clients to test; None: the whole cohort. All of the cohort are trained, as neighbours.
     """
     parts, plan = begun.parts, begun.simulation.plan(round)

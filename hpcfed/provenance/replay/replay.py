@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST_BYTES = 1 << 30
-"""Largest size of a client's iterates, in bytes, at which they are kept; above it only norms are."""
+"""Largest size, in bytes, of a client's iterates that are kept; of larger ones only norms are kept."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Replay:
         reported: the client's update: vectors, scalars and hash.
         recorded_hash: the update's hash in the run's ``update-hashes.bin``; None if it was not recorded.
         start: round of the checkpoint that the computation began from; 0: the initial model.
-        parted: first of the rounds from `start` on whose model hash differs from the recorded one; None if none does.
+        parted: first round, from `start` on, whose model hash differs from the recorded one; None if none does.
         steps: the client's steps, in order.
     """
 
@@ -151,7 +151,8 @@ class Replay:
     def dependence(self) -> Dependence | None:
         """In the first differing round, the first client whose update depends on its tile on this machine.
 
-        None if there is no such client, if nothing differs, or if the checkpoint that the replay began from differs.
+        A tile is a group of clients trained together. None if there is no such client, if nothing differs, or if the
+        checkpoint that the replay began from differs.
         """
         round = self.round if self.parted is None else self.parted
         if self.agrees or (self.parted is not None and self.parted == self.start):  # a kept state

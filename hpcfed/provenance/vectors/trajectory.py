@@ -27,7 +27,7 @@ FORMAT, VERSION = "hpcfed-vectors", 1
 
 
 def vectors(methods: Collection[str] | None = None, cases: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the problem and the trajectories of the named methods and cases, as JSON data; None: of all."""
+    """Return the problem and the trajectories of the named methods and cases (None: all), as plain JSON data."""
     chosen = [name for name in algorithms.names() if methods is None or name in methods]
     with tempfile.TemporaryDirectory(prefix="hpcfed-vectors-") as folder:
         data = Path(folder) / "problem.h5"

@@ -28,7 +28,7 @@ from hpcfed.run_folder.rounds import RECORD
 from hpcfed.run_folder.stopping import reason_to_stop
 
 MAX_LISTED = 4
-"""Files that are named in a line."""
+"""Largest number of files that are named in a line."""
 
 
 def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:

@@ -67,7 +67,7 @@ class Again:
 
     Attributes:
         round: the round whose end the simulation has reached; 0: it is at the initial model.
-        environment: what ``environment.json`` would hold on this machine.
+        environment: content that ``environment.json`` would have on this machine.
     """
 
     def __init__(self, run: RecordedRun, code: CodeOfRounds, world: World, watchdog: Watchdog):
@@ -151,7 +151,7 @@ class Again:
         return CheckpointReader(folder, layout, placement, self._world).of_round(round)
 
     def measured(self, due: Due) -> RoundAgain:
-        """Evaluate the current state; `due`: whether on the test set, on the training sets, and per client."""
+        """Evaluate the current state as `due` asks: (on the test set, on the training sets, per client)."""
         self._watchdog.stage(f"round {self.round}: evaluation")
         found = self._scores(self.round, due)
         return RoundAgain({"hash": self._simulation.hash, **self._rows.totals, **found[0]}, found[1])
@@ -202,7 +202,7 @@ class Again:
         return all(self._world.gather(all(same)))
 
     def wrong_files(self, tolerance: float | None = None) -> list[str]:
-        """Return the names of model and private-part files that differ from the simulation's state, the run's last.
+        """Return names of model and private-part files that differ from the simulation's state after the last round.
 
         Args:
             tolerance: allowed difference of the initial private part, which is drawn at random, relative to its
@@ -233,7 +233,7 @@ class Again:
     def measured_files(self, due: Due) -> RoundAgain:
         """Evaluate the models and private parts in the run folder's files, for a last round without a checkpoint.
 
-        The simulation cannot be used afterwards. `due`: whether on the test set, on the training sets, and per client.
+        The simulation cannot be used afterwards. `due`: see `measured`.
 
         Raises:
             InputError: a file is damaged, or has the parameters of another module.

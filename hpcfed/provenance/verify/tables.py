@@ -61,8 +61,8 @@ class RecordedTables:
         Args:
             round: the round, from 1.
             here: the round as computed here.
-            tolerance: relative tolerance, with which update hashes, which only show equality, are not compared; None:
-                all bits are compared.
+            tolerance: relative tolerance, without a comparison of update hashes, which only show equality; None: all
+                bits are compared.
         """
         found = list[Fault]()
         if here.clients is not None and self._columns:

@@ -42,7 +42,7 @@ from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RESULT, SIGNATURE
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 MAX_LISTED = 4
-"""Differing columns that are printed."""
+"""Largest number of differing columns that are printed."""
 
 
 @dataclass(frozen=True)
