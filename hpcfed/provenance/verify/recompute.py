@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -203,6 +204,8 @@ class Again:
     def wrong_files(self, tolerance: float | None = None) -> list[str]:
         """Return the names of files of models and private parts that differ from the simulation's state, its last one.
 
+        A model that is not kept in the folder is compared with its certified SHA-256.
+
         Args:
             tolerance: share of its largest entry by which the initial private part, which is drawn, may differ; None:
                 all bits are compared.
@@ -221,7 +224,9 @@ class Again:
         names = {name for own, _ in found for name in own}
         others = {name for name in _private_files(folder) if name not in names}
         wrong = [name for _, own in found for name in own]
-        wrong += [name for name in MODELS if _bytes(folder / name) != expected.get(name)]
+        certified = self._run.not_kept()
+        wrong += [name for name in MODELS if _bytes(folder / name) != expected.get(name) and name not in certified]
+        wrong += [name for name, digest in certified.items() if _sha256(expected.get(name)) != digest]
         return sorted({*wrong, *others})
 
     def left_files(self) -> list[str]:
@@ -276,6 +281,10 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
+
+
+def _sha256(content: bytes | None) -> str | None:
+    return None if content is None else hashlib.sha256(content).hexdigest()
 
 
 def _is_near(path: Path, content: bytes, tolerance: float) -> bool:
