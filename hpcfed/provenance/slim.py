@@ -29,11 +29,11 @@ def write_slim(run: Path, folder: Path, data: str) -> dict[str, Any]:
 
     They have no path or host of this machine, and no times of rounds. The certificate has the run's own rounds and
     chain; it names the models, which are not kept, by their SHA-256, with which `hpcfed verify --all` compares those
-    computed anew.
+    computed anew. A record of the same chain stays as it is.
 
     Args:
         run: the run folder.
-        folder: the folder to write; of an earlier call, or new.
+        folder: the folder to write.
         data: the federation file in the recipe, relative to `folder`.
 
     Raises:
@@ -47,7 +47,9 @@ def write_slim(run: Path, folder: Path, data: str) -> dict[str, Any]:
     if found := [*faults(run, certificate), *_own_files(certificate)]:
         raise InputError("cannot be kept as a record", where=str(run), got=str(found[0]))
     before = read_certificate(folder)
-    if before is not None and before["chain"] != certificate["chain"]:
+    if before is not None:
+        if before["chain"] == certificate["chain"]:
+            return before
         remedy = "remove it if the new one shall take its place"
         raise InputError("the record of another run", where=str(folder), got=before["chain"], remedy=remedy)
     files = certificate["files"]

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcfed.config.load import load_recipe, to_plain
-from hpcfed.errors import HpcfedError, InputError, first_of
+from hpcfed.errors import HpcfedError, InputError, first_of, nearest
 from hpcfed.lab.report.measure import Criterion, Spread
 from hpcfed.lab.report.read import Run, is_run_folder, read_run
 from hpcfed.lab.report.text import criterion_text
@@ -50,15 +50,21 @@ def keep(
     """Write the records of an experiment's finished runs; yield a line for each run, and for what is left out.
 
     Raises:
-        InputError: no such experiment, nothing of it in `root`, or another run's record is there.
+        InputError: no such experiment, case or method, nothing of it in `root`, or another run's record is there.
     """
     (experiment,) = find(name)
-    places = Places(root.absolute())
-    wanted = [case for case in experiment.cases if not cases or case in cases]
-    if not (prepared := [case for case in wanted if is_prepared(experiment, case, places)]):
+    for kind, names, known in (("case", cases, experiment.cases), ("method", methods, experiment.methods)):
+        for one in names:
+            if one not in known:
+                raise InputError(f"no {kind} {one!r}", where=name, remedy=nearest(one, [*known]))
+    places, settings = Places(root.absolute()), list[SettingRuns]()
+    for seed in experiment.seed_numbers:
+        part = experiment.with_seeds([seed])
+        if chosen := [case for case in cases or part.cases if is_prepared(part, case, places)]:
+            part = part.limited(chosen)
+            settings += read_settings(part, lay_out(part, "full", places, methods=methods))
+    if not any(one.runs or one.others for one in settings):
         raise InputError("nothing has been run", where=str(root), expected=f"runs and data of {name}")
-    experiment = experiment.limited(prepared)
-    settings = read_settings(experiment, lay_out(experiment, "full", places, methods=methods))
     for one in settings:
         for run in one.runs.values():
             if run.status != "finished" or run.num_rounds != one.setting.rounds:

@@ -42,9 +42,21 @@ def test_finished_runs_are_kept_and_verified(command, tmp_path):
     assert [line.partition(" bytes")[0].partition(":")[0] for line in said] == ["ours.fedavg.0", "ours.fedexp.0"]
     assert said[1] == "ours.fedexp.0: finished, 1 of 3 rounds: not kept"
     (kept,) = (tmp_path / "records" / "own").iterdir()
+    with pytest.raises(InputError, match="no case 'our'; did you mean 'ours'"):
+        list(keep(tmp_path / "runs" / "reproduce", str(tmp_path / "own.yaml"), tmp_path / "records", ["our"]))
     assert sorted(file.name for file in kept.iterdir()) == [
         *("certificate.json", "environment.json", "metrics.jsonl", "recipe.yaml", "result.json")
     ]
+    certificate = kept / "certificate.json"
+    before = certificate.read_bytes()
+    again = ["reproduce", str(tmp_path / "own.yaml"), "--output", "again", "--method", "fedavg", "--seeds", "1"]
+    assert command(again, tmp_path).returncode == 0
+    list(keep(tmp_path / "again", str(tmp_path / "own.yaml"), tmp_path / "records"))
+    assert certificate.read_bytes() == before  # the same run, trained at another time
+    certificate.write_text(certificate.read_text().replace('"chain": "', '"chain": "0'))
+    with pytest.raises(InputError, match="the record of another run"):
+        list(keep(tmp_path / "again", str(tmp_path / "own.yaml"), tmp_path / "records"))
+    certificate.write_bytes(before)
     done = command(["verify", str(kept), "--all", "--data", "small.h5"], tmp_path)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "verified: all 3 rounds, bit for bit, on 1 rank")
 
