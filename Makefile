@@ -99,7 +99,7 @@ format: $(mpich) ## Rewrite the code in the house style
 	@$(python) -m ruff format .
 
 .PHONY: generated
-generated: $(mpich) ## Write what is generated: the table of methods in docs/recipe.md, the JSON Schemas
+generated: $(mpich) ## Write what is generated: tables of docs/recipe.md and docs/json.md, docs/leaderboard.md, the JSON Schemas
 	@$(python) .ci/generate.py
 
 ##@ Set up

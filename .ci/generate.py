@@ -1,4 +1,5 @@
-"""Write the tables of docs/recipe.md and docs/json.md, and the JSON Schemas, from the code (for ``make generated``)."""
+"""Write what is generated (for ``make generated``): tables of docs/recipe.md and docs/json.md, docs/leaderboard.md, and
+the JSON Schemas."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from hpcfed import algorithms, models
 from hpcfed.cli.documents import ERROR, commands, keys_of
 from hpcfed.cli.schema import of_experiment, of_recipe
 from hpcfed.config.meanings import keys
+from jobs.bench import leaderboard
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = {"recipe": of_recipe, "experiment": of_experiment}
@@ -77,6 +79,11 @@ def json_page(text: str) -> str:
     return _with_tables(text, (document_keys(),))
 
 
+def leaderboard_page(_: str = "") -> str:
+    """Return docs/leaderboard.md of the records in docs/leaderboard."""
+    return leaderboard.page()
+
+
 def _with_tables(text: str, tables: Sequence[str]) -> str:
     """Return a page with its generated tables, in order, replaced."""
     head, *parts = text.split(BEGIN)
@@ -112,7 +119,7 @@ def _one_of(default: str, known: list[str]) -> str:
     return f"`{first}` (default)" + "".join(f", `{name}`" for name in others[:-1]) + f" or `{others[-1]}`"
 
 
-PAGES = {"recipe.md": recipe_page, "json.md": json_page}
+PAGES = {"recipe.md": recipe_page, "json.md": json_page, "leaderboard.md": leaderboard_page}
 
 
 def main() -> None:

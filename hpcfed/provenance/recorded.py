@@ -12,7 +12,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.provenance.code_of_rounds import NO_PERMISSION, CodeOfRounds, Permission, code_of_rounds
 from hpcfed.ranks.devices import visible_devices
-from hpcfed.run_folder.certificate import DIGITS, named_files, read_certificate, sha256_of
+from hpcfed.run_folder.certificate import DIGITS, named_files, not_kept, read_certificate, sha256_of
 from hpcfed.run_folder.checkpoint.layout import Damaged, Manifest, refuse_other_arithmetic, stem
 from hpcfed.run_folder.checkpoint.writer import manifests, round_of
 from hpcfed.run_folder.code import without_given_observers
@@ -55,6 +55,10 @@ class RecordedRun:
         following = (self.measured[kept] for kept in self.checkpoints if kept >= round)
         found = next(following, {}).items()
         return ", ".join(f"evaluate.{key}: {value}" for key, value in found if getattr(section, key, value) != value)
+
+    def not_kept(self) -> dict[str, Any]:
+        """Return the models that the certificate names as not kept, and that are not in the folder: name → SHA-256."""
+        return {name: digest for name, digest in not_kept(self.folder).items() if not (self.folder / name).is_file()}
 
     @property
     def recipe(self) -> Recipe:

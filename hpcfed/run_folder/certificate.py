@@ -8,6 +8,7 @@ rounds                of each round, "hash digest": 16 digits of the SHA-256 of 
 chain                 SHA-256 over (recipe, named_files, data, code), then over (it, row) round after round
 code_before           where a change of code was accepted: ``code`` and the first round, `since`, of each version
 files                 path in the folder → SHA-256, of every file that a command reads
+not_kept              of a record without its models (`hpcfed.provenance.slim`): name → SHA-256 of each model
 repeatable, why_not   whether the same recipe gives the same bits elsewhere, as far as the run can tell
 privacy               where means are noised: what ``environment.json`` says of it, and ε after the last round
 bits                  ``portable``: elsewhere is any machine; ``native``: one of the same processor and libraries
@@ -33,6 +34,7 @@ from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.contents import contents_of, is_result
+from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, read_mapping, read_recipe
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import WITHOUT_EFFECT, deciding
@@ -46,6 +48,7 @@ BASIS = ("recipe", "named_files", "data", "code", "code_before")
 """Entries on which the rounds depend: the beginning of the chain."""
 IRRELEVANT_KEYS = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
 """Keys of the recipe that decide no result."""
+NOT_KEPT = "not_kept"
 KINDS = {"recipe": dict, "named_files": dict, "code": dict, "rounds": list, "chain": str, "files": dict}
 """Entries that are read, by their types."""
 CHECKED = (
@@ -213,6 +216,12 @@ def read_certificate(folder: Path) -> dict[str, Any] | None:
     return content
 
 
+def not_kept(folder: Path) -> dict[str, Any]:
+    """Return the certificate's list of models that the run left and its folder does not keep: name → SHA-256."""
+    found = read_mapping(folder / CERTIFICATE).get(NOT_KEPT)
+    return found if isinstance(found, dict) else {}
+
+
 class OtherVersion(InputError):
     """A certificate that another version of hpcfed wrote."""
 
@@ -242,8 +251,11 @@ def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
     Raises:
         OSError: as the system reports it.
     """
-    present, found = contents_of(folder), links_of(folder)
-    certified: Mapping[str, Any] = certificate["files"]
+    present, found, elsewhere = contents_of(folder), links_of(folder), not_kept(folder)
+    others = [name for name in elsewhere if name not in MODELS]
+    found += [Fault(CERTIFICATE, f"does not keep {name!r}, which is no model") for name in others]
+    put_back = {name: digest for name, digest in elsewhere.items() if name in present.results}
+    certified: Mapping[str, Any] = {**certificate["files"], **put_back}
     for name in sorted({*certified, *present.results}):
         if not is_result(name):
             found.append(Fault(CERTIFICATE, f"names {name!r}, which is no result of a run"))
@@ -285,7 +297,8 @@ def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fa
     for entry, (value, source) in expected.items():
         if certificate.get(entry) != value:
             yield Fault(CERTIFICATE, f"its {entry!r} is not that of {source}")
-    for entry in sorted(certificate.keys() - {"format", "version", "data", *KINDS, *CHECKED}):
+    known = {"format", "version", "data", *KINDS, *CHECKED, *([NOT_KEPT] if not_kept(folder) else [])}
+    for entry in sorted(certificate.keys() - known):
         yield Fault(CERTIFICATE, f"has an entry {entry!r}, which is none of a certificate's")
     for key in sorted(key for key, value in recipe.items() if certified.get(key) != value):
         yield Fault(CERTIFICATE, f"its recipe has {key}: {certified.get(key)}, {RECIPE} {recipe[key]}")

@@ -14,6 +14,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.certificate import not_kept
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import RESULT, read_mapping
 from hpcfed.run_folder.folder import RunFolder
@@ -30,12 +31,13 @@ def status_of(error: BaseException | None) -> str:
 
 
 def has_ended(folder: Path, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a run has ended by its record: by its last round or by ``stop``; and its model is there.
+    """Whether a run has ended by its record: by its last round or by ``stop``; and its model is there, or certified as
+    not kept.
 
     A run that was killed after its last round has not ended: it has not written its models.
     """
     is_last = len(rows) == recipe.rounds or reason_to_stop(recipe, rows) is not None
-    return is_last and (folder / MODELS[0]).is_file()
+    return is_last and ((folder / MODELS[0]).is_file() or MODELS[0] in not_kept(folder))
 
 
 def recorded_status(folder: Path, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> str:

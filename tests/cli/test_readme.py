@@ -44,7 +44,7 @@ def test_every_command_is_found_and_everything_named_can_be_installed():
     make = ["make", "-n", "demo", "VENV=.venv"]
     demo = subprocess.run(make, cwd=ROOT, env=kept, capture_output=True, text=True, check=True).stdout
     assert "source .venv/bin/activate" in demo.splitlines()[-1]
-    pages = [ROOT / "README.md", *(ROOT / "docs").iterdir(), *(ROOT / "hpcfed").rglob("*.py")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.*"), *(ROOT / "hpcfed").rglob("*.py")]
     assert not [page for page in pages if re.search(r"pip install '?hpcfed", page.read_text(encoding="utf-8"))]
 
 

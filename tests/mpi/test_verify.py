@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,10 +19,13 @@ import hpcfed
 from hpcfed.data.content import content_hash
 from hpcfed.errors import InputError
 from hpcfed.io.pace import Pace
+from hpcfed.provenance.certify import certify
 from hpcfed.provenance.recorded import placed_recipe
+from hpcfed.provenance.slim import write_slim
 from hpcfed.provenance.verify.spot_check import drawn, oddness, reachable, segments
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.cut import MODELS
 from tests.devices import KIND
 from tests.mpi.recipes import METHODS, small, write_recipe, write_small
 
@@ -262,20 +266,19 @@ def test_without_a_certificate_rounds_are_computed_without_the_table_of_clients(
     assert code == 0, said
 
 
+def make_other(run: Path) -> None:
+    """Make a run one of another machine: its packages are others, and so are the last digits of its losses."""
+    (run / "certificate.json").unlink()
+    replace("environment.json", '"numpy": "', '"numpy": "0.')(run)
+    for round, line in enumerate((run / "metrics.jsonl").read_text().splitlines(), 1):
+        row = json.loads(line)
+        edit_row(run, round, local_loss=row["local_loss"] * (1 + 1e-6))
+
+
 def test_another_machine_is_compared_round_by_round_within_a_tolerance(world, folder):
-    """Its packages are others, and so are the last digits of its losses."""
     hpcfed.run(of("fedavg"), world=world, quiet=True)
     world.gather(None)
-
-    def make_other() -> None:
-        run = folder / "run"
-        (run / "certificate.json").unlink()
-        replace("environment.json", '"numpy": "', '"numpy": "0.')(run)
-        for round, line in enumerate((run / "metrics.jsonl").read_text().splitlines(), 1):
-            row = json.loads(line)
-            edit_row(run, round, local_loss=row["local_loss"] * (1 + 1e-6))
-
-    world.on_root(make_other)
+    world.on_root(lambda: make_other(folder / "run"))
     code, said = verified(folder / "run", world)
     assert code == 5
     assert "this machine computes other bits: numpy: 0." in said
@@ -284,6 +287,86 @@ def test_another_machine_is_compared_round_by_round_within_a_tolerance(world, fo
     code, said = verified(folder / "run", world, tolerance=1e-8)
     assert code == 1
     assert "differs in round 1, by more than 1e-08, from its recorded state\n  local_loss: " in said
+
+
+def test_a_record_without_its_models_is_verified_by_all_rounds(world, folder):
+    """The models computed again have the certified SHA-256; a few rounds say nothing about them."""
+    hpcfed.run(of("fedexp", rounds=24), world=world, quiet=True)
+    run, slim = folder / "run", folder / "slim"
+    chain = world.on_root(lambda: write_slim(run, slim, "../small.h5")["chain"])
+    assert chain == json.loads((run / "certificate.json").read_text())["chain"]
+    text = "".join(path.read_text() for path in slim.iterdir())
+    assert str(folder) not in text
+    assert platform.node() not in json.loads((slim / "environment.json").read_text())["per_rank"][0].values()
+    code, said = verified(slim, world)
+    assert (code, said.splitlines()[-1].partition(", on")[0]) == (0, "verified: all 24 rounds, bit for bit")
+    assert f"{', '.join(MODELS)}: not kept here; computed again, with the certified SHA-256" in said
+    code, said = verified(slim, world, 1)
+    assert (code, "nor computed to the bit: only the certified" in said) == (5, True), said
+    assert "verified in part: rounds 1–2 alone were computed" in said
+    world.on_root(lambda: shutil.copyfile(run / MODELS[0], slim / MODELS[0]) and None)  # put back
+    code, said = verified(slim, world)
+    assert (code, f"{MODELS[1]}: not kept here" in said) == (0, True), said
+
+
+def test_of_a_record_of_another_machine_only_the_first_round_can_be_compared(world, folder):
+    hpcfed.run(of("fedavg"), world=world, quiet=True)
+    world.gather(None)
+
+    def make_record() -> None:
+        make_other(folder / "run")
+        list(certify(folder / "run", None))
+        write_slim(folder / "run", folder / "slim", "../small.h5")
+
+    world.on_root(make_record)
+    code, said = verified(folder / "slim", world)
+    assert (code, "model.safetensors: not kept here, nor computed to the bit" in said) == (5, True), said
+    assert "not to the bit: round 1 of 6, each from its recorded state" in said
+    assert said.endswith("; the last models are not kept here")
+
+
+def of_another_model(certificate: dict[str, Any]) -> None:
+    certificate["not_kept"][MODELS[1]] = "0" * 64
+
+
+def of_no_model(certificate: dict[str, Any]) -> None:
+    certificate["not_kept"]["metrics.jsonl"] = certificate["files"].pop("metrics.jsonl")
+
+
+FORGED = {
+    "another model": (of_another_model, f"{MODELS[1]}: is not the model after round 6"),
+    "no model": (of_no_model, "certificate.json: does not keep 'metrics.jsonl', which is no model"),
+    "nothing": (lambda certificate: certificate.update(not_kept={}), "certificate.json: has an entry 'not_kept'"),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_what_a_certificate_says_of_models_that_are_not_kept_is_checked(case, world, folder):
+    hpcfed.run(of("fedexp"), world=world, quiet=True)
+    change, words = FORGED[case]
+
+    def forge() -> None:
+        certificate = write_slim(folder / "run", folder / "slim", "../small.h5")
+        change(certificate)
+        (folder / "slim" / "certificate.json").write_text(json.dumps(certificate))
+
+    world.on_root(forge)
+    code, said = verified(folder / "slim", world)
+    assert (code, words in said) == (1, True), said
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parameters": {"private": ["*.bias"]}, "evaluate": {"every": 0}}, "private/"),
+        ({"cohort": {"schedule": "schedule.json"}}, "named by the recipe: cohort.schedule"),
+    ],
+)
+def test_a_run_that_needs_more_than_its_federation_is_not_kept_as_a_record(changes, words, world, folder):
+    world.on_root(lambda: (folder / "schedule.json").write_text(json.dumps([[0]] * ROUNDS)))
+    hpcfed.run(of("fedavg", **changes), world=world, quiet=True)
+    with pytest.raises(InputError, match=words):
+        world.on_root(lambda: write_slim(folder / "run", folder / "slim", "../small.h5") and None)
 
 
 @pytest.mark.skipif(KIND == "stub", reason="knows no CUDA")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -204,6 +205,8 @@ class Again:
     def wrong_files(self, tolerance: float | None = None) -> list[str]:
         """Return names of model and private-part files that differ from the simulation's state after the last round.
 
+        A model that is not kept in the folder is compared with its certified SHA-256.
+
         Args:
             tolerance: allowed difference of the initial private part, which is drawn at random, relative to its
                 largest entry; None: all bits are compared.
@@ -222,7 +225,9 @@ class Again:
         names = {name for own, _ in found for name in own}
         others = {name for name in _private_files(folder) if name not in names}
         wrong = [name for _, own in found for name in own]
-        wrong += [name for name in MODELS if _bytes(folder / name) != expected.get(name)]
+        certified = self._run.not_kept()
+        wrong += [name for name in MODELS if _bytes(folder / name) != expected.get(name) and name not in certified]
+        wrong += [name for name, digest in certified.items() if _sha256(expected.get(name)) != digest]
         return sorted({*wrong, *others})
 
     def left_files(self) -> list[str]:
@@ -277,6 +282,10 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
+
+
+def _sha256(content: bytes | None) -> str | None:
+    return None if content is None else hashlib.sha256(content).hexdigest()
 
 
 def _is_near(path: Path, content: bytes, tolerance: float) -> bool:

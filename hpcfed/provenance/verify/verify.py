@@ -368,6 +368,9 @@ class Verifier:
         if MODELS[0] not in left and not has_ended:
             return
         trained_here = again.round == last and self._tolerance is None  # else its bits are this machine's
+        if (names := ", ".join(self._run.not_kept())) and not trained_here:
+            self._notes.append(f"{names}: not kept here, nor computed to the bit: only the certified SHA-256 is known")
+            return
         if not trained_here and last in self._run.checkpoints and self._enter(again, last):
             self._compare(last, again.measured(self._due(last)), trained=False)
         if again.round == last and (self._tolerance is None or last in self._run.checkpoints):
@@ -375,6 +378,8 @@ class Verifier:
             found = [name for name in again.wrong_files(self._tolerance_of(1)) if has_ended or name in left]
             if wrong := [name for name in found if not (rounded and name == MODELS[1])]:
                 raise _Differs([Fault(name, f"is not the model after round {last}") for name in wrong])
+            if names:
+                self._say(f"{names}: not kept here; computed again, with the certified SHA-256")
             if not (rounded and MODELS[1] in found):
                 return
         elif MODELS[1] in left:
@@ -402,10 +407,10 @@ class Verifier:
             self._notes.append(f"{UPDATE_HASHES} has the bits of the other machine: it is not checked")
         for note in self._notes:
             self._say(note)
+        models = "the last models are not kept here" if self._run.not_kept() else "the last models as recorded"
         self._say(
             f"agrees within {self._tolerance:.2g}, not to the bit: {_named(sorted(self._computed))} of "
-            f"{len(self._run.rows)}, each from its recorded state; at most {self._worst:.1e}; {self._kept()}the last "
-            "models as recorded"
+            f"{len(self._run.rows)}, each from its recorded state; at most {self._worst:.1e}; {self._kept()}{models}"
         )
         return self._verdict(IN_PART)
 

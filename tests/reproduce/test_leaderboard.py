@@ -1,0 +1,105 @@
+"""The leaderboard: records of finished runs, kept without models, and the page that is made from them alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from runpy import run_path
+
+import pytest
+
+from hpcfed.errors import InputError
+from jobs.bench.leaderboard import RECORDS, keep, page
+from tests.launch import ROOT
+from tests.mpi.recipes import write_small
+from tests.reproduce.test_command import OWN
+
+pytestmark = pytest.mark.one_mpi
+KEPT = "niid-fcube/corners.fedavg.0"
+
+
+@pytest.mark.serial
+def test_the_page_is_that_of_the_records():
+    text = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    assert run_path(str(ROOT / ".ci" / "generate.py"))["leaderboard_page"]() == text, "make generated"
+
+
+@pytest.mark.serial
+def test_records_have_no_path_of_a_machine():
+    for file in RECORDS.rglob("*.*"):
+        if file.is_file():
+            text = file.read_text(encoding="utf-8")
+            assert not [words for words in ('"/', ": /", "- /") if words in text], file
+
+
+def test_finished_runs_are_kept_and_verified(command, tmp_path):
+    write_small(tmp_path)
+    (tmp_path / "own.yaml").write_text(OWN)
+    run = ["reproduce", str(tmp_path / "own.yaml"), "--seeds", "1"]
+    assert command([*run, "--method", "fedavg"], tmp_path).returncode == 0
+    assert command([*run, "--method", "fedexp", "--rounds", "1"], tmp_path).returncode == 0
+    said = list(keep(tmp_path / "runs" / "reproduce", str(tmp_path / "own.yaml"), tmp_path / "records"))
+    assert [line.partition(" bytes")[0].partition(":")[0] for line in said] == ["ours.fedavg.0", "ours.fedexp.0"]
+    assert said[1] == "ours.fedexp.0: finished, 1 of 3 rounds: not kept"
+    (kept,) = (tmp_path / "records" / "own").iterdir()
+    with pytest.raises(InputError, match="no case 'our'; did you mean 'ours'"):
+        list(keep(tmp_path / "runs" / "reproduce", str(tmp_path / "own.yaml"), tmp_path / "records", ["our"]))
+    assert sorted(file.name for file in kept.iterdir()) == [
+        *("certificate.json", "environment.json", "metrics.jsonl", "recipe.yaml", "result.json")
+    ]
+    certificate = kept / "certificate.json"
+    before = certificate.read_bytes()
+    again = ["reproduce", str(tmp_path / "own.yaml"), "--output", "again", "--method", "fedavg", "--seeds", "1"]
+    assert command(again, tmp_path).returncode == 0
+    list(keep(tmp_path / "again", str(tmp_path / "own.yaml"), tmp_path / "records"))
+    assert certificate.read_bytes() == before  # the same run, trained at another time
+    certificate.write_text(certificate.read_text().replace('"chain": "', '"chain": "0'))
+    with pytest.raises(InputError, match="the record of another run"):
+        list(keep(tmp_path / "again", str(tmp_path / "own.yaml"), tmp_path / "records"))
+    certificate.write_bytes(before)
+    done = command(["verify", str(kept), "--all", "--data", "small.h5"], tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "verified: all 3 rounds, bit for bit, on 1 rank")
+
+
+CHANGES = {
+    "a score": ("metrics.jsonl", '"test_accuracy":0.9', '"test_accuracy":0.99', "metrics.jsonl: is not the file"),
+    "a key": ("recipe.yaml", "momentum: 0.9", "momentum: 0.8", "recipe.yaml: is not the file"),
+}
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_changed_record_has_no_page(case, tmp_path):
+    name, old, new, words = CHANGES[case]
+    shutil.copytree(RECORDS / KEPT, tmp_path / KEPT)
+    file = tmp_path / KEPT / name
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    with pytest.raises(InputError, match=words):
+        page(tmp_path)
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("fedavg", "fedprox", r"algorithm\.name 'fedavg', not 'fedprox'"),
+        ("corners", "iid", r"data fcube-0-\w+\.h5, not fcube-iid-4-0"),
+    ],
+)
+def test_a_record_in_the_place_of_another_has_no_page(old, new, words, tmp_path):
+    shutil.copytree(RECORDS / KEPT, tmp_path / KEPT.replace(old, new))
+    with pytest.raises(InputError, match=words):
+        page(tmp_path)
+
+
+@pytest.mark.serial
+def test_a_row_is_best_last_and_where_to_look(tmp_path):
+    shutil.copytree(RECORDS / KEPT, tmp_path / KEPT)
+    rows = [json.loads(line) for line in (tmp_path / KEPT / "metrics.jsonl").read_text().splitlines()]
+    scores = [row["test_accuracy"] for row in rows]
+    (row,) = (line for line in page(tmp_path).splitlines() if line.startswith("| [`corners.fedavg.0`]"))
+    best, round = max(scores), scores.index(max(scores)) + 1
+    assert f"| {100 * best:.2f} % | {round} | {100 * scores[-1]:.2f} % |" in row
+    assert json.loads((tmp_path / KEPT / "certificate.json").read_text())["chain"][:16] in row
