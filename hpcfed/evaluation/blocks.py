@@ -59,7 +59,7 @@ class ClientBlocks:
             self._blocks = list(self._cut(mine[np.argsort(self._sizes[mine], kind="stable")]))
 
     def own(self) -> Iterator[tuple[np.ndarray, np.ndarray, Samples]]:
-        """Yield each block: client numbers, (C,), sample counts, (C,), and all samples, one client after another.
+        """Yield each block of this rank: client numbers, (C,), sample counts, (C,), and samples, client after client.
 
         A block may include clients outside `covered`.
         """

@@ -44,10 +44,10 @@ APART = "apart"
 class Evaluator:
     """Measures models on the common test set and on all clients' training sets.
 
-    On the test set, a measure that is a sum over samples is Σ sums / Σ counts. On the training sets, a measure is the
-    unweighted mean over the clients for which it is defined; a matrix of counts is summed over clients. If the model
-    has private parts, a client's samples are measured with the client's part. Clients that `counted` leaves out are
-    measured one by one, for the column `APART`.
+    On the test set, a measure that is a sum over samples is Σ sums / Σ counts over chunks. On the training sets, a
+    measure is the unweighted mean over the clients for which it is defined; a matrix of counts is summed over clients.
+    If the model has private parts, a client's samples are measured with the client's part. Clients that `counted`
+    leaves out are measured one by one, for the column `APART`.
 
     Args:
         section: the recipe's ``evaluate``.
@@ -55,7 +55,7 @@ class Evaluator:
         loss: the training loss, for `loss_of`.
         measures: computes loss, accuracy (if the task has one), and the recipe's metrics.
         shards, federation: the samples.
-        placement, world: which clients this rank measures.
+        placement, world: decide which clients this rank measures.
         outputs: shape of the model's output for one sample.
         private: the clients' private parts; None if the model has none.
         counted: (N,) bool, clients whose data count in the scores; None: all.
@@ -156,7 +156,7 @@ class Evaluator:
         return self._scores(of_test, self._of_training(clients)) | self._of_others(chunks, whole)
 
     def averaged_for(self, w: Tensor) -> State:
-        """Return the averaged buffers for evaluating `w`, (d,): the round's, or those of ``statistics: training``."""
+        """Return the averaged buffers for evaluating `w`, (d,); ``statistics: training`` re-estimates them."""
         return self._model.averaged if self._statistics is None else self._statistics(w)
 
     @property
@@ -210,7 +210,7 @@ class Evaluator:
             cells: output, (N, cells, 2): see `Measures.cells`; this rank fills in the clients that it measures.
 
         Returns:
-            (N,) bool, the clients measured here, on any rank.
+            (N,) bool, the clients that this call measures, on all ranks together.
         """
         if self._tiles is None:
             return np.full(self._federation.num_clients, False)
@@ -277,7 +277,7 @@ class Evaluator:
             yield self._news.pop(0)
 
     def _of_test(self, chunks: np.ndarray, whole: Mapping[int | None, Mapping[str, Value]]) -> dict[str, Value]:
-        """Return the test set's measures, from the chunks' sums and counts, (chunks, S, 2), and from `whole`."""
+        """Return the test set's measures, from each chunk's S sums and counts, (chunks, S, 2), and from `whole`."""
         totals = (chunks[self._counted] if self._apart and len(chunks) else chunks).sum(axis=0)
         others = whole.get(None, {})
         for name, value in others.items():

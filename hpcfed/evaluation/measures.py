@@ -57,7 +57,7 @@ class Measures:
     Args:
         model: the model; measured with the parameters that are loaded at the time.
         loss: the loss.
-        task: the federation's task, which decides the accuracy.
+        task: the federation's task, which determines the kind of accuracy.
         sums, whole: the recipe's metrics by name: sums over samples, and functions of all samples' outputs.
         batch_size: number of samples that go through the model together.
         seed: seeds torch's, NumPy's and Python's global generators, from which user code draws; None: no seeding.
@@ -138,7 +138,7 @@ class Measures:
         """Measure C clients in tiles; return their cells, (C, cells, 2); zeros for clients too large for a tile.
 
         A client's cells do not depend on the other clients. Loss and accuracy are pairwise sums over samples
-        (`hpcfed.arithmetic.sums`); all other measures, and the user's, are computed client by client.
+        (`hpcfed.arithmetic.sums`); all other measures, including the user's, are computed client by client.
 
         Args:
             tiles: computes the model's outputs.

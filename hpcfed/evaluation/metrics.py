@@ -62,7 +62,7 @@ class WholeMetric:
     def cells(self, output: Tensor, target: Tensor) -> np.ndarray:
         """Return the metric as cells, (size, 2): (number, 1) for each number of its value; zeros if it is undefined."""
         found = self.function(output, target)
-        if found is None or (self.shape and np.ndim(found) == 0):  # nan: of outputs that are not finite
+        if found is None or (self.shape and np.ndim(found) == 0):  # nan, since an output is not finite
             return np.zeros((self.size, 2))
         return np.stack([np.ravel(found), np.ones(self.size)], axis=1)
 
@@ -96,7 +96,7 @@ def _finite(
     if not np.isfinite(numbers).all():
         return nan
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of classes that are predicted, but not there
+        warnings.simplefilter("ignore")  # on classes that are predicted but absent
         return function(numbers, (target.long() if multi_label else target).numpy(), multi_label)
 
 

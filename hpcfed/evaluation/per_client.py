@@ -109,7 +109,7 @@ class ClientScores:
 
 
 class ClientEvaluator:
-    """Evaluates global, kept and fine-tuned models on each client's samples.
+    """Evaluates global models, clients' stored models, and fine-tuned models on each client's samples.
 
     Args:
         section: the recipe's ``evaluate``.
@@ -163,7 +163,7 @@ class ClientEvaluator:
         """Measure the global model on small clients, in tiles, into `cells`; return what remains to be measured.
 
         Returns:
-            (N, models, splits) bool, whether the client has samples in the split on which the model was not measured.
+            (N, models, splits) bool, True if the client has samples in the split and the model is not yet measured.
         """
         models, model = self._section.models, self._parts.model
         left = np.stack([np.stack([sizes > 0 for sizes in self._sizes.values()], axis=1)] * len(models), axis=1)
@@ -177,7 +177,7 @@ class ClientEvaluator:
         return left
 
     def _note_undefined(self, name: str, counts: np.ndarray) -> None:
-        """Have the evaluator report the clients with samples for which a measure has `counts`, (N, splits), of 0."""
+        """Report clients with samples for which a measure is undefined, that is, with a 0 in `counts`, (N, splits)."""
         for (split, sizes), count in zip(self._sizes.items(), counts.T, strict=True):
             absent = np.flatnonzero((sizes > 0) & (count == 0)).tolist()
             if absent:

@@ -38,7 +38,7 @@ class TrainingStatistics:
         model: the model.
         shards: the clients' samples.
         sizes: number of training samples of each client, (N,); 0 for clients to leave out.
-        placement, world: which clients this rank computes.
+        placement, world: decide which clients this rank computes.
         private: the clients' private parts; None if the model has none.
         batch_size: most samples in a minibatch.
         begin: called with a client's number before its samples go through the model.
@@ -98,7 +98,7 @@ class TrainingStatistics:
 
 
 def _pieces(count: int, batch_size: int) -> int:
-    """Return the number of minibatches for `count` samples: at most `batch_size` each, at least two (for BatchNorm)."""
+    """Return the number of minibatches: ⌈count / batch_size⌉, or fewer to have 2 samples each (for BatchNorm)."""
     return max(1, min(-(-count // batch_size), count // 2))
 
 
