@@ -1,4 +1,4 @@
-"""Blocks: groups of small clients whose samples are read together for evaluation; this changes no bit of the scores.
+"""Blocks: groups of small clients whose samples are read together for evaluation; scores are the same to the last bit.
 
 If the federation has `MANY` clients or more, each rank reads one contiguous share of the file, in large pieces. If it
 has fewer, each rank reads the clients placed on it, whose samples it has cached.
@@ -19,20 +19,20 @@ from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
 
 FLOAT64_BYTES = 8
-"""Bytes of a number."""
+"""Bytes of a float64 number."""
 MANY = 4096
 MAX_BLOCK_BYTES = 1 << 26
-"""Most bytes of a block's samples, as float64; a block of one client may have more."""
+"""Largest size of a block's samples as float64, in bytes; a block of one client may be larger."""
 
 
 class ClientBlocks:
-    """This rank's blocks of the small clients of a federation.
+    """The blocks of small clients that this rank reads.
 
     Args:
         split: ``train`` or ``test``: whether to read training or test samples.
-        covered: (N,) bool, the small clients.
+        covered: (N,) bool, which clients are small.
         federation, shards: the samples.
-        placement, world: which clients this rank reads.
+        placement, world: decide which clients this rank reads.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class ClientBlocks:
             self._blocks = list(self._cut(mine[np.argsort(self._sizes[mine], kind="stable")]))
 
     def own(self) -> Iterator[tuple[np.ndarray, np.ndarray, Samples]]:
-        """Yield this rank's blocks: client numbers, (C,), samples of each, (C,), and all these samples, in that order.
+        """Yield each block of this rank: client numbers, (C,), sample counts, (C,), and samples, client after client.
 
-        A block may include clients that are not covered.
+        A block may include clients outside `covered`.
         """
         read = self._shards.client if self._split == "train" else self._shards.client_test
         for clients in self._blocks:
@@ -76,7 +76,7 @@ class ClientBlocks:
             yield clients, self._sizes[clients], samples
 
     def _cut(self, clients: np.ndarray) -> Iterator[np.ndarray]:
-        """Divide client numbers, in their order, into blocks of at most `MAX_BLOCK_BYTES`, or of one client."""
+        """Cut `clients` into blocks of consecutive entries, each of one client or of at most `MAX_BLOCK_BYTES`."""
         ends = np.cumsum(self._sizes[clients])
         first = 0
         while first < len(clients):

@@ -1,7 +1,7 @@
 """Loss, accuracy and the recipe's metrics of one model, bit-identical on any number of ranks.
 
-The test set is cut into chunks of ``evaluate.batch_size`` samples; each chunk, and each client's training set (in
-batches of that size), is computed whole by one rank into its own slot, and every rank adds the slots in the same order.
+The test set is cut into chunks of ``evaluate.batch_size`` samples. One rank measures a whole chunk, or a client's whole
+training set in batches of this size, and writes the sums into a slot; every rank adds all slots in the same order.
 Metrics that are not sums need all outputs at once: on a client's samples they are computed by the client's rank, on the
 test set by rank 0, which gathers the outputs in file order.
 """
@@ -34,33 +34,33 @@ from hpcfed.ranks.world import World
 from hpcfed.types import State
 
 MAX_LISTED = 4
-"""Most clients that are named in a line."""
+"""Most clients named in a line of `Evaluator.news`."""
 COLUMNS = ("test_loss", "test_accuracy", "train_loss", "train_accuracy")
 """Columns of scores in every record; ``test_`` and ``train_`` columns of the recipe's ``evaluate.metrics`` follow."""
 APART = "apart"
-"""Column with the scores of each client that is left out of the other scores, on the client's test set."""
+"""Column of the clients that are left out of all other scores: each client's scores on its own test set."""
 
 
 class Evaluator:
     """Measures models on the common test set and on all clients' training sets.
 
-    On the test set, a measure that is a sum over samples is Σ sums / Σ counts. On the training sets, a measure is the
-    unweighted mean over the clients for which it is defined; a matrix of counts is summed over clients. If the model
-    has private parts, each client's is used, on the client's test set. Clients left out of the scores (`counted`) are
-    measured one by one, for the column `APART`.
+    On the test set, a measure that is a sum over samples is Σ sums / Σ counts over chunks. On the training sets, a
+    measure is the unweighted mean over the clients for which it is defined; a matrix of counts is summed over clients.
+    If the model has private parts, a client's samples are measured with the client's part. Clients that `counted`
+    leaves out are measured one by one, for the column `APART`.
 
     Args:
         section: the recipe's ``evaluate``.
-        model: the model that is loaded with what is to be measured.
+        model: holds the parameters being measured.
         loss: the training loss, for `loss_of`.
         measures: computes loss, accuracy (if the task has one), and the recipe's metrics.
         shards, federation: the samples.
-        placement, world: which clients this rank measures.
+        placement, world: decide which clients this rank measures.
         outputs: shape of the model's output for one sample.
         private: the clients' private parts; None if the model has none.
         counted: (N,) bool, clients whose data count in the scores; None: all.
-        present: (N,) bool, clients that the model was trained on, for ``statistics: training``; None: all.
-        sized_for: device that decides up to which size clients are measured in tiles; None: the model's.
+        present: (N,) bool, the clients that train, whose samples ``statistics: training`` uses; None: all.
+        sized_for: device that sets the size limit of clients measured in tiles; None: the model's device.
     """
 
     def __init__(
@@ -103,25 +103,25 @@ class Evaluator:
 
     @property
     def num_samples(self) -> dict[str, int]:
-        """Number of samples behind the scores, as ``test`` and ``train``; samples of clients left out do not count."""
+        """``test`` and ``train`` → number of samples behind the scores, without samples of clients left out."""
         return {"test": self._federation.num_test_of(self._counted), "train": int(self._sizes.sum())}
 
     @property
     def nothing(self) -> dict[str, Value]:
-        """Scores of a round that is not evaluated: all columns, with None."""
+        """Scores of a round that is not evaluated: column → None, for all columns."""
         return self._scores({}, {}) | (dict.fromkeys([APART]) if self._apart else {})
 
     def __call__(
         self, w: Tensor, *, test: bool, train: bool, meanwhile: Callable[[], object] = bool
     ) -> dict[str, Value]:
-        """Measure the model `w`, (d,), on the test set, the training sets, or both; on all ranks, with one reduction.
+        """Measure the model `w`, (d,), on the test set, the training sets, or both; collective, with one reduction.
 
         Args:
             test, train: whether to measure on the test set, and on the training sets.
             meanwhile: called before the host waits for the GPU's results.
 
         Returns:
-            Column of the record → score; None if it was not asked for or is undefined.
+            Column of the record → score, or None if it was not requested or is undefined.
         """
         num_test = self._federation.num_test if test else 0
         bounds = self._test_bounds() if test else np.zeros(1, dtype=np.int64)
@@ -156,7 +156,7 @@ class Evaluator:
         return self._scores(of_test, self._of_training(clients)) | self._of_others(chunks, whole)
 
     def averaged_for(self, w: Tensor) -> State:
-        """Return the averaged buffers with which to score the model `w`, (d,), as ``evaluate.statistics`` says."""
+        """Return the averaged buffers for evaluating `w`, (d,); ``statistics: training`` re-estimates them."""
         return self._model.averaged if self._statistics is None else self._statistics(w)
 
     @property
@@ -167,14 +167,14 @@ class Evaluator:
 
     @property
     def _apart(self) -> list[int]:
-        """Numbers of the clients in the column `APART`: left out of the other scores, with test sets."""
+        """Numbers of the clients in the column `APART`: left out of the other scores, and with test samples."""
         offsets = self._federation.test_offsets
         return [] if offsets is None else np.flatnonzero(~self._counted & (np.diff(offsets) > 0)).tolist()
 
     def _test_bounds(self) -> np.ndarray:
-        """Return the boundaries of the test set's chunks as rows of it, (chunks + 1,).
+        """Return the first row of each chunk of the test set, then the number of all rows, (chunks + 1,).
 
-        A chunk has ``evaluate.batch_size`` rows, or is one client's test set if these are measured client by client.
+        A chunk has at most ``evaluate.batch_size`` rows, or is one client's test set if `_by_client` is true.
         """
         count, offsets = self._federation.num_test, self._federation.test_offsets
         if self._by_client and offsets is not None:
@@ -182,14 +182,14 @@ class Evaluator:
         return np.minimum(np.arange(-(-count // self._batch_size) + 1) * self._batch_size, count)
 
     def _own_chunks(self, bounds: np.ndarray) -> Sequence[int]:
-        """Return the chunks that this rank measures: those of its clients, or else every P-th of P ranks."""
+        """Return the numbers of the chunks that this rank measures: its clients' chunks, or every P-th on P ranks."""
         if self._by_client and len(bounds) > 1:
             mine = self._placement.at_home(self._world.rank)
             return mine[np.diff(bounds)[mine] > 0].tolist()
         return range(self._world.rank, len(bounds) - 1, self._world.size)
 
     def _test_chunk(self, w: Tensor, chunk: int) -> Samples:
-        """Return the samples of a chunk of the test set; if it is a client's, load the client's private part."""
+        """Return a chunk's test samples; if the chunk is a client's test set, load the client's private part."""
         if not self._by_client:
             return self._shards.test_chunk(chunk, self._batch_size)
         self._load_own(w, chunk)
@@ -203,14 +203,14 @@ class Evaluator:
     def measure_small(self, split: str, cells: np.ndarray) -> np.ndarray:
         """Measure a linear model or perceptron on many small clients at once, in tiles (`hpcfed.evaluation.tiles`).
 
-        Measures no client if the model is another, or has private parts.
+        If the model is of another kind or has private parts, no client is measured.
 
         Args:
             split: ``train`` or ``test``.
-            cells: the clients' measures, (N, cells, 2), see `Measures.cells`; filled in for this rank's share.
+            cells: output, (N, cells, 2): see `Measures.cells`; this rank fills in the clients that it measures.
 
         Returns:
-            (N,) bool, the clients that this rank or another one measured.
+            (N,) bool, the clients that this call measures, on all ranks together.
         """
         if self._tiles is None:
             return np.full(self._federation.num_clients, False)
@@ -227,7 +227,7 @@ class Evaluator:
         return covered
 
     def loss_of(self, client: int, w: Tensor, samples: Samples, own: State) -> float:
-        """Return a client's training loss f_i(w), mean or sum by ``loss.reduction``; 0 without samples.
+        """Return a client's training loss f_i(w), a mean or sum as ``loss.reduction`` says; 0 without samples.
 
         Args:
             client: the client's number.
@@ -251,13 +251,13 @@ class Evaluator:
         return total / max(len(samples[1]), 1) if self._averages else total
 
     def note_undefined(self, name: str, part: str, clients: Sequence[int] = (), of: int = 0) -> None:
-        """Add a line to `news` that a measure is undefined; once for each measure and part.
+        """Add to `news` a line that a measure is undefined; only one line for each measure and part.
 
         Args:
             name: the measure.
             part: ``test set``, ``training samples`` or ``test samples``.
             clients: numbers of the clients for which it is undefined.
-            of: number of clients with such samples; 0: it is undefined on the whole part.
+            of: number of clients with samples in the part; 0: the measure is undefined on the part as a whole.
         """
         if (name, part) in self._said:
             return
@@ -272,12 +272,12 @@ class Evaluator:
         self._news.append(f"{name} is undefined on the {part} of {whose}, {outcome}: {why}")
 
     def news(self) -> Iterator[str]:
-        """Yield the lines on undefined measures that were not yielded before."""
+        """Yield the lines on undefined measures that were added since the last call."""
         while self._news:
             yield self._news.pop(0)
 
     def _of_test(self, chunks: np.ndarray, whole: Mapping[int | None, Mapping[str, Value]]) -> dict[str, Value]:
-        """Return the test set's measures, from the chunks' sums and counts, (chunks, S, 2), and `_measured_whole`."""
+        """Return the test set's measures, from each chunk's S sums and counts, (chunks, S, 2), and from `whole`."""
         totals = (chunks[self._counted] if self._apart and len(chunks) else chunks).sum(axis=0)
         others = whole.get(None, {})
         for name, value in others.items():
@@ -288,9 +288,9 @@ class Evaluator:
         }
 
     def _of_others(self, chunks: np.ndarray, whole: Mapping[int | None, Mapping[str, Value]]) -> dict[str, Any]:
-        """Return the column `APART`: number of each client left out → its test set's measures; None if not measured.
+        """Return the column `APART`: number of each client left out, as text → the measures on its test set.
 
-        {} if no client is left out.
+        The column is None if test sets were not measured. Without clients left out there is no column: {}.
         """
         if not self._apart:
             return {}
@@ -303,8 +303,8 @@ class Evaluator:
         """Return the measures that need all samples at once, from the outputs of all n test samples, (n · outputs,).
 
         Returns:
-            None → the measures on the test set; number of each client left out → those on the client's test set. None
-            is missing if no counted client has test samples.
+            None → the measures on the test set; number of each client left out → the measures on the client's test
+            set. The key None is missing if no counted client has test samples.
         """
         self.measures.begin(0)
         num_test, offsets = self._federation.num_test, self._federation.test_offsets
@@ -322,7 +322,10 @@ class Evaluator:
         }
 
     def _of_training(self, clients: np.ndarray) -> dict[str, Value]:
-        """Return the training sets' measures from the clients' cells, (N, cells, 2), unless undefined for all."""
+        """Return the training sets' measures from the clients' cells, (N, cells, 2).
+
+        A number is missing if it is undefined for all clients; a matrix, if it is undefined for any client.
+        """
         found: dict[str, Value] = {}
         filled = np.flatnonzero(self._sizes[: len(clients)])
         for name, place in self.measures.layout.places.items():
@@ -351,5 +354,5 @@ class Evaluator:
 
 
 def _quotients(names: Iterable[str], totals: np.ndarray) -> dict[str, Value]:
-    """Return name → sum / count, from sums and counts, (S, 2), in the order of `names`; without names of count 0."""
+    """Return name → sum / count, from one (sum, count) per name, (S, 2); names with a count of 0 are left out."""
     return {name: float(total / count) for name, (total, count) in zip(names, totals, strict=True) if count}

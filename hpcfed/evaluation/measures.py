@@ -31,7 +31,7 @@ Value = float | list[Any] | None
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each measure lies in an array of cells, (cells, 2): one for each number of its value (`Measures.cells`).
+    """Position of each measure in an array of cells, (cells, 2), with one cell per number (see `Measures.cells`).
 
     Attributes:
         shapes: name of the measure → shape of its value; () for a single number.
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Number of cells: numbers in the values of all measures."""
+        """Number of cells, one for each number in the measures' values."""
         return sum(prod(shape) for shape in self.shapes.values())
 
 
@@ -57,16 +57,16 @@ class Measures:
     Args:
         model: the model; measured with the parameters that are loaded at the time.
         loss: the loss.
-        task: the federation's task, which decides the accuracy.
+        task: the federation's task, which determines the kind of accuracy.
         sums, whole: the recipe's metrics by name: sums over samples, and functions of all samples' outputs.
         batch_size: number of samples that go through the model together.
-        seed: seeds torch's, NumPy's and Python's global generators, from which user code draws; None: nothing draws.
+        seed: seeds torch's, NumPy's and Python's global generators, from which user code draws; None: no seeding.
         precision: number format of the model's matrix products, such as ``float32``.
 
     Attributes:
-        sums: all measures that are sums over samples, by name: loss and accuracy among them where they are such sums.
-        whole: all measures of all samples at once, by name.
-        layout: where each measure lies in an array of cells.
+        sums: all measures that are sums over samples, by name, including loss and accuracy if they are such sums.
+        whole: all measures that need all samples at once, by name.
+        layout: position of each measure in an array of cells.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Measures:
         self._unread.clear()
 
     def begin(self, unit: int) -> None:
-        """Prepare for a client or chunk, number `unit`: seed the global generators, reset a module's hidden state."""
+        """Prepare to measure client or chunk number `unit`: seed global generators, reset the module's hidden state."""
         self._model.forget()
         if self._seed is not None:
             seed_generators(self._model.vector.device, self._seed, Purpose.EVALUATION, client=unit)
@@ -124,8 +124,8 @@ class Measures:
     def cells(self, samples: Samples, unit: int, out: np.ndarray) -> None:
         """Measure the loaded model on the samples of a `unit` (see `begin`); write all measures into `out`, (cells, 2).
 
-        For each of `sums` a cell is the sum and its count; for each number of `whole`, the number and 1, or zeros if it
-        is undefined. Sums computed on a GPU are in `out` only when `measuring` ends.
+        A measure in `sums` has one cell, (sum, count); one in `whole` has a cell (number, 1) for each number of its
+        value, or (0, 0) if it is undefined. Sums computed on a GPU are in `out` only when `measuring` ends.
         """
         output = self.of_samples(samples, unit, out[: len(self.sums)])
         if self.whole:
@@ -138,7 +138,7 @@ class Measures:
         """Measure C clients in tiles; return their cells, (C, cells, 2); zeros for clients too large for a tile.
 
         A client's cells do not depend on the other clients. Loss and accuracy are pairwise sums over samples
-        (`hpcfed.arithmetic.sums`); measures without a value per sample, and the user's, are computed client by client.
+        (`hpcfed.arithmetic.sums`); all other measures, including the user's, are computed client by client.
 
         Args:
             tiles: computes the model's outputs.
@@ -165,7 +165,7 @@ class Measures:
         return found
 
     def _own_cells(self, client: int, output: Tensor, target: Tensor) -> np.ndarray:
-        """Return a client's cells, (cells, 2), of the measures without a value per sample; zeros elsewhere."""
+        """Return a client's cells, (cells, 2), filled in for measures that are not computed per sample; else zeros."""
         self.begin(client)
         places, found = self.layout.places, np.zeros((self.layout.size, 2))
         for name, measure in self._client_sums.items():
@@ -180,7 +180,7 @@ class Measures:
         Sums computed on a GPU are in `out` only when `measuring` ends.
 
         Returns:
-            The n outputs, (n, …), on the host, if there are measures `whole`; else an empty tensor.
+            The outputs of the n samples, (n, …), on the host, if `whole` has measures; else an empty tensor.
         """
         self.begin(unit)
         out[:], outputs, on_host = 0, [], self._model.vector.device.type == "cpu"
@@ -203,7 +203,7 @@ def _in_full(output: Tensor) -> Tensor:
 
 
 def value_of(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:
-    """Return a measure's value from its cells, (numbers in `shape`, 2); None if it is undefined, with a count of 0."""
+    """Return a measure's value from its cells, (numbers in `shape`, 2); None if undefined, that is, if a count is 0."""
     if not pairs[:, 1].all():
         return None
     if shape:

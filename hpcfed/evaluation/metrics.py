@@ -9,7 +9,7 @@ the score of two classes is the single logit, or the difference of two: unlike p
     balanced-accuracy          unweighted mean of the recall over the classes that occur
     calibration-error          Σ_b n_b/n |accuracy_b − confidence_b| over 15 bins of the largest probability: Guo,
                                Pleiss, Sun, Weinberger, "On calibration of modern neural networks", ICML 2017, eq. 3
-    brier                      two classes: mean of (p − y)², p the second one's probability, in [0, 1]; more: mean of
+    brier                      two classes: mean of (p − y)², in [0, 1], p = probability of the second; more: mean of
                                Σ_c (p_c − y_c)², in [0, 2], as scikit-learn's `brier_score_loss`: Brier, "Verification
                                of forecasts expressed in terms of probability", Monthly Weather Review 78, 1950
     dice                       2|A ∩ B| / (|A| + |B|) of a sample's labels, mean over samples; 1 where both are empty
@@ -60,9 +60,9 @@ class WholeMetric:
         return prod(self.shape)
 
     def cells(self, output: Tensor, target: Tensor) -> np.ndarray:
-        """Return the metric as cells, (size, 2): each number of its value with a 1; zeros if it is undefined."""
+        """Return the metric as cells, (size, 2): (number, 1) for each number of its value; zeros if it is undefined."""
         found = self.function(output, target)
-        if found is None or (self.shape and np.ndim(found) == 0):  # nan: of outputs that are not finite
+        if found is None or (self.shape and np.ndim(found) == 0):  # nan, since an output is not finite
             return np.zeros((self.size, 2))
         return np.stack([np.ravel(found), np.ones(self.size)], axis=1)
 
@@ -91,22 +91,22 @@ def whole_metrics(
 def _finite(
     function: Callable[[np.ndarray, np.ndarray, bool], Found], multi_label: bool, output: Tensor, target: Tensor
 ) -> Found:
-    """Compute a built-in metric, in float64; nan if an output is not finite, which scikit-learn would refuse."""
+    """Compute a built-in metric in float64; nan if an output is not finite, for which scikit-learn would raise."""
     numbers = output.double().numpy().reshape(len(output), -1)
     if not np.isfinite(numbers).all():
         return nan
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of classes that are predicted, but not there
+        warnings.simplefilter("ignore")  # on classes that are predicted but absent
         return function(numbers, (target.long() if multi_label else target).numpy(), multi_label)
 
 
 def _labels(target: np.ndarray, multi_label: bool) -> np.ndarray:
-    """Return one class per sample, (n,); from the only column of targets, (n, 1), if the task is multi-label."""
+    """Return one class per sample, (n,); if the task is multi-label, the only column of the targets, (n, 1)."""
     return target[:, 0] if multi_label else target
 
 
 def ranking_scores(output: np.ndarray) -> np.ndarray:
-    """Return scores for ranking, from logits (n, C): the second class's, (n,), if C ≤ 2; else probabilities, (n, C)."""
+    """Return ranking scores from logits (n, C): the second class's score, (n,), if C ≤ 2; else probabilities (n, C)."""
     if output.shape[1] <= 2:
         return output[:, -1] - (output[:, 0] if output.shape[1] == 2 else 0.0)
     return probabilities(output)
@@ -121,14 +121,14 @@ def probabilities(output: np.ndarray) -> np.ndarray:
 
 
 def _predicted(output: np.ndarray) -> np.ndarray:
-    """Return the class with the largest output, (n,); for a single logit, whether it is positive."""
+    """Return the class with the largest output, (n,); for a single logit, 1 if it is positive, else 0."""
     return (output[:, 0] > 0).astype(np.int64) if output.shape[1] == 1 else output.argmax(axis=1)
 
 
 def _ranking(name: str, output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
     """Return scikit-learn's metric `name`, ``roc_auc_score`` or ``average_precision_score``.
 
-    None if a class does not occur in the targets; for several labels, if a label is not both present and absent.
+    None if a class does not occur in the targets; for several labels, if a label is present in all of them or in none.
     """
     from sklearn import metrics
 
@@ -227,7 +227,7 @@ FUNCTIONS: Mapping[str, Callable[[np.ndarray, np.ndarray, bool], Found]] = {
 
 @dataclass(frozen=True)
 class _OwnWhole:
-    """The user's metric of all samples at once; a value that is not finite counts as undefined (None)."""
+    """A user's metric that needs all samples at once; a value that is not finite counts as undefined (None)."""
 
     key: str
     function: Callable[[Tensor, Tensor], Any]

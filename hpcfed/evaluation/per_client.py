@@ -25,7 +25,7 @@ from hpcfed.parts import Parts
 from hpcfed.types import PERSONAL, Tilt
 
 KEPT = {"last": LAST, "personal": PERSONAL}
-"""Models that are kept for each client, by their names in the recipe → their keys in a client's state."""
+"""Models stored for each client: name in the recipe → key in the client's state."""
 ROWS = 1 << 12
 """Number of clients whose rows of the table are formatted together."""
 
@@ -36,10 +36,10 @@ class ClientScores:
 
     Attributes:
         models: names of the measured models, as in ``evaluate.clients.models``.
-        sizes: split (``train``; ``test`` if clients have test sets) → samples of each client, (N,) int64; 0 for
-            clients left out of evaluations.
+        sizes: split (``train``; ``test`` if clients have test sets) → number of samples of each client, (N,) int64; 0
+            for clients left out of evaluations.
         directions: measure → whether larger values are better; None if this is unknown, or if its value is a matrix.
-        layout: where each measure lies in the last two axes of `cells`.
+        layout: position of each measure in the last two axes of `cells`.
         cells: the measures, (N, models, splits, cells, 2) float64: see `Measures.cells`.
         names: names of the clients, (N,).
     """
@@ -57,7 +57,7 @@ class ClientScores:
         return (*CLIENT_COLUMNS, *(name for name in self.directions if name not in ALWAYS_MEASURED))
 
     def rows(self, round: int) -> Iterator[list[Any]]:
-        """Yield the rows of ``clients.csv``, in `columns`: one per model, split, and client with samples in it."""
+        """Yield the rows of ``clients.csv``, one per model, split, and client with samples in the split."""
         for place, model in enumerate(self.models):
             for number, (split, sizes) in enumerate(self.sizes.items()):
                 for first in range(0, len(sizes), ROWS):
@@ -69,7 +69,7 @@ class ClientScores:
                         yield [*head, *own]
 
     def _texts(self, cells: np.ndarray) -> Iterator[tuple[str, ...]]:
-        """Yield each client's measures as the table's texts, "" if undefined, from their cells, (C, cells, 2)."""
+        """Yield each client's measures as texts for ``clients.csv``, "" if undefined, from `cells`, (C, cells, 2)."""
         found = {}
         for name, shape in self.layout.shapes.items():
             pairs = cells[:, self.layout.places[name]]
@@ -84,10 +84,10 @@ class ClientScores:
         """Return model → split → measure → its mean, worst decile and variance over clients.
 
         All clients with samples have equal weights. Clients for which a metric of the recipe is undefined are left out;
-        its entry ``clients`` is the number of the others. The worst decile is the mean over the worst tenth of the
-        clients, rounded up (Li et al., "Fair resource allocation in federated learning", ICLR 2020, Table 1); it is
-        omitted if `directions` has None. The variance is divided by the number of clients. A measure has None instead
-        if no client has a value, or if a value is not finite.
+        the metric's entry ``clients`` is the number of clients with a value. The worst decile is the mean over the
+        worst tenth of the clients, rounded up (Li et al., "Fair resource allocation in federated learning", ICLR 2020,
+        Table 1); it is omitted if the measure's direction is None. The variance is Σ (value − mean)² / clients. A
+        measure has None in place of these if no client has a value, or if a value is not finite.
         """
         return {
             model: {
@@ -109,11 +109,11 @@ class ClientScores:
 
 
 class ClientEvaluator:
-    """Evaluates global, kept and fine-tuned models on each client's samples.
+    """Evaluates global models, clients' stored models, and fine-tuned models on each client's samples.
 
     Args:
         section: the recipe's ``evaluate``.
-        parts: those of the simulation; a model with private parts is measured with the client's.
+        parts: the parts of the simulation; a model with private parts is measured with those of the client.
         evaluator: computes the measures.
     """
 
@@ -137,7 +137,7 @@ class ClientEvaluator:
         return sum(int(np.count_nonzero(sizes)) for sizes in self._sizes.values())
 
     def __call__(self, w: Tensor, round: int) -> ClientScores:
-        """Measure all clients after a round, whose global model is `w`, (d,); on all ranks, with one reduction."""
+        """Measure all clients after `round`, with the global model `w`, (d,); collective, with one reduction."""
         world, models, federation = self._parts.world, self._section.models, self._parts.federation
         layout = self._measures.layout
         shape = (federation.num_clients, len(models), len(self._sizes), layout.size, 2)
@@ -160,10 +160,10 @@ class ClientEvaluator:
         return ClientScores(tuple(models), self._sizes, self._directions, layout, cells, self._names)
 
     def _left(self, w: Tensor, cells: np.ndarray) -> np.ndarray:
-        """Measure the global model on small clients, in tiles, into `cells`; return what is left to be measured.
+        """Measure the global model on small clients, in tiles, into `cells`; return what remains to be measured.
 
         Returns:
-            (N, models, splits) bool, True for a client, model and split with samples that was not measured.
+            (N, models, splits) bool, True if the client has samples in the split and the model is not yet measured.
         """
         models, model = self._section.models, self._parts.model
         left = np.stack([np.stack([sizes > 0 for sizes in self._sizes.values()], axis=1)] * len(models), axis=1)
@@ -177,7 +177,7 @@ class ClientEvaluator:
         return left
 
     def _note_undefined(self, name: str, counts: np.ndarray) -> None:
-        """Have the evaluator report clients whose samples leave a measure undefined: a count of 0 in (N, splits)."""
+        """Report clients with samples for which a measure is undefined, that is, with a 0 in `counts`, (N, splits)."""
         for (split, sizes), count in zip(self._sizes.items(), counts.T, strict=True):
             absent = np.flatnonzero((sizes > 0) & (count == 0)).tolist()
             if absent:
@@ -185,7 +185,7 @@ class ClientEvaluator:
                 self._evaluator.note_undefined(name, part, absent, int((sizes > 0).sum()))
 
     def _load(self, which: str, w: Tensor, round: int, client: int) -> None:
-        """Load the model `which`, one of ``evaluate.clients.models``, of a client; `w`, (d,), is the global model."""
+        """Load a client's model `which`, a name in ``evaluate.clients.models``; `w`, (d,), is the global model."""
         if which == "fine-tuned" and self._parts.tuner is not None and self._section.fine_tune is not None:
             steps = self._section.fine_tune.steps if self._sizes["train"][client] else 0
             own = self._parts.private.of(client)

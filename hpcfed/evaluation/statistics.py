@@ -1,11 +1,11 @@
-"""BatchNorm's running statistics, estimated again on the training samples: for averaged or extrapolated models.
+"""Re-estimation of BatchNorm's running statistics on the training samples, for averaged or extrapolated models.
 
     μ = Σ_b n_b μ_b / n,     σ² = Σ_b n_b (σ_b² + μ_b²) / n − μ²
 
-where b are minibatches of n_b ≤ ``evaluate.batch_size`` samples of all clients, except those in ``cohort.without``. μ_b
-and σ_b² (unbiased) are mean and variance of the input of a layer with running statistics, while every such layer
-normalises by its minibatch's statistics; all else, such as dropout, is in evaluation mode. Sums over clients are taken
-in the order of client numbers, so values do not depend on the number of ranks.
+The sums run over minibatches b of n_b ≤ ``evaluate.batch_size`` samples, of all clients except those in
+``cohort.without``; n = Σ_b n_b. μ_b and σ_b² (unbiased) are mean and variance of the input of a layer with running
+statistics, while every such layer normalises by its minibatch's statistics; all else, such as dropout, is in evaluation
+mode. Sums over clients are taken in the order of client numbers, so values do not depend on the number of ranks.
 
 Reference: Izmailov et al., "Averaging weights leads to wider optima and better generalization", UAI 2018, section 3.2.
 """
@@ -28,7 +28,7 @@ from hpcfed.ranks.world import World
 from hpcfed.types import State
 
 ENTRIES = 1 << 22
-"""Most numbers in one reduction over ranks: 32 MiB."""
+"""Most float64 numbers in one reduction over ranks: 32 MiB."""
 
 
 class TrainingStatistics:
@@ -37,10 +37,10 @@ class TrainingStatistics:
     Args:
         model: the model.
         shards: the clients' samples.
-        sizes: training samples of each client, (N,); 0 for clients to leave out.
-        placement, world: which clients this rank computes.
+        sizes: number of training samples of each client, (N,); 0 for clients to leave out.
+        placement, world: decide which clients this rank computes.
         private: the clients' private parts; None if the model has none.
-        batch_size: most samples of a minibatch.
+        batch_size: most samples in a minibatch.
         begin: called with a client's number before its samples go through the model.
     """
 
@@ -61,7 +61,7 @@ class TrainingStatistics:
         self._width = len(_read(model.averaging, "running_mean"))
 
     def __call__(self, w: Tensor) -> State:
-        """Return the averaged buffers for the model `w`, (d,), with estimated running statistics; others unchanged."""
+        """Return the averaged buffers for the model `w`, (d,); only the running statistics are newly estimated."""
         means, squares = self._sums(w).reshape(2, -1) / self._sizes.sum()
         self._model.load(w)
         _write(self._model.averaging, "running_mean", means)
@@ -98,13 +98,13 @@ class TrainingStatistics:
 
 
 def _pieces(count: int, batch_size: int) -> int:
-    """Return the number of minibatches for `count` samples: at most `batch_size` each, at least two (for BatchNorm)."""
+    """Return the number of minibatches: ⌈count / batch_size⌉, or fewer to have 2 samples each (for BatchNorm)."""
     return max(1, min(-(-count // batch_size), count // 2))
 
 
 @contextmanager
 def _of_the_minibatch(model: FlatModel) -> Iterator[None]:
-    """In this block, layers with running statistics normalise by the minibatch's, which become the running ones."""
+    """In this block, layers with running statistics normalise by each minibatch's statistics and store them."""
     momenta = [part.momentum for part in model.averaging]
     model.module.eval()
     for part in model.averaging:

@@ -3,12 +3,12 @@
 The last bits of a matrix product may depend on its number of rows, and on a row's position. So each client's samples
 fill a slot of B rows, and a tile of R slots goes through a layer as one batched product,
 
-    (R, B, inputs) · (R, inputs, outputs),   B = the least power of two, from `LEAST_ROWS` on, that holds its samples
+    (R, B, inputs) · (R, inputs, outputs),   B = least power of two ≥ `LEAST_ROWS` and ≥ the client's number of samples
 
 R and the layers' widths, padded with zeros, depend on B and the recipe alone. A slot is filled up with copies of the
 client's last sample; slots without a client are computed and thrown away. Clients with more than `most_samples` samples
-go through the model alone. With ``bits: portable`` no output depends on other rows: then a slot has exactly its
-client's samples, and no slot is empty.
+go through the model alone. With ``bits: portable`` no output depends on other rows, so a slot has exactly its client's
+samples, and no slot is empty.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from hpcfed.ranks.accelerators import upload
 LEAST_ROWS = 4
 """Number of rows of the smallest slot."""
 TILE_NUMBERS = 1 << 18
-"""Most input numbers of a tile, rows · features, which fit into a core's cache."""
+"""Most input numbers of a tile, rows · features, so that they fit into a core's cache."""
 WORK_OF_CALLS, ON_DEVICE = 1 << 20, 1 << 6
-"""Samples · parameters of a client whose computation on a CPU takes as long as the overhead of its calls: clients with
-more are evaluated alone. The second number is the factor for other devices."""
+"""Work, samples · parameters of a client, that takes a CPU as long as the overhead of its calls: clients with more are
+evaluated alone. The second number is the factor on this limit for devices other than CPUs."""
 
 
 class Tile(NamedTuple):
@@ -43,8 +43,8 @@ class Tile(NamedTuple):
     Attributes:
         clients: the client in each of the first slots, as an index into the `sizes` of `ClientTiles.__call__`; the
             remaining slots are empty.
-        output, target: outputs (R, B, C) and targets (R, B, …) of R slots; client k's samples are the first
-            ``sizes[k]`` rows of its slot.
+        output, target: outputs (R, B, outputs per sample) and targets (R, B, …) of R slots of B rows; client k's
+            samples are the first ``sizes[k]`` rows of its slot.
     """
 
     clients: np.ndarray
@@ -59,7 +59,7 @@ class ClientTiles:
         model: a linear model or a perceptron.
         layers: the model's linear layers, with ReLU between them.
         batch_size: the recipe's ``evaluate.batch_size``; clients with more samples are not small.
-        sized_for: device that decides up to which size clients are small; None: the model's.
+        sized_for: device that sets the size limit of small clients; None: the model's device.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ClientTiles:
         work = WORK_OF_CALLS * (1 if (sized_for or model.vector.device).type == "cpu" else ON_DEVICE)
         fit = max(1, work // model.vector.numel())
         self.most_samples = min(batch_size, 1 << fit.bit_length() - 1)
-        """Most samples of a client that is evaluated in a tile."""
+        """Most samples that a client evaluated in a tile may have."""
 
     def takes(self, sizes: np.ndarray) -> np.ndarray:
-        """Return which clients, of `sizes` samples each, (C,), are evaluated in tiles: (C,) bool."""
+        """Return which clients are evaluated in tiles, (C,) bool, from their numbers of samples `sizes`, (C,)."""
         return (sizes > 0) & (sizes <= self.most_samples)
 
     def __call__(self, sizes: np.ndarray, samples: Samples) -> Iterator[Tile]:
@@ -107,12 +107,12 @@ class ClientTiles:
                 yield Tile(own, output.view(*shape, -1), target.view(*shape, *target.shape[1:]))
 
     def _outputs(self, x: Tensor, index: Tensor, rows: int, layers: list[Layer]) -> Tensor:
-        """Return the outputs of one tile, (R · B, C), contiguous.
+        """Return the outputs of one tile, (R · B, outputs per sample), contiguous.
 
         Args:
             x: flattened samples of all clients, (n, features).
             index: the row of `x` for each row of the tile, (R · B,).
-            rows: B.
+            rows: B, the number of rows of a slot.
             layers: the padded layers; empty if arithmetic is portable.
         """
         if self._portable:
@@ -148,7 +148,7 @@ class ClientTiles:
 
 
 def tiles_for(model: FlatModel, batch_size: int, sized_for: torch.device | None = None) -> ClientTiles | None:
-    """Return what computes outputs of a linear model or perceptron in tiles; None for other models."""
+    """Return the `ClientTiles` of a linear model or perceptron; None for other models."""
     if isinstance(model.module, PortableLinear):
         return ClientTiles(model, [model.module], batch_size, sized_for)
     layers = linear_layers(model.module)
@@ -156,7 +156,7 @@ def tiles_for(model: FlatModel, batch_size: int, sized_for: torch.device | None 
 
 
 def _of(slots: int, layer: Layer) -> Layer:
-    """Return a layer for one slot as a layer for `slots` slots that share its memory."""
+    """Expand a layer for one slot to a layer for `slots` slots that share its memory."""
     weight = layer.weight.expand(slots, -1, -1)
     bias = None if layer.bias is None else layer.bias.expand(slots, -1)
     return Layer(weight, weight.transpose(1, 2), bias, None if bias is None else bias.unsqueeze(1))

@@ -1,1 +1,1 @@
-"""Studies of a few sites: methods and baselines over seeds and splits, their tables, and one page."""
+"""Studies of a few sites: methods and baselines compared over seeds and splits, in tables and one HTML page."""

@@ -1,12 +1,12 @@
-"""The arms of a study: what is trained on each split and seed, as recipes.
+"""The arms of a study: methods and baselines, each a recipe that is trained on every split and seed.
 
 With K local steps, R rounds and |S| sites a round, a federated run computes R · K · |S| gradients; a site that is in
 every round takes R · K steps. The baselines are plain SGD, run as FedAvg with one client a round, at these numbers of
 steps:
 
-    pooled        one client with all training samples: R · K, and R · K · |S| steps (K · |S| a round)
+    pooled        one client with all training samples: R · K steps, and R · K · |S| steps (K · |S| a round)
     alone         each site by itself: R · K steps
-    travelling    one model that goes from site to site, K steps at each: R · K, and R · K · |S| steps (R · |S| visits)
+    travelling    one model passed from site to site, K steps at each: R · K steps, and R · K · |S| (R · |S| visits)
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ POOLED, ALONE, TRAVELLING, PERSONALISED, ENSEMBLE = BASELINES = (
 )
 FEDERATED = "federated"
 OF_THE_WAY = (*updates.LISTS, "secure_aggregation", "secret_seed", "secret_commitment")
-"""Sections on what happens to updates on their way, which baselines have no part in."""
+"""Recipe keys that transform or protect updates, their means or the model sent; baselines have none of them."""
 POINTS = 20
-"""Evaluations of a run, at least."""
+"""Least number of evaluations of a run that has as many rounds."""
 Content = dict[str, Any]
 
 
@@ -46,7 +46,7 @@ class TrainingAmount:
     """The amount of training: K local steps in each of R rounds, at |S| sites a round.
 
     Attributes:
-        steps: K in each split, (J,); with ``local.epochs`` it depends on the sizes of the split's training sets.
+        steps: K in each of J splits, (J,); with ``local.epochs`` it depends on the sizes of the split's training sets.
         rounds: R.
         sites: |S|.
     """
@@ -68,7 +68,7 @@ class TrainingAmount:
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm: a recipe that is trained on each split and seed.
+    """One arm of a study: a recipe that is trained on each split and seed.
 
     Attributes:
         key: the arm's name in file names.
@@ -78,8 +78,8 @@ class Arm:
         rounds: rounds of one run.
         overrides: a method's overrides of the study's recipe, ``key=value``; empty for baselines.
         site: index of the site that trains alone; None for other kinds.
-        factor: |S| if a baseline takes |S| times the gradient steps of one site alone, else 1.
-        tunes: whether its model is also fine-tuned at each site, which gives the baseline ``personalised``.
+        factor: |S|, the sites a round, for a baseline with |S| times the gradient steps of one site alone; else 1.
+        tunes: whether the model is also fine-tuned at each site, which gives the baseline ``personalised``.
         personal: whether each site trains a personal model beside the common one.
     """
 
@@ -96,18 +96,18 @@ class Arm:
 
     @property
     def pools(self) -> bool:
-        """Whether it trains on the pooled file, in which one client has all training samples."""
+        """Whether the arm trains on the pooled file, in which one client has all training samples."""
         return self.kind == POOLED
 
 
 def training_amount(recipe: Recipe, sizes: Sequence[np.ndarray]) -> TrainingAmount:
-    """Return the local steps, rounds and sites a round that a recipe asks for.
+    """Return the local steps, rounds and sites a round that a recipe sets.
 
-    `sizes` has one array per split: the number of training samples of each site, (N,). With ``local.epochs``, K is that
-    of a site of mean size.
+    `sizes` has one array per split: the number of training samples of each site, (N,). With ``local.epochs``, the local
+    steps are those of a site of mean size.
 
     Raises:
-        InputError: the recipe has a schedule of cohorts, leaves clients out, or has a rule to stop early.
+        InputError: the recipe has a schedule of cohorts, leaves clients out, or has an early-stopping rule.
     """
     if recipe.cohort.without is not None:
         remedy = (
@@ -126,7 +126,7 @@ def training_amount(recipe: Recipe, sizes: Sequence[np.ndarray]) -> TrainingAmou
 
 
 def _steps(recipe: Recipe, size: float) -> int:
-    """Return K for a site with `size` training samples; if clients draw their steps, the most that they can draw."""
+    """Return the local steps of a site with `size` training samples; the largest number if drawn, 1 if scheduled."""
     local = recipe.local
     batch = size if local.batch_size == "full" else float(local.batch_size)
     if steps := local.steps or (local.epochs or 0) * math.ceil(size / batch):
@@ -143,7 +143,8 @@ def make_arms(
 ) -> list[Arm]:
     """Return the arms to train: the methods, the pooled and travelling baselines, and each site alone.
 
-    Personalised models and ensembles have no arm: they are made from these arms' models.
+    Personalised models and ensembles have no arm: they are made from these arms' models. `reference` is the key of the
+    method whose models are fine-tuned for ``personalised``.
     """
     one, whole, rounds = amount.in_text(amount.rounds), amount.in_text(amount.rounds * amount.sites), amount.rounds
     federated, tuned = f"{one} at each of {amount.sites} sites", PERSONALISED in baselines
@@ -208,9 +209,9 @@ def _federated(content: Content, count: int) -> Content:
 
 
 def _plain(content: Content, arm: Arm, steps: int, shared: Content, clients: Sequence[int]) -> Content:
-    """Return a baseline's recipe: SGD with the recipe's ``local`` section at one client a round, K = `steps` at a site.
+    """Return a baseline's recipe: SGD by the recipe's ``local`` section, one client a round, `steps` steps at a site.
 
-    Sections that change updates on their way (`OF_THE_WAY`) and ``local.noise`` are removed.
+    A pooled arm takes `arm.factor` times `steps`. The sections `OF_THE_WAY` and ``local.noise`` are removed.
     """
     turns = {POOLED: [0], TRAVELLING: list(range(len(clients)))}
     schedule = [[k] for k in turns[arm.kind]] if arm.site is None else [[list(clients).index(arm.site)]]
@@ -269,9 +270,9 @@ def _has_buffers(recipe: Recipe) -> bool:
 
 
 def _evaluate(content: Content, arm: Arm, every: int, steps: int) -> Content:
-    """Return an arm's ``evaluate`` section: the sites' test sets, every `every` rounds of a federated run.
+    """Return an arm's ``evaluate`` section: on the sites' test sets, every `every` rounds of a federated run.
 
-    Fine-tuning takes K = `steps` steps.
+    Fine-tuning takes `steps` steps. A travelling arm is evaluated every `arm.factor` times `every` rounds.
     """
     every *= arm.factor if arm.kind == TRAVELLING else 1
     local = content["local"]

@@ -1,11 +1,11 @@
-"""Bootstrap over patients: how far a study's values depend on which patients of the sites are tested on.
+"""Bootstrap over patients: how much a study's values depend on which patients are among the sites' test samples.
 
-Units are patients (groups of samples), or single samples if the data have no groups. A site's units are those that some
-split tests on. Each of B resamples draws, with replacement, as many units of a site as the site has. A site's value in
-a resample is the mean, over splits and seeds, of the metric on the split's test samples, each counted as often as its
-unit was drawn. All splits and all rows of a table share the draw, so differences are paired. Intervals reach from the
-2.5th to the 97.5th percentile. Models are not trained again: the effect of other training sets is in the intervals over
-splits.
+Units are patients (groups of samples), or single samples if the data have no groups. A site's units are those with test
+samples in any split. Each of B resamples draws, with replacement, as many units of a site as the site has. A site's
+value in a resample is the mean, over splits and seeds, of the metric on the split's test samples, each counted as often
+as its unit was drawn. All splits and all rows of a table use the same resamples, so differences are paired. Intervals
+reach from the 2.5th to the 97.5th percentile. Models are not retrained: the effect of different training sets is in the
+intervals over splits.
 
 Reference: Efron, Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13.
 """
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from hpcfed.lab.study.view import Resampled, Single, View
 
 Outputs = Mapping[int, torch.Tensor]
-"""Site → output of a model on its test samples, (n, …)."""
+"""Site → a model's outputs on the site's test samples, (n, …)."""
 Weighted = Callable[[np.ndarray], np.ndarray]
-"""How often each of n samples is there, (b, n) → values of a metric, (b,)."""
+"""Multiplicities of n samples in b resamples, (b, n) → the metric in each resample, (b,)."""
 Weigh = Callable[[torch.Tensor, torch.Tensor], Weighted]
-"""Output (n, …) and target (n, …) → a metric of them."""
+"""Outputs (n, …) and targets (n, …) → a metric as a function of the samples' multiplicities."""
 COUNTS, MOST_AT_ONCE = 1 << 20, 50
-"""Counts of samples, and resamples, that are drawn at a time: between them progress is shown, and a stop heeded."""
+"""Most multiplicities, and most resamples, drawn at a time; in between, progress is shown and stops are checked."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _OfSplit:
     """A table row's metric at one site in one split.
 
     Attributes:
-        places: (m,) indices of the split's m test samples among all n samples of the site that some split tests on.
+        places: (m,) positions of the split's m test samples among the site's n tested samples of all splits.
         models: the metric of each model of the row, as a function of the samples' multiplicities.
     """
 
@@ -72,19 +72,19 @@ class _OfSplit:
 
 
 Measures = dict[tuple[str, str], dict[int, list[_OfSplit]]]
-"""Row and metric → site → the metric in each split that the tables have a value of; a resample's is a mean over all."""
+"""Row and metric → site → the metric in each split where it is defined; a resample's value is the mean over these."""
 
 
 @dataclass
 class ResampleProgress:
-    """Prints the progress of resampling on rank 0, at most a line every 10 s.
+    """Prints the progress of resampling on rank 0, at most one line every 10 s.
 
     Attributes:
         name: the study's name.
         speaks: whether this rank prints.
         stops: returns True once resampling has been asked to stop.
         pace: the times of the printed lines.
-        done: the words behind a line's numbers.
+        done: the words after the numbers in a line.
     """
 
     name: str
@@ -94,11 +94,12 @@ class ResampleProgress:
     done: str = "done"
 
     def begin(self, count: int, sites: int) -> None:
+        """Announce `count` resamples at each of `sites` sites, and start the clock."""
         self.pace, self.done = Pace(), f"resamples done, {count:,} at each of {sites} sites"
         self._say(f"{count:,} resamples of the patients of each of {sites} sites")
 
     def update(self, done: int, total: int, what: str = "") -> None:
-        """Show how many of `total` resamples of all sites are done, or how many of the items that `what` names.
+        """Print that `done` of `total` resamples of all sites are done, or `done` of `total` items as named by `what`.
 
         Raises:
             Stopped: resampling has been asked to stop.
@@ -115,7 +116,7 @@ class ResampleProgress:
 
 
 def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: ResampleProgress) -> Resampled:
-    """Return `count` resampled values of each site and of the mean of sites, (N + 1, B), by row and metric.
+    """Return row and metric → B = `count` resampled values of each site, then of the mean of sites, (N + 1, B).
 
     Rows without stored models are missing.
 
@@ -145,9 +146,9 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: R
 
 
 def single_intervals(view: View) -> Single:
-    """Return DeLong's intervals of two-class AUROC, by row and metric, then by site.
+    """Return row and metric → site → DeLong's interval of two-class AUROC.
 
-    Empty if sites are tested on by several splits, if samples have groups, or if no metric is a two-class AUROC.
+    Empty if several splits test on a site, if samples have groups, or if no metric is a two-class AUROC.
 
     Raises:
         InputError: a model of the runs cannot be read.
@@ -171,7 +172,7 @@ def single_intervals(view: View) -> Single:
 
 
 def _measures(view: View, names: Sequence[str], progress: ResampleProgress) -> Measures:
-    """Return each row's metrics, by row and metric, then by site: one `_OfSplit` per split that defines the metric."""
+    """Return row and metric → site → one `_OfSplit` for each split in which the metric is defined."""
     study, found = view.study, Measures()
     for split, one in enumerate(study.splits.each):
         progress.update(split, len(study.splits.each), "splits' models read")
@@ -191,7 +192,7 @@ def _measures(view: View, names: Sequence[str], progress: ResampleProgress) -> M
 
 
 def _tested(study: Study, site: int) -> np.ndarray:
-    """Return the indices of the samples of a site that any split tests on, (n,)."""
+    """Return the indices of a site's n samples that are test samples in any split, (n,)."""
     return np.flatnonzero(np.any([split.tests for split in study.splits.each], axis=0) & (study.samples.owner == site))
 
 
@@ -229,7 +230,7 @@ def _outputs(view: View, split: int) -> dict[str, list[Outputs]]:
     found[ENSEMBLE] = [
         {site: mean_prediction([one[site] for one in models], task) for site in tests}
         for models in alone.values()
-        if len(models) == sites  # none where a site's model is not there yet
+        if len(models) == sites  # no ensemble while a site's model is missing
     ]
     return found
 
@@ -248,15 +249,13 @@ def _of_arm(study: Study, arm: Arm, split: int, seed: Seeds, tests: Mapping[int,
 
 
 def _of_row(row: StudyRow, outputs: Mapping[str, list[Outputs]], site: int) -> list[torch.Tensor]:
-    """Return the outputs, on a site, of the models behind a row's value; empty for fine-tuned ones, which are not
-    stored.
-    """
+    """Return the outputs of a row's models on a site; empty for fine-tuned models, which are not stored."""
     arms = () if row.model == TUNED else row.arms[site]
     return [one[site] for arm in arms for one in outputs.get(arm, ())]
 
 
 def _weighs(study: Study, split: int) -> dict[str, Weigh]:
-    """Return metric → function that takes outputs and targets and returns the metric as a function of multiplicities.
+    """Return metric → function that takes outputs and targets, and returns the metric as a function of multiplicities.
 
     Matrices, such as the confusion matrix, are left out.
     """
@@ -289,7 +288,7 @@ def _of_sums(
 def _of_all(
     cells: Callable[[torch.Tensor, torch.Tensor], np.ndarray], output: torch.Tensor, target: torch.Tensor
 ) -> Weighted:
-    """Return a metric of a whole set of samples as a function of multiplicities; each resample computes it anew."""
+    """Return a metric of a whole set of samples as a function of multiplicities, computed anew for each resample."""
 
     def values(times: np.ndarray) -> np.ndarray:
         found = np.full(len(times), np.nan)

@@ -1,4 +1,4 @@
-"""Values, estimates and intervals as the text of a table's cells: accuracies in %, – for missing values."""
+"""Text of table cells for values, estimates and intervals: accuracies in %, – for missing values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcfed.lab.study.statistics import Ends
 
 
 def value_text(value: float, metric: StudyMetric) -> str:
-    """Return a value as text: ``81.2``."""
+    """Return a value as text: ``81.2`` if in percent, else ``0.812``; a dash if it is not finite."""
     if not math.isfinite(value):
         return ABSENT
     return f"{100 * value:.1f}" if metric.is_percentage else f"{value:.3f}"
@@ -46,7 +46,10 @@ def signed_interval_text(ends: Ends | None, metric: StudyMetric) -> str:
 
 
 def percentile_text(mean: float, ends: Ends | None, metric: StudyMetric) -> str:
-    """Return a mean and its percentile interval as text: ``0.81 [0.70, 0.90]``, ``0.00 [–]`` if its ends are equal."""
+    """Return a mean and its percentile interval as text: ``81.2 [79.0, 83.1]``, ``81.2 [–]`` if both ends are equal.
+
+    A dash if the mean is not finite or there is no interval.
+    """
     if ends is None or not math.isfinite(mean):
         return ABSENT
     low, high = (value_text(end, metric) for end in ends)

@@ -1,8 +1,8 @@
 """The ensemble of the models that sites train alone: the mean of their predicted probabilities, or of their outputs.
 
-Classification has the mean softmax p̄, multi-label tasks the mean sigmoid p̄; metrics are computed from their logits,
-log p̄ and log p̄/(1 − p̄). Regression has the mean output. Survival has no ensemble: log hazards of separate Cox models
-have no common scale.
+With p̄ the models' mean softmax (classification) or mean sigmoid (multi-label tasks), metrics are computed from its
+logits, log p̄ or log(p̄/(1 − p̄)). For regression, metrics are computed from the mean output. Survival has no ensemble:
+log hazards of separate Cox models have no common scale.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hpcfed.lab.study.results import GLOBAL, RunResult, Values
 from hpcfed.models.losses import ACCURACY, BatchMetric, metrics_for
 
 Functions = tuple[dict[str, BatchMetric], dict[str, WholeMetric]]
-"""Functions of outputs and targets by name: those of a batch, and those of all samples at once."""
+"""Metrics as functions of outputs and targets, by name: sums over samples, then metrics of all samples at once."""
 ROOM = 1 << 30
-"""Bytes of samples that are kept."""
+"""Bytes of samples to cache."""
 
 
 def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
@@ -50,7 +50,7 @@ def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
 
 
 def test_samples(study: Study, split: int) -> dict[int, Samples]:
-    """Return site → its test samples (x, y) in a split, scaled and typed as in the runs; only sites that have some."""
+    """Return site → test samples (x, y) in a split, in the scale and dtype of the runs; only sites with samples."""
     out = study.splits.each[split].site
     with Federation.open(files_of(study.folder / DATA, split).sites) as federation:
         shards = Shards(federation, getattr(torch, study.recipe.dtype), torch.device("cpu"), ROOM)
@@ -81,7 +81,7 @@ def mean_prediction(outputs: Sequence[Tensor], task: str) -> Tensor:
 
 
 def _measure(functions: Functions, samples: Samples) -> Values:
-    """Return metric → value on (output, target); None where it is undefined."""
+    """Return metric → value from `samples`, (outputs, targets); None if it is undefined."""
     output, target = samples
     sums, whole = functions
     found: Values = {}
@@ -97,7 +97,7 @@ def _measure(functions: Functions, samples: Samples) -> Values:
 
 
 def functions_of(study: Study, split: int) -> Functions:
-    """Return a study's metrics as functions of outputs and targets: sums over samples with the loss, then all others.
+    """Return a study's metrics as functions: sums over samples, with the loss, then metrics of all samples at once.
 
     The loss is computed in the runs' dtype with the class weights of the split's training samples. Cox's loss, which
     needs all samples at once, is left out.

@@ -25,37 +25,37 @@ from hpcfed.lab.study.samples import SiteSamples
 from hpcfed.lab.study.splits import TrainTestSplit
 
 POOL = "all sites"
-"""The client of the pooled file that trains."""
+"""Name of the only client of the pooled file that trains."""
 REMARKS = "remarks"
-"""Entry of the files' ``source``."""
+"""Key of the remarks in the files' ``source``."""
 COMMON_TEST = "the common test set is scaled"
 """Beginning of a remark of `data_prep.tables.standardize`."""
 
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """The two files of a split."""
+    """Paths of the two federation files of a split."""
 
     sites: Path
     pooled: Path
 
 
 def files_of(folder: Path, number: int) -> SplitFiles:
-    """Return the paths of a split's files."""
+    """Return the paths of the files of split `number` in `folder`."""
     return SplitFiles(folder / f"split-{number}.sites.h5", folder / f"split-{number}.pooled.h5")
 
 
 def write_split(
     files: SplitFiles, samples: SiteSamples, split: TrainTestSplit, scale: str, about: dict[str, Any]
 ) -> None:
-    """Write a split's two files, each whole or not at all, with remarks on how they were filled and scaled.
+    """Write a split's two files, each atomically, with remarks on how they were filled and scaled.
 
     Args:
-        files: their paths.
+        files: the paths.
         samples: the samples of all sites, not scaled.
         split: which samples are for training and which for testing.
-        scale: ``client``, ``pooled`` or ``none``.
-        about: provenance, stored in the files: kind of split, number, seed.
+        scale: which training samples standardize x: the ``client``'s, all (``pooled``), or ``none``.
+        about: provenance to store in the files: kind of split, number, seed.
 
     Raises:
         InputError: the samples cannot be scaled.
@@ -79,9 +79,9 @@ def write_split(
 
 
 def remarks_on(files: SplitFiles) -> list[str]:
-    """Return the remarks on filling and scaling that a split's files hold.
+    """Return the remarks on filling and scaling that are stored in a split's files.
 
-    Those on a common test set are omitted: it is the left-out site, on which `Study.remarks` has a line.
+    Remarks on the common test set are omitted: it is the left-out site, for which `Study.remarks` has a line.
 
     Raises:
         InputError: a file is damaged.

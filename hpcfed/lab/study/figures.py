@@ -17,13 +17,13 @@ from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.view import View
 
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""Title of a row → rounds (E,) and values (E,)."""
+"""Title of a row → rounds (E,) and values (E,) of E evaluations."""
 CELL, MARGIN = 0.62, 1.5
-"""Inches of a cell of a matrix, and beside it."""
+"""Width of a matrix cell, and of the margin beside a matrix, in inches."""
 MOST = 16
-"""Characters of a name beside a matrix."""
+"""Most characters of a name beside a matrix."""
 SHADE = 0.55
-"""Opacity of the largest cell: the text on it stays readable in the light and the dark scheme."""
+"""Opacity of the cell with the largest value: the text on it stays readable in the light and the dark scheme."""
 
 
 def curves_of(view: View, metric: StudyMetric, site: int) -> Curves:
@@ -100,7 +100,7 @@ def draw_confusion(counts: np.ndarray, labels: Sequence[str]) -> Figure:
 def _matrix(
     axes: Axes, shades: np.ndarray, texts: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str]
 ) -> None:
-    """Draw a matrix of texts in shaded cells, the first row on top; shades are from 0 to 1, nan for none."""
+    """Draw a matrix of texts in shaded cells, the first row on top; shades are from 0 to 1, nan if unshaded."""
     for (row, column), shade in np.ndenumerate(shades):
         if math.isfinite(shade):
             opacity = SHADE * float(shade)

@@ -1,6 +1,6 @@
 """The folder of a study: making it, writing its splits, and refusing folders that hold something else.
 
-study.yaml            the settings; a call that asks for other splits is refused
+study.yaml            the settings; a call whose settings give different splits is refused
 splits.csv            each sample's site and label, and the splits that test on it
 data/                 the federation files of the splits
 sweep/                the runs, laid out as those of ``hpcfed sweep``
@@ -35,11 +35,11 @@ OF_A_STUDY = {SETTINGS, PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING, SAMPLES}
 def prepare(study: Study, *, fresh: bool, say: Callable[[str], None] = nobody) -> list[str]:
     """Make the study's folder and its splits' files; return remarks on filling and scaling. On rank 0 only.
 
-    If the folder holds a study of other splits, it is refused; with `fresh`, the old files are moved to ``previous-1``
-    (or the next free number) in it. `say` prints progress.
+    If the folder holds a study with different splits, it is refused; with `fresh`, its files are moved to a subfolder
+    ``previous-1`` (or the next free number). `say` prints progress.
 
     Raises:
-        InputError: the folder holds other files, or a study of other splits; or it may not be written.
+        InputError: the folder holds files that are not a study's, or a study with different splits, or is not writable.
         EnvironmentFailure: the disk is full or failed.
     """
     folder, about = study.folder, study.about()
@@ -67,7 +67,7 @@ def prepare_inner(inner: Study, *, fresh: bool, say: Callable[[str], None] = nob
 
     Raises:
         InputError: as in `prepare`; the message names ``--tune``.
-        EnvironmentFailure: the disk refuses.
+        EnvironmentFailure: the disk is full or failed.
     """
     with naming_tune():
         prepare(inner, fresh=fresh, say=say)
@@ -78,7 +78,7 @@ def _write_splits(study: Study, say: Callable[[str], None]) -> list[str]:
 
     Raises:
         InputError: the samples cannot be scaled or filled.
-        EnvironmentFailure: the disk refuses.
+        EnvironmentFailure: the disk is full or failed.
     """
     about = study.about()
     remarks: list[str] = []

@@ -32,30 +32,30 @@ from hpcfed.lab.study.tested import tested_sizes
 from hpcfed.lab.study.view import MEAN, View
 
 MOST_PANELS = 12
-"""Most sites that have a panel each; of more the mean of the sites alone is drawn."""
+"""Most sites that have a panel each; for more sites, only their mean is drawn."""
 PAPER = Medium(7.2, 0.0, 8.0, legend=True)
 PAGE = Medium(5.2, 0.0, 9.0, legend=False)
 LINE, SPACED, BETWEEN, AROUND = 1.35, 1.2, 0.35, 0.32
-"""Heights in font sizes: a line above or below a panel, of a method's title, the space between methods; and in inches
-ticks and space around a panel."""
+"""Heights: a line of text above or below a panel, a line of a method's title, and the space between methods, in font
+sizes; ticks and space around a panel, in inches."""
 WIDE, BOLD, TICK = 0.58, 0.66, 7
-"""Widths in font sizes: a character, and a bold one; characters of a tick and its space."""
+"""Width of a character and of a bold character, in font sizes; width of a tick label with its space, in characters."""
 LABEL_WIDTH = 25
-"""Characters of a line of a method's title."""
+"""Most characters in a line of a method's title."""
 BEYOND = 2.0
-"""Typical half-widths of intervals that are drawn beyond the outermost marks: longer ones end in an arrow."""
+"""How far intervals are drawn beyond the outermost means, in median half-widths; longer ones end in an arrow."""
 LEAST_SHARE = 1 / 6
-"""Share of a common scale below which a panel's own range counts as too small on it."""
+"""Least share of the common scale that a panel's range must fill; if one fills less, panels have separate scales."""
 MARGIN = 0.05
 MARK = "\u200b"
-"""A sign of no width, which names do not have."""
+"""Zero-width space, which does not occur in names."""
 SHADE = 0.22
 """Opacity of an interval over patients."""
 
 
 @dataclass(frozen=True)
 class ForestMark:
-    """A mean with two intervals: over splits or sites (`corrected`), and over patients; each is None if missing."""
+    """A mean with two intervals: over splits or sites (`corrected`), and over patients; None for a missing interval."""
 
     mean: float
     corrected: Ends | None
@@ -72,9 +72,9 @@ class ForestPanel:
     """One panel: a site, or the mean of the sites.
 
     Attributes:
-        title, note: its heading: the name, and the number of tested samples.
+        title, note: the heading: the name, and the number of tested samples or of sites.
         marks: one per row of the tables; None if the metric is undefined, and for the row `minus`.
-        line: mean of the reference, where the dashed line stands; None if undefined.
+        line: position of the dashed line, the mean of the reference; None if undefined.
         axis: label of the axis.
         minus: index of the row that is subtracted from all others; None in panels of values.
         limits: ends of the axis.
@@ -101,7 +101,7 @@ class Forest:
         values: the panels of values.
         differences: the panels of differences from the reference, in the same order; empty if there is one row.
         of_patients: whether there are intervals over patients.
-        over: ``splits`` or, if each split leaves one site out, ``sites``: what the other intervals are over.
+        over: unit of the intervals `ForestMark.corrected`: ``splits``, or ``sites`` if each split leaves one site out.
     """
 
     metric: StudyMetric
@@ -186,9 +186,9 @@ def _drawable(ends: Ends | None) -> Ends | None:
 
 
 def _note(view: View, metric: StudyMetric, place: int, column: Sequence[MeanEstimate | None]) -> str:
-    """Return a panel's note: the number of the site's tested samples, or of the sites in the mean.
+    """Return a panel's note: the number of the site's tested samples, or the number of sites in the mean.
 
-    If the metric is not defined in all splits, the note also says in how many it is.
+    If the metric is undefined in some splits, the note also says in how many it is defined.
     """
     measured = view.measured(metric)
     if place == len(measured):

@@ -1,4 +1,4 @@
-"""The values of labels that occur among each site's test samples in each split."""
+"""Label values that occur among each site's test samples in each split."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestedLabels:
         return bool((self.lack_some == self.tested).all())
 
     def missing(self, sites: Sequence[str]) -> str:
-        """Return the missing labels by site: ``ill at west; 3, 8 at north in 2 of 5 splits``; "" if none is missing."""
+        """Return the missing labels as text: ``ill at west; 3, 8 at north in 2 of 5 splits``; "" if none is missing."""
         found = []
         for k, site in enumerate(sites):
             lacks, of = int(self.lack_some[:, k].sum()), int(self.tested[:, k].sum())
@@ -75,7 +75,7 @@ class TestedLabels:
 
 
 def tested_labels(samples: SiteSamples, splits: Splits) -> TestedLabels | None:
-    """Return the label values among the test samples; None for tasks without classes: regression and survival."""
+    """Return the label values among test samples; None if the task is neither classification nor multi-label."""
     if samples.dataset.task not in ("classification", "multi-label"):
         return None
     of_each = samples.dataset.y > 0 if samples.label is None else samples.label[:, None]

@@ -1,4 +1,4 @@
-"""Reading of a study's results from the folders of its runs."""
+"""Reading a study's results from the folders of its runs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
 
 
 def read_results(study: Study, finished: Collection[str]) -> StudyResults:
-    """Read the results of the runs named in `finished`; other runs, such as one to be continued with more rounds, are
-    skipped.
+    """Read the results of the runs named in `finished`; skip all others, such as a run to be continued for more rounds.
 
     Raises:
-        InputError: a run's files are damaged, its record was cut, or it has not measured the study's metrics.
+        InputError: a run's files are damaged or lack rows, or it has not measured the study's metrics.
     """
     runs: dict[str, list[RunResult]] = {}
     planned: dict[str, int] = {}
@@ -50,7 +49,7 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
     skipped = frozenset(trainers[client] for row in record for client in skipped_in(row) if not arm.pools)
     out = study.splits.each[split].site
     columns = (*last, *(() if out is not None else clients_table(folder / CLIENTS)))
-    if absent := [metric.name for metric in study.metrics if metric.name not in columns]:  # of a run finished before
+    if absent := [metric.name for metric in study.metrics if metric.name not in columns]:  # the run is older
         remedy = "name the metrics of its first call, or choose another --output"
         raise InputError(f"this run has not measured {', '.join(absent)}", where=str(folder), remedy=remedy)
     if out is not None:

@@ -31,10 +31,10 @@ DEFAULT_METRICS = {
     NUMBERS: ("rmse",),
     TIMES: ("concordance",),
 }
-"""The metrics of a study whose recipe names none, by kind of target, the main one first."""
+"""Kind of target → the metrics of a study whose recipe names none, the main one first."""
 ACCURACY, LOSS = "accuracy", "loss"
 OF_PREDICTIONS = ("balanced-accuracy", "f1-macro")
-"""Metrics over the classes that are there or predicted."""
+"""Metrics that average over the classes that occur or are predicted."""
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,23 @@ class StudyMetric:
 
     @property
     def needs_all_labels(self) -> bool:
-        """Whether it is undefined on samples among which a label value does not occur."""
+        """Whether the metric is undefined on samples that lack a label value."""
         return self.undefined == CLASS_ABSENT
 
     @property
     def without_direction(self) -> str:
-        """The reason why nothing can be chosen by it: its better direction is unknown; "" if it is known."""
+        """The reason, as text, why the metric cannot rank values: its direction is unknown; "" if it is known."""
         known = self.larger_is_better is not None
         return "" if known else f"{self.title} has no direction (better: {' or '.join(DIRECTIONS)})"
 
     @property
     def in_text(self) -> str:
-        """Its name inside a line."""
+        """The metric's name within a sentence."""
         return self.title if self.title.isupper() else self.name.replace("-", " ")
 
     @property
     def title(self) -> str:
-        """Its name at the beginning of a line."""
+        """The metric's name at the beginning of a sentence."""
         return self.name.upper() if self.name in ("auroc", "mae", "rmse") else self.name.replace("-", " ").capitalize()
 
 
@@ -96,7 +96,7 @@ def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
 
 
 def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:
-    """Return a recipe's scalar metrics, the main one first, and accuracy last if the task has it; else the loss."""
+    """Return a recipe's scalar metrics, the main one first, then accuracy if the task has it; without any, the loss."""
     found = [
         StudyMetric(
             name,

@@ -2,7 +2,7 @@
 
 A method is a value of ``algorithm.name``, or ``recipe`` for the recipe's method. Its settings follow after colons:
 ``key=value`` sets ``algorithm.key``; a key with a dot is a key of the whole recipe. If the recipe names the same
-method, the recipe's parameters of it are kept.
+method, its parameters in the recipe are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcfed.lab.report.group import method_name
 
 OPTION, OWN, REFERENCE = "--methods", "recipe", "fedavg"
 OF_ALL = ("local.steps", "local.epochs", "cohort.", "evaluate.", "stop.")
-"""Beginnings of keys that are the same for all methods."""
+"""Prefixes of recipe keys that must be the same for all methods."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MethodChoice:
         title: its name in tables.
         overrides: overrides of the recipe that select it, ``key=value``.
         name: its ``algorithm.name``, or ``recipe``.
-        examples: keys of required parameters that the user did not set and that have example values; they can be tuned.
+        examples: keys of required parameters that the user did not set, which have example values; they can be tuned.
         personal: whether each site trains a personal model beside the common one.
     """
 
@@ -44,7 +44,7 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods of a study, the key of the reference, which all are compared with, and remarks for the user."""
+    """The methods of a study, the key of the reference for all comparisons, and remarks for the user."""
 
     each: tuple[MethodChoice, ...]
     reference: str
@@ -52,12 +52,12 @@ class Methods:
 
 
 def parse_methods(text: str, recipe: Recipe, tuned: Collection[str] = ()) -> Methods:
-    """Return the methods of a comma-separated list; FedAvg, the reference, is put first if it is not among them.
+    """Return the methods of a comma-separated list; FedAvg, the reference, is put first if it is missing.
 
-    `tuned` has the parameters that tuning will choose, as ``feddyn:alpha``; they need no value here.
+    `tuned` names the parameters that tuning will choose, such as ``feddyn:alpha``; they need no value here.
 
     Raises:
-        InputError: a method is unknown or named twice, or a setting is not key=value or must be equal for all methods.
+        InputError: a method is unknown or named twice; a setting is not key=value, or must be equal for all methods.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:

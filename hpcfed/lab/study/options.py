@@ -20,18 +20,18 @@ class StudyOptions:
     """The options of ``hpcfed study``.
 
     Attributes:
-        methods: see `parse_methods`.
+        methods: names of methods with settings, see `parse_methods`.
         kind: kind of the splits, one of `KINDS`.
-        splits: number of holdouts or folds, None for 5; if sites are left out, None: there are as many splits as sites.
+        splits: number of holdouts or folds, None for 5; must be None if each split leaves one site out.
         fraction: share of a site's samples in the test part of a holdout; None for `TEST_FRACTION`.
         split_seed: seed of the splits.
-        seeds: seeds of the runs; empty for the recipe's.
+        seeds: seeds of the runs; empty for the recipe's seeds.
         baselines: comma-separated names, ``all`` or ``none``.
-        standardize: ``client``, ``pooled`` or ``none``; None for the federation file's way.
-        rounds: rounds of a federated run; None for the recipe's.
-        tune: grids, see `hpcfed.lab.study.tuning`.
+        standardize: ``client``, ``pooled`` or ``none``; None: as in the federation file.
+        rounds: rounds of a federated run; None for the recipe's number.
+        tune: grids of values to tune, see `parse_tuning`.
         bootstrap: number of resamples of patients, 0 for none.
-        output: the study's folder; None for the recipe's output with ``-study`` appended.
+        output: the study's folder; None for the recipe's ``output`` with ``-study`` appended.
     """
 
     methods: str
@@ -49,7 +49,7 @@ class StudyOptions:
 
     @property
     def test_fraction(self) -> float:
-        """Share of a site's samples in the test part of a holdout, also of the inner one on which values are tuned."""
+        """Share of a site's samples in the test part of a holdout, and of the inner holdout for tuning."""
         return TEST_FRACTION if self.fraction is None else self.fraction
 
 
@@ -57,7 +57,7 @@ def check_options(options: StudyOptions) -> None:
     """Check the options on splits and resamples.
 
     Raises:
-        InputError: a value is out of range, or an option has no effect with the others.
+        InputError: a value is out of range, or an option has no effect in this combination.
     """
     if options.kind not in KINDS:
         raise InputError(f"--kind {options.kind!r}", remedy=nearest(options.kind, KINDS))
@@ -77,7 +77,7 @@ def check_options(options: StudyOptions) -> None:
 
 
 def parse_baselines(text: str) -> tuple[str, ...]:
-    """Return the baselines of ``all``, ``none`` or a comma-separated list, in the order of `BASELINES`.
+    """Return the baselines that ``all``, ``none`` or a comma-separated list names, in the order of `BASELINES`.
 
     Raises:
         InputError: a name is unknown.

@@ -43,7 +43,7 @@ STANDARDIZED = {
 
 @dataclass(frozen=True)
 class StudyChapter:
-    """A heading of the page with its tables and figures; `keys` are the titles of the rows in the figures' legend."""
+    """A chapter of the page with tables and figures; `keys` are the titles of the table rows in the figures' legend."""
 
     title: str
     tables: tuple[Table, ...] = ()
@@ -62,8 +62,8 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
     """Return the files of a study's results, name → content: the page, every table, and the main metric's figures.
 
     Args:
-        view: the values.
-        words: the command's arguments, printed on the page so that it can be run again.
+        view: the values to show.
+        words: the command's arguments, printed on the page so that the command can be run again.
         remarks: lines for the reader on splits and methods.
     """
     metrics = view.study.metrics
@@ -88,14 +88,12 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
 
 
 def _full_title(chapter: StudyChapter, table: Table) -> str:
-    """Return a table's title with its chapter's in front, unless it begins with that; it is unique on the page."""
+    """Return a title unique on the page: the table's, after the chapter's title unless it begins with that."""
     return table.title if table.title.startswith(chapter.title) else f"{chapter.title} {table.title}"
 
 
 def without_results(view: View) -> list[str]:
-    """Return a line for each arm with runs that lack a result, and for each arm that left out a site's update in a
-    round.
-    """
+    """Return a line for each arm with missing results, and one for each arm that left out sites' updates in rounds."""
     found = []
     for arm in view.study.arms:
         there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]

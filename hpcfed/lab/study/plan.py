@@ -1,4 +1,4 @@
-"""The plan of a study: its recipe, data and splits, and every run, checked before any of them starts."""
+"""The plan of a study: its recipe, data, splits and runs, all checked before the first run starts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Study:
         shared: the baselines' ``parameters`` section, with no parameter private.
         tuning: the grids of ``--tune``; None if nothing is tuned.
         tuned: the tuned values; None before tuning has ended, or if nothing is tuned.
-        variants: in an inner study, one arm per point of the grids; None in an ordinary study.
+        variants: arms of an inner study (see `inner`), one per point of the grids; None in an ordinary study.
     """
 
     folder: Path
@@ -105,12 +105,12 @@ class Study:
 
     @property
     def ratio(self) -> float:
-        """n_test / n_train, mean over splits."""
+        """Ratio of test to training samples, n_test / n_train, mean over splits."""
         return float(np.mean([split.ratio for split in self.splits.each]))
 
     @cached_property
     def tested_labels(self) -> TestedLabels | None:
-        """The label values among the test samples; None for tasks without classes, such as regression and survival."""
+        """The label values that occur among test samples; None unless the task is classification or multi-label."""
         return tested_labels(self.samples, self.splits)
 
     @property
@@ -147,7 +147,7 @@ class Study:
         return found
 
     def trainers(self, split: int) -> list[int]:
-        """Return the sites that train in a split."""
+        """Return the indices of the sites that train in a split."""
         return self.splits.each[split].trainers(self.samples.owner)
 
     def inner(self) -> Study:
@@ -255,7 +255,7 @@ class Study:
 
 
 def _amount(recipe: Recipe, samples: SiteSamples, splits: Splits) -> TrainingAmount:
-    """Return the amount of training that a recipe asks for, from the sizes of the splits' training parts."""
+    """Return the amount of training that a recipe sets, from the sizes of the splits' training parts."""
     sizes = [np.bincount(samples.owner[split.training]) for split in splits.each]
     return training_amount(recipe, [of_split[of_split > 0] for of_split in sizes])
 
@@ -264,7 +264,7 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
     """Read and check a study's recipe, data and options.
 
     Raises:
-        InputError: an option, the recipe or the data are wrong.
+        InputError: an option, the recipe or the data are invalid.
     """
     check_options(options)
     rounds = [] if options.rounds is None else [f"rounds={options.rounds}"]

@@ -43,7 +43,7 @@ def value_records(view: View) -> list[dict[str, Any]]:
 
 
 def bootstrap_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
-    """Return the rows of ``bootstrap.csv``: one per metric, method and site, not rounded; empty without resamples."""
+    """Return the rows of ``bootstrap.csv``: one per metric, method and site, unrounded; empty without resamples."""
     resampled, found = view.resampled or {}, []
     for metric in metrics:
         theirs = resampled.get((view.reference.key, metric.name))
@@ -76,7 +76,7 @@ def tuning_records(study: Study) -> list[dict[str, Any]]:
 
 
 def _numbers(prefix: str, value: MeanEstimate | None) -> dict[str, float | str | None]:
-    """Return an estimate as columns: mean, ends of its interval, and the interval's method."""
+    """Return an estimate as columns, named with `prefix`: mean, ends of its interval, and the interval's method."""
     mean = None if value is None else value.mean
     low, high = (None if value is None else value.interval) or (None, None)
     method = value.method if value is not None and value.interval is not None else None

@@ -20,7 +20,7 @@ def is_number(value: object) -> bool:
 
 
 def mean_of(values: Iterable[Any]) -> float:
-    """Return the mean of those values that are finite numbers; nan if none is."""
+    """Return the mean of the finite numbers among `values`; nan if there are none."""
     finite = [value for value in values if is_number(value)]
     return float(np.mean(finite)) if finite else math.nan
 
@@ -46,24 +46,25 @@ class RunResult:
     skipped: frozenset[int] = frozenset()
 
     def at(self, model: str, site: int, metric: str) -> Any:
-        """Return a model's value of a metric at a site; None where it is missing."""
+        """Return a model's value of a metric at a site; None if it is missing or undefined."""
         return self.sites.get((model, site), {}).get(metric)
 
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The finished runs, and the number of planned runs, of each arm, by the arm's key."""
+    """The results of each arm's finished runs, and its number of planned runs, by the arm's key."""
 
     runs: Mapping[str, Sequence[RunResult]]
     planned: Mapping[str, int]
 
     def values(self, arm: str, metric: str, site: int, splits: int, model: str = GLOBAL) -> list[float]:
-        """Return a metric at a site in each split, (J,): means over seeds, nan where no run has a value."""
+        """Return an arm's metric at a site in each of `splits` splits: means over seeds, nan if no run has a value."""
         return self._by_split(arm, splits, lambda run: run.at(model, site, metric))
 
     def whole(self, arm: str, metric: str, splits: int) -> list[float]:
-        """Return a metric on all sites' test samples together in each split, (J,): means over seeds, nan without a
-        value.
+        """Return an arm's metric on all sites' test samples together in each of `splits` splits: means over seeds.
+
+        A value is nan if no run of the split has one.
         """
         return self._by_split(arm, splits, lambda run: run.whole.get(metric))
 
@@ -72,7 +73,7 @@ class StudyResults:
         return [mean_of(value_of(run) for run in runs if run.split == split) for split in range(splits)]
 
     def counts(self, arm: str, metric: str, model: str, site: int) -> np.ndarray | None:
-        """Return the confusion matrix at a site, added up over runs, (C, C); None if no run has one."""
+        """Return an arm's confusion matrix at a site, summed over runs, (C, C); None if no run has one."""
         each = (run.at(model, site, metric) for run in self.runs.get(arm, ()))
         found = [np.array(matrix) for matrix in each if matrix is not None]
         return np.sum(found, axis=0) if found else None

@@ -1,4 +1,4 @@
-"""The rows of a study's tables: arms, and the rows that combine arms, such as all sites' models trained alone."""
+"""The rows of a study's tables: one per arm, or combining arms, such as the models that sites train alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StudyRow:
 
     @property
     def arm(self) -> str:
-        """Key of the single arm behind the row at all sites; "" if sites have different arms, or several."""
+        """Key of the arm behind the row if it is the same single arm at all sites; else ""."""
         first, *others = self.arms[0]
         return first if not others and all(own == [first] for own in self.arms) else ""
 
@@ -59,7 +59,7 @@ def rows_of(study: Study, results: StudyResults) -> list[StudyRow]:
 def steps_of(study: Study, arm: Arm, rounds: int) -> str:
     """Return a method's gradient steps at a site over `rounds` rounds, as text.
 
-    A range if clients draw their number of steps; ``scheduled`` if it follows a schedule.
+    A range if clients draw their numbers of steps; ``scheduled`` if the numbers are from a schedule.
     """
     budget = load_recipe(to_plain(study.recipe), arm.overrides).budget
     if budget is None:
@@ -83,9 +83,9 @@ def at_each(sites: int) -> str:
 
 
 def _of_arm(study: Study, arm: Arm) -> StudyRow:
-    """Return the row of an arm: of its personal models if it trains them, else of its global model.
+    """Return the row of an arm, with its personal models if it trains any, else with its global model.
 
-    If each split leaves one site out, it is always the global model: a left-out site has no personal model.
+    If each split leaves one site out, the global model is taken: a left-out site has no personal model.
     """
     title, steps, whose = arm.title, _steps(study, arm), [[arm.key]] * len(study.samples.sites)
     if arm.personal and not study.leaves_out:

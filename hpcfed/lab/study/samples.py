@@ -21,7 +21,7 @@ from hpcfed.errors import InputError
 from hpcfed.lab.study.splits import Divisible
 
 MOST_SITES = 50
-"""Most sites of a study: each is trained alone, and has a column in the tables."""
+"""Most sites of a study: each trains a model alone, and has a column in the tables."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class SiteSamples:
     Attributes:
         dataset: all n samples: first the file's training samples, then the clients' test samples.
         content: hash of the federation file's data.
-        label: (n,) int64, the label of each sample; None if a target is not one label.
+        label: (n,) int64, the label of each sample; None if a sample does not have exactly one label.
         labels: names of the labels.
-        scale: how the file was standardized, ``client``, ``pooled`` or ``none``; each split computes it anew.
+        scale: how the file was standardized, ``client``, ``pooled`` or ``none``; each split is standardized anew.
         group: (n,) int64, the group of each sample, such as its patient; None without groups.
         grouped_by: the name of the groups' column.
         remarks: lines for the user.
@@ -69,11 +69,11 @@ def read_samples(path: Path) -> SiteSamples:
     """Read a federation file's samples into temporary files.
 
     Cells that were missing are NaN again; each split fills them anew. Clients without samples are left out.
-    Standardization by training samples is undone, whether by site or by all sites with one constant for each feature of
-    x (n, p). Other constants, such as those published for images, are kept.
+    Standardization by training samples is undone, whether by site or, if x (n, p) has one constant per feature, by all
+    sites. Other constants, such as those published for images, are kept.
 
     Raises:
-        InputError: it is no federation file, or has too few or too many clients for a study.
+        InputError: the file is not a federation, its task is ``next-token``, or it has too few or too many clients.
     """
     with Federation.open(path) as federation:
         if federation.task == "next-token":
@@ -119,7 +119,7 @@ def read_samples(path: Path) -> SiteSamples:
 
 
 def _owners(federation: Federation) -> np.ndarray:
-    """Return the client of each sample, (n,): of the training samples, then of any test samples of clients."""
+    """Return the client of each sample, (n,): of the training samples, then of the clients' test samples, if any."""
     clients, offsets = np.arange(federation.num_clients), federation.test_offsets
     owner = np.repeat(clients, federation.sizes)
     return owner if offsets is None else np.concatenate([owner, np.repeat(clients, np.diff(offsets))])
@@ -128,7 +128,7 @@ def _owners(federation: Federation) -> np.ndarray:
 def _copied(
     federation: Federation, owner: np.ndarray, filled: np.ndarray | None, scale: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return x (n, …), unscaled and with NaN in cells that were filled, and y (n, …), mapped from temporary files."""
+    """Return x (n, …), unscaled and with NaN in filled cells, and y (n, …), memory-mapped from temporary files."""
     dtype = np.float32 if federation.x_dtype == np.float16 else federation.x_dtype
     x, y = Spool(federation.feature_shape, dtype), Spool(federation.target_shape, federation.y_dtype)
     for part, target, place in _blocks(federation, federation.test_offsets is not None):
@@ -139,7 +139,7 @@ def _copied(
 
 
 def _of_all(read: Callable[[str], np.ndarray | None], has_tests: bool) -> np.ndarray | None:
-    """Return an array of the file with a row per sample, (n, …), training then test samples; None if a part lacks it.
+    """Return an array with a row per sample, (n, …), of training, then test samples; None if the file lacks a part.
 
     `read` returns the array of one part, ``train`` or ``test``, or None.
     """
@@ -149,13 +149,13 @@ def _of_all(read: Callable[[str], np.ndarray | None], has_tests: bool) -> np.nda
 
 
 def _way(source: Mapping[str, Any]) -> str:
-    """Return the statistic with which the file filled missing numbers: `MEAN` or `MEDIAN`."""
+    """Return the statistic that fills missing numbers in the file: `MEAN` or `MEDIAN`."""
     filled = source.get("filled")
     return MEDIAN if isinstance(filled, dict) and MEDIAN in filled else MEAN
 
 
 def _scale(federation: Federation) -> tuple[str, Standardization | None]:
-    """Return how training samples scale the file, ``client``, ``pooled`` or ``none``, and any constants to keep."""
+    """Return how the file is scaled, ``client``, ``pooled`` or ``none``, and the constants to keep, if any."""
     constants = federation.normalization
     if federation.statistics is not None:
         return CLIENT, None
@@ -186,7 +186,7 @@ def _unscaled(x: np.ndarray, owner: np.ndarray, federation: Federation) -> np.nd
 
 
 def _categories(federation: Federation) -> tuple[tuple[int, int], ...]:
-    """Return (start, stop) of the features that are one categorical column in one-hot coding, for each such column."""
+    """Return, for each categorical column in one-hot coding, the range (start, stop) of its features."""
     names, found = list(federation.features or ()), []
     for column, levels in categories_of(federation.source):
         hot = [f"{column}={level}" for level in levels]
@@ -197,7 +197,7 @@ def _categories(federation: Federation) -> tuple[tuple[int, int], ...]:
 
 
 def _labels(federation: Federation, y: np.ndarray) -> np.ndarray | None:
-    """Return each sample's label, (n,): its class, or whether it had an event; None if a target is not one label."""
+    """Return each sample's label, (n,): its class, or 1 if it had an event, else 0; None for other kinds of targets."""
     if federation.task == "classification":
         return y.astype(np.int64)
     if federation.task == "survival" or (federation.task == "multi-label" and federation.num_classes == 1):

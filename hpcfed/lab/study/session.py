@@ -1,4 +1,4 @@
-"""One call of ``hpcfed study``: write the splits, run what is left, write the results."""
+"""One call of ``hpcfed study``: write the splits, run the unfinished runs, write the results."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def run_study(
         Whether the call was stopped; remarks on the splits; the study, with the tuned values if there are any.
 
     Raises:
-        InputError: the folder holds other files, a recipe cannot be run, or a tuning run was refused.
-        EnvironmentFailure: the disk refuses, or a tuning run failed.
+        InputError: the folder holds files not of the study, a recipe cannot be run, or a tuning run was refused.
+        EnvironmentFailure: the disk is full or failed, or a tuning run failed.
     """
     say = nobody if quiet else partial(print, file=Output(sys.stdout), flush=True)
     remarks = world.on_root(lambda: prepare(study, fresh=redo.fresh, say=say))
@@ -68,7 +68,7 @@ def next_runs(study: Study, redo: Redo) -> Plan:
     These are the tuning runs until all of them have ended, then the study's runs.
 
     Raises:
-        InputError, EnvironmentFailure: as `run_study`.
+        InputError, EnvironmentFailure: as in `run_study`.
     """
     prepare(study, fresh=redo.fresh)
     if study.tuning is not None:
@@ -91,7 +91,7 @@ def next_runs(study: Study, redo: Redo) -> Plan:
 
 
 def _tuned(study: Study, inner: Study) -> TuningResult:
-    """Return the values that the tuning runs chose."""
+    """Return the values chosen by the tuning runs."""
     assert study.tuning is not None
     metric = study.metrics[0]
     trainers = [study.trainers(split) for split in range(len(study.splits.each))]
@@ -104,11 +104,11 @@ def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequenc
     """Write the page and the tables of the results so far, without resampling patients, on rank 0 only.
 
     Returns:
-        The values shown, None if no run has finished and nothing was written; and whether all runs have ended.
+        The values shown, or None if no run has finished and nothing was written; and whether all runs have ended.
 
     Raises:
         InputError: a run's files are damaged.
-        EnvironmentFailure: the disk refuses.
+        EnvironmentFailure: the disk is full or failed.
     """
     from hpcfed.lab.study.bootstrap import single_intervals
 
@@ -131,7 +131,7 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
 
     Raises:
         InputError: a model of the runs cannot be read.
-        EnvironmentFailure: the disk refuses.
+        EnvironmentFailure: the disk is full or failed.
         Stopped: resampling has been asked to stop; the page of `write_study` remains.
     """
     from hpcfed.lab.study.bootstrap import resample
@@ -143,7 +143,7 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
 
 
 def remarks_on_code(plan: Plan) -> list[str]:
-    """Return a remark that the user's code differs between runs; empty if it does not.
+    """Return a remark if the user's code differs between runs; else an empty list.
 
     Raises:
         InputError: a run's record of code is damaged.

@@ -17,10 +17,10 @@ from hpcfed.errors import InputError, counted
 
 HOLDOUT, FOLDS, SITE_OUT = KINDS = ("holdout", "k-fold", "leave-one-site-out")
 MIN_STRATUM = 2
-"""Samples of a stratum for a holdout: one on each side."""
+"""Fewest samples of a stratum for a holdout: one in each part."""
 WITHOUT = "prepare the data without that site, such as with --min-samples"
 UNMET = 0.1
-"""Share of the smaller part by which a site's test samples may differ from `fraction` of it without a word; or by 1."""
+"""Deviation of a site's number of test samples that gets no remark: this share of the smaller part, at least 1."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class TrainTestSplit:
 
     @property
     def ratio(self) -> float:
-        """n_test / n_train."""
+        """Ratio of test to training samples, n_test / n_train."""
         return float(self.tests.sum() / self.training.sum())
 
     def trainers(self, owner: np.ndarray) -> list[int]:
-        """Return the sites that train, from the site of each sample (n,)."""
+        """Return the sites with training samples; `owner` is the site of each sample, (n,)."""
         return np.unique(owner[self.training]).tolist()
 
 
@@ -78,7 +78,7 @@ class Divisible:
     group: np.ndarray | None = None
 
     def named(self, labels: Sequence[int]) -> str:
-        """Return labels by name, comma-separated; a label without a name is shown by its number."""
+        """Return the names of labels, comma-separated; a label without a name is shown as its number."""
         return ", ".join(self.labels[one] if one < len(self.labels) else str(one) for one in labels)
 
 
@@ -91,10 +91,10 @@ def make_splits(kind: str, samples: Divisible, count: int, fraction: float, seed
         count: number of holdouts or folds; without effect if sites are left out.
         fraction: share of a site's samples in the test part of a holdout.
         seed: seed of the random choice.
-        purpose: beginning of the random streams' names; splits of different purposes are independent.
+        purpose: prefix of the random streams' names; splits for different purposes are independent.
 
     Raises:
-        InputError: a site has fewer samples or groups than are needed.
+        InputError: a site has too few samples or groups, or sites share a group when one is left out.
     """
     site, sites, label, group = samples.site, samples.sites, samples.label, samples.group
     if kind == SITE_OUT:
@@ -131,7 +131,7 @@ def make_splits(kind: str, samples: Divisible, count: int, fraction: float, seed
 
 
 def inner_split(split: TrainTestSplit, number: int, samples: Divisible, fraction: float, seed: int) -> TrainTestSplit:
-    """Return a holdout of a split's training samples; the split's test samples are in neither part of it.
+    """Return a holdout of a split's training samples; the split's test samples are in neither part of the holdout.
 
     Raises:
         InputError: a site has too few training samples or groups.
@@ -162,10 +162,10 @@ def _unmet(tests: np.ndarray, site: np.ndarray, fraction: float, sites: Sequence
 def _by_group(
     kind: str, group: np.ndarray, stratum: np.ndarray, count: int, fraction: float, seed: int, purpose: str
 ) -> np.ndarray:
-    """Return the test samples of each split, (J, n) bool, if samples have groups; other arguments are those of
-    `make_splits`.
+    """Return the test samples of each of J = `count` splits, (J, n) bool, for samples with groups.
 
-    Groups stay whole, and strata are divided as evenly as that allows.
+    Groups stay whole, and strata are divided as evenly as that allows. `group` and `stratum` are (n,); all other
+    arguments are those of `make_splits`.
     """
     if kind == FOLDS:
         part = divide(group, stratum, (1 / count,) * count, stream(seed, f"{purpose}folds of groups"), ordered=True)
@@ -176,7 +176,7 @@ def _by_group(
 
 
 def _refuse_shared(samples: Divisible) -> None:
-    """Check that no group has samples of several sites: a model would train on samples of a group it is tested on.
+    """Check that no group has samples of several sites: otherwise training and test parts would share it.
 
     Raises:
         InputError: some group has samples of several sites.
@@ -194,7 +194,7 @@ def _refuse_shared(samples: Divisible) -> None:
 
 
 def _remarks(tests: np.ndarray, samples: Divisible) -> Iterator[str]:
-    """Yield, for each site, a line on labels that some split has in one part only; then a line on the share tested on.
+    """Yield a line for each site with labels that are in only one part of some split; last, one on the share tested.
 
     Raises:
         InputError: some split has all samples of a site in one part.
@@ -237,10 +237,10 @@ def _strata(label: np.ndarray, least: int) -> tuple[list[np.ndarray], list[int]]
 
 
 def folds(strata: Sequence[np.ndarray], count: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal a site's n samples to folds, (count, n) bool: each sample to one fold.
+    """Return which of a site's n samples are in each fold, (count, n) bool; each sample is in one fold.
 
-    Sizes of folds differ by at most 1, in total and within each stratum: strata are dealt in turn, in random order
-    within each, and each starts at the fold after the one that was dealt to last.
+    Sizes of folds differ by at most 1, in total and within each stratum: samples are dealt to the folds in turn, one
+    stratum after another without starting again, in random order within each.
     """
     order = np.concatenate([rng.permutation(rows) for rows in strata])
     fold = np.empty(len(order), np.int64)
@@ -249,7 +249,7 @@ def folds(strata: Sequence[np.ndarray], count: int, rng: np.random.Generator) ->
 
 
 def holdout(strata: Sequence[np.ndarray], fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw a site's test samples, (n,) bool: `fraction` of each stratum, rounded so that their total is nearest to it.
+    """Draw a site's test samples, (n,) bool: `fraction` of each stratum and, up to rounding, of the site.
 
     A stratum of two samples or more has at least one sample in each part.
     """

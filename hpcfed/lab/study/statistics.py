@@ -1,15 +1,15 @@
-"""Confidence intervals of a study: of means over splits or sites, and of one split's AUROC and accuracy.
+"""95 % confidence intervals of a study: of means over splits or sites, and of one split's AUROC and accuracy.
 
 Means over J splits. Values of splits are dependent: their training sets share most of their samples. The variance of
 their mean m is therefore estimated by s_NB² = (1/J + n_test/n_train) s² instead of s²/J; the interval is Student's with
 J − 1 degrees of freedom. For k folds n_test/n_train is 1/(k − 1). Means over sites, whose samples are disjoint, have no
-correction term. For a metric between 0 and 1 the interval is computed on the logit, so that it stays in this range:
-logit(m) ± t s_NB/(m (1 − m)); there is none if m is 0 or 1. Intervals of differences are computed without the logit;
-for metrics between 0 and 1 they are cut at −1 and 1.
+correction term. For a metric between 0 and 1 the interval is computed on the logit scale, so that it stays in this
+range: logit(m) ± t s_NB/(m (1 − m)); there is none if m is 0 or 1. Intervals of differences are computed without the
+logit; for metrics between 0 and 1 they are cut at −1 and 1.
 
 One split at one site. AUROC a: the variance of DeLong, DeLong, Clarke-Pearson, computed from midranks as by Sun and Xu,
-on the logit: logit(a) ± z √var/(a (1 − a)). Accuracy: Wilson's interval for a share of n samples. Both assume
-independent samples, so there is none if samples have groups, such as patients.
+on the logit scale: logit(a) ± z √var/(a (1 − a)). Accuracy: Wilson's interval for a share of n samples. Both assume
+independent samples, so there is no interval if samples have groups, such as patients.
 
 References: Nadeau, Bengio, "Inference for the generalization error", Machine Learning 52, 2003, section 3; DeLong,
 DeLong, Clarke-Pearson, "Comparing the areas under two or more correlated receiver operating characteristic curves",
@@ -30,10 +30,10 @@ import numpy as np
 from hpcfed.lab.report.paired import MeanEstimate, student
 
 ROUNDING = 1e-12
-"""Relative range of values that differ by rounding alone."""
+"""Relative range up to which values are taken to differ by rounding alone."""
 LOW, HIGH = 2.5, 97.5
 DEFINED = 0.95
-"""Share of resamples in which a value must be defined."""
+"""Share of resamples in which a value must be defined to have an interval."""
 NORMAL = 1.959963984540054
 """97.5 % quantile of the standard normal distribution."""
 CORRECTED, STUDENT = "Student's t, corrected", "Student's t"
@@ -44,12 +44,12 @@ Ends = tuple[float, float]
 
 
 def corrected(values: Sequence[float], ratio: float, *, share: bool = False) -> MeanEstimate | None:
-    """Return the mean of the finite values and its corrected interval; None if no value is finite.
+    """Return the mean of the finite values and its corrected 95 % interval; None if no value is finite.
 
     Args:
         values: one per split, (J,).
         ratio: n_test / n_train; 0 for independent values.
-        share: whether values are between 0 and 1, so that the interval is computed on the logit.
+        share: whether values are between 0 and 1, so that the interval is computed on the logit scale.
     """
     finite = np.array([value for value in values if math.isfinite(value)])
     if not len(finite):
@@ -64,7 +64,7 @@ def corrected(values: Sequence[float], ratio: float, *, share: bool = False) -> 
 
 
 def on_logit(mean: float, half: float) -> Ends | None:
-    """Return the interval logit(m) ± half/(m (1 − m)), transformed back; None if m is 0 or 1."""
+    """Return the interval logit(m) ± half/(m (1 − m)), m = `mean`, transformed back to (0, 1); None if m is 0 or 1."""
     if not 0 < mean < 1:
         return None
     centre, width = math.log(mean / (1 - mean)), half / (mean * (1 - mean))
@@ -76,7 +76,7 @@ def _expit(value: float) -> float:
 
 
 def cut(estimate: MeanEstimate | None) -> MeanEstimate | None:
-    """Return the estimate of a difference of shares, its interval cut at −1 and 1; None stays None."""
+    """Return the estimate of a difference of shares with its interval cut at −1 and 1; None stays None."""
     if estimate is None or estimate.interval is None:
         return estimate
     low, high = estimate.interval
@@ -86,7 +86,7 @@ def cut(estimate: MeanEstimate | None) -> MeanEstimate | None:
 
 
 def wilson(share: float, count: int) -> Ends | None:
-    """Return Wilson's interval of a share of `count` independent samples; None without samples."""
+    """Return Wilson's 95 % interval of a `share` of `count` independent samples; None without samples."""
     if not count or not math.isfinite(share):
         return None
     square = NORMAL**2 / count
@@ -96,8 +96,7 @@ def wilson(share: float, count: int) -> Ends | None:
 
 
 def delong(scores: Sequence[np.ndarray], positive: np.ndarray) -> tuple[float, float]:
-    """Return the AUROC and its variance by DeLong, averaged over models that score the same n samples; nan for one
-    class.
+    """Return the mean AUROC of models that score the same n samples, and its DeLong variance; nan if a class is absent.
 
     A positive's placement is the share of negatives with a lower score, ties ½; a negative's, the share of positives
     with a higher score. Placements are averaged over the models before the variance is computed.
@@ -122,16 +121,16 @@ def delong(scores: Sequence[np.ndarray], positive: np.ndarray) -> tuple[float, f
 
 
 def auroc_interval(scores: Sequence[np.ndarray], positive: np.ndarray) -> Ends | None:
-    """Return DeLong's interval of the AUROC on the logit; None if the AUROC is 0 or 1, or its variance not positive.
+    """Return the 95 % interval of AUROC from DeLong's variance, computed on the logit scale and transformed back.
 
-    Arguments are those of `delong`.
+    None if AUROC is 0 or 1, or if the variance is not positive. Arguments are those of `delong`.
     """
     area, variance = delong(scores, positive)
     return on_logit(area, NORMAL * math.sqrt(variance)) if variance > 0 else None
 
 
 def interval(values: np.ndarray) -> Ends | None:
-    """Return the 95 % percentile interval of resampled values (B,); None if more than one in 20 is not finite."""
+    """Return the 95 % percentile interval of B resampled values, (B,); None if more than one in 20 is not finite."""
     defined = values[np.isfinite(values)]
     if len(defined) < DEFINED * len(values):
         return None

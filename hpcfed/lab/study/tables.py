@@ -20,7 +20,7 @@ from hpcfed.lab.study.view import MEAN, TOGETHER, View, means_over
 
 CONFIDENCE = "95 %"
 TENTH = 10
-"""More sites than these have a worst tenth beside the worst site."""
+"""With more sites than this, a table has a column of the worst tenth beside the worst site."""
 EXPLAINED = "Student's t, variance corrected for training samples that splits share (Nadeau and Bengio, 2003)"
 
 
@@ -44,7 +44,7 @@ def results_table(view: View, metric: StudyMetric) -> Table:
 def differences_table(view: View, metric: StudyMetric) -> Table | None:
     """Return the table of differences from the reference, paired by split, with the columns of `results_table`.
 
-    Bold if the interval excludes zero. None if the reference is the only row.
+    Cells whose interval excludes zero are bold. None if the reference is the only row.
     """
     reference = view.reference
     rows: list[tuple[str, ...]] = []
@@ -70,7 +70,7 @@ def differences_table(view: View, metric: StudyMetric) -> Table | None:
 
 
 def spread_table(view: View, metric: StudyMetric) -> Table:
-    """Return the table of spread over sites: a row per method with mean, worst and best site, range and deviation."""
+    """Return the table of spread over sites: per method the mean, worst and best site, range and standard deviation."""
     rows, measured = [], view.measured(metric)
     cells: list[MeanEstimate | None] = []
     for row in view.rows:
@@ -114,7 +114,7 @@ def cross_table(view: View, metric: StudyMetric) -> Table | None:
 
 
 def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
-    """Return the table of intervals over patients: a row per method with means, and the difference from the reference.
+    """Return the table of intervals over patients: a row per method with its means and difference from the reference.
 
     None if there are no resamples of the metric.
     """
@@ -148,7 +148,7 @@ def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
 
 
 def tuning_table(study: Study) -> Table | None:
-    """Return the table of tuned values: a row per arm with how many splits chose each; None if nothing was tuned."""
+    """Return the table of tuned values by arm, with the number of splits that chose each; None if none was tuned."""
     if study.tuned is None:
         return None
     rows = []
@@ -178,7 +178,7 @@ def tuning_table(study: Study) -> Table | None:
 def _extremes(view: View, means: np.ndarray, metric: StudyMetric) -> tuple[str, str, str]:
     """Return the worst site, the best site and the range as text, from the sites' means (N,), nan if undefined.
 
-    A dash if the metric is undefined, or, for the sites, if its better direction is unknown.
+    All three are dashes if the metric is undefined; the sites also if its direction is unknown.
     """
     if not np.isfinite(means).any():
         return ABSENT, ABSENT, ABSENT
@@ -192,8 +192,9 @@ def _extremes(view: View, means: np.ndarray, metric: StudyMetric) -> tuple[str, 
 
 
 def _worst_tenth(means: np.ndarray, metric: StudyMetric) -> str:
-    """Return, as text, the mean over the worst tenth of the sites (rounded up), from their means (N,); a dash if
-    unknown.
+    """Return, as text, the mean over the worst tenth of the sites (rounded up), from all sites' means, (N,).
+
+    A dash if no mean is finite, or if the metric's direction is unknown.
     """
     found = np.sort(means[np.isfinite(means)])
     if metric.larger_is_better is None or not len(found):
@@ -205,8 +206,8 @@ def _worst_tenth(means: np.ndarray, metric: StudyMetric) -> str:
 def _shown(view: View, estimates: list[MeanEstimate | None]) -> list[MeanEstimate | None]:
     """Return a row's estimates in the order of the columns: mean of sites, all samples together, each site.
 
-    Means come first, to be visible however many sites follow. If each split leaves a site out, there is no column of
-    all samples together.
+    Means come first, so that they are visible however many sites follow. If each split leaves a site out, there is no
+    column of all samples together.
     """
     sites, means = estimates[: len(view.sites)], estimates[len(view.sites) :]
     return [*(means[:-1] if view.study.leaves_out else means), *sites]
@@ -218,7 +219,7 @@ def _header(view: View, metric: StudyMetric, *more: str) -> tuple[str, ...]:
 
 
 def _methods(cells: Sequence[MeanEstimate | None]) -> str:
-    """Return a sentence on how the intervals in the cells were computed; "" if there are none."""
+    """Return a sentence on how the intervals in the cells were computed; "" if no cell has one."""
     found = dict.fromkeys(one.method for one in cells if one is not None and one.interval is not None and one.method)
     names = [name for method in found if (name := _explained(method))]
     return f" Intervals of {CONFIDENCE}: {'; '.join(dict.fromkeys(names))}." if names else ""
@@ -259,7 +260,7 @@ def _positive(study: Study, metric: StudyMetric) -> str:
 
 
 def _some_splits(view: View, cells: Sequence[MeanEstimate | None]) -> str:
-    """Return a sentence on cells such as ``1 of 5: 81.2``, defined in some of the splits; "" if there are none."""
+    """Return a sentence on cells such as ``1 of 5: 81.2``, defined in only some splits; "" without such cells."""
     splits = view.num_values
     some = any(one is not None and one.count < splits for one in cells)
     mean = f"{MEAN.lower()}: of those in which its sites have a value"
@@ -267,14 +268,16 @@ def _some_splits(view: View, cells: Sequence[MeanEstimate | None]) -> str:
 
 
 def _one_value(view: View, cells: Sequence[MeanEstimate | None]) -> str:
-    """Return a sentence on cells that have no interval because all their values are equal; "" if there are none."""
+    """Return a sentence on cells that have no interval because all their values are equal; "" without such cells."""
     what = "sites" if view.study.leaves_out else "splits"
     without = any(one is not None and one.interval is None and one.count > 1 for one in cells)
     return f" A number without interval is the same in all {what}." if without else ""
 
 
 def _unmeasured(view: View, metric: StudyMetric) -> str:
-    """Return sentences on the sites that are in no mean, and on labels that test samples lack; "" if there are none."""
+    """Return sentences on sites left out of all means, and on labels that test samples lack; "" without such sites and
+    labels.
+    """
     measured, labels = view.measured(metric), view.study.tested_labels
     names = [name for name, kept in zip(view.sites, measured, strict=True) if not kept]
     missing = ""

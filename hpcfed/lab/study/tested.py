@@ -11,15 +11,15 @@ from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.plan import Study
 
 MOST_COUNTED = 12
-"""Most sites whose numbers of tested samples stand below each table; the table of the sites has all."""
+"""Most sites whose numbers of tested samples are noted below each table; the table of sites lists all."""
 FEW_EVENTS = 10
-"""Events of a site in a split below which a concordance, and differences of it, are no ground for a claim."""
+"""Number of a site's events in a split below which a concordance, or a difference of two, supports no claim."""
 FEW_UNITS = 10
-"""Patients below which a percentile interval over patients is far too narrow."""
+"""Number of patients below which a percentile interval over patients is far too narrow."""
 
 
 def splits_table(study: Study) -> Table:
-    """Return the table of sites: a row per site with its samples, those of each label, and those a split tests on."""
+    """Return the table of sites: per site the numbers of samples in all, with each label, and tested in a split."""
     samples, tested = study.samples, tested_sizes(study)
     labels = [] if samples.label is None else list(samples.labels)
     rows = []
@@ -32,15 +32,14 @@ def splits_table(study: Study) -> Table:
 
 
 def tested_sizes(study: Study) -> list[str]:
-    """Return how many samples of each site one split tests on, as text, (N,): ``12``, or ``10 to 14`` over splits."""
+    """Return each site's number of test samples in a split as text, (N,): ``12``, or ``10 to 14`` if splits differ."""
     return [_range(column) for column in tested_counts(study).T]
 
 
 def tested_note(study: Study, metric: StudyMetric) -> str:
-    """Return a note on each site's test samples: their number, whether they have a single class, and events; "" for
-    none.
+    """Return a note on each site's test samples: their number, whether they have a single class, and number of events.
 
-    With more than `MOST_COUNTED` sites, only those with a single class are named.
+    With more than `MOST_COUNTED` sites, only those with a single class are named; "" if there is nothing to note.
     """
     held, labels, events = tested_counts(study), study.tested_labels, _events(study)
     said = []
@@ -56,7 +55,7 @@ def tested_note(study: Study, metric: StudyMetric) -> str:
 
 
 def few_events_note(study: Study) -> str:
-    """Return a sentence on sites where some split tests on fewer than `FEW_EVENTS` events; "" if there are none."""
+    """Return a sentence on sites where some split tests on fewer than `FEW_EVENTS` events; "" without such sites."""
     held, events = tested_counts(study), _events(study)
     if events is None:
         return ""
@@ -69,7 +68,7 @@ def few_events_note(study: Study) -> str:
 
 
 def few_units(study: Study) -> list[str]:
-    """Return ``site (number)`` for each site with fewer than `FEW_UNITS` tested patients, or samples without groups."""
+    """Return ``site (number)`` for each site with fewer than `FEW_UNITS` tested patients (samples, without groups)."""
     tested = np.any([split.tests for split in study.splits.each], axis=0)
     group = np.arange(len(tested)) if study.samples.group is None else study.samples.group
     counts = [len(np.unique(group[tested & (study.samples.owner == k)])) for k in range(len(study.samples.sites))]
@@ -77,7 +76,7 @@ def few_units(study: Study) -> list[str]:
 
 
 def _events(study: Study) -> np.ndarray | None:
-    """Return the number of events of each site that each split tests on, (J, N); None if the task is not survival."""
+    """Return the number of events among each site's test samples in each split, (J, N); None if not a survival task."""
     samples = study.samples
     if samples.label is None or samples.dataset.task != "survival":
         return None
@@ -85,13 +84,13 @@ def _events(study: Study) -> np.ndarray | None:
 
 
 def _events_text(counts: np.ndarray) -> str:
-    """Return the number of a site's tested events as text: ``12 events``, or a range over the splits `counts` (j,)."""
+    """Return a site's numbers of tested events in j splits, (j,), as text: ``12 events``, or ``9 to 12 events``."""
     low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
     return counted(high, "event") if low == high else f"{low:,} to {high:,} events"
 
 
 def tested_counts(study: Study) -> np.ndarray:
-    """Return the number of samples of each site that each split tests on, (J, N)."""
+    """Return the number of test samples in each split at each site, (J, N)."""
     return _counts(study, np.ones(len(study.samples.owner), bool))
 
 
@@ -102,14 +101,14 @@ def _counts(study: Study, kept: np.ndarray) -> np.ndarray:
 
 
 def _range(counts: np.ndarray) -> str:
-    """Return a site's test samples per split, (J,), as text: ``12`` or ``10 to 14``; splits without any are ignored."""
+    """Return a site's numbers of test samples, (J,), as text: ``12`` or ``10 to 14``; splits with 0 are ignored."""
     some = counts[counts > 0]
     low, high = (some.min(), some.max()) if len(some) else (0, 0)
     return f"{high:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _one_class(labels: TestedLabels, site: int) -> str:
-    """Return as text in how many splits a site's test samples have a single class, for each label; "" if in none."""
+    """Return text on the number of splits in which a site's test samples have a single class, per label; "" for 0."""
     counts, splits = labels.of_one_class[:, site].sum(axis=0), labels.tested[:, site].sum()
     found = [
         f"{f'of label {labels.labels[k]} ' if labels.several else ''}in {count} of {splits}"

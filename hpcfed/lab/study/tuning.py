@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 OPTION = "--tune"
 COMMON = ("local.", "loss.", "model.")
-"""Beginnings of the keys that all arms have, baselines too."""
+"""Prefixes of the recipe keys that all arms have, including baselines."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The grids of ``--tune``: `common` for all arms, and `own` by the key of the method that they are for."""
+    """The grids of ``--tune``: `common` ones for all arms, and `own` ones for a method, by the method's key."""
 
     common: tuple[Grid, ...]
     own: Mapping[str, tuple[Grid, ...]]
     examples: Mapping[str, tuple[str, ...]]
-    """Method's key → keys that it has by an example, which nobody named."""
+    """Method's key → its recipe keys that the user did not set, which have example values."""
 
     def points_of(self, arm: Arm) -> list[Point]:
-        """Return the points of an arm's grid, which leaves out keys that the user set for this arm in ``--methods``."""
+        """Return the points of an arm's grid, without keys that the user set for this arm in ``--methods``."""
         grids = {grid.key: grid for grid in (*self.common, *self.own.get(arm.key, ()))}
         fixed = {text.partition("=")[0] for text in arm.overrides} - {*self.examples.get(arm.key, ())}
         return points([grid for key, grid in grids.items() if key not in fixed])
@@ -61,7 +61,7 @@ class TuningCandidate:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """All candidates, and the chosen one by (arm's key, split)."""
+    """All candidates of a tuning, and the chosen one of each arm and split, by (arm's key, split)."""
 
     candidates: tuple[TuningCandidate, ...]
     chosen: Mapping[tuple[str, int], TuningCandidate]
@@ -72,7 +72,7 @@ class TuningResult:
         return () if found is None else tuple(found.point.overrides)
 
     def by_loss(self, metric: StudyMetric) -> str:
-        """Return a remark on choices made by the loss because the main metric is undefined; "" if there are none."""
+        """Return a remark on choices made by the loss because the main metric is undefined; "" without such choices."""
         compared = [one for one in self.chosen.values() if math.isfinite(one.loss)]
         unknown = sum(math.isnan(one.value) for one in compared)
         if not unknown or metric.without_direction:
@@ -82,11 +82,10 @@ class TuningResult:
 
 
 def parse_tuning(texts: Sequence[str], methods: Sequence[MethodChoice]) -> Tuning | None:
-    """Return the grids of ``--tune KEY=VALUES``, for all arms, and ``--tune METHOD:KEY=VALUES``, for one; None without
-    texts.
+    """Parse grids of ``--tune``: ``KEY=VALUES`` for all arms, ``METHOD:KEY=VALUES`` for one; None without texts.
 
     Raises:
-        InputError: a text is no grid, a key must be equal for all arms or has two grids, or a method is not in the
+        InputError: a text is not a grid, a key must be equal for all arms or has two grids, or a method is not in the
             study.
     """
     common: list[Grid] = []
@@ -133,7 +132,7 @@ def naming_tune() -> Iterator[None]:
 
 
 def variants(arms: Sequence[Arm], tuning: Tuning) -> list[Arm]:
-    """Return one arm per point of each arm's grid, without fine-tuning; arms with a single point are left out."""
+    """Return an arm for each point of each arm's grid, without fine-tuning; arms with a single point are left out."""
     return [
         replace(arm, key=variant(arm.key, number), overrides=(*arm.overrides, *point.overrides), tunes=False)
         for arm in arms
@@ -156,7 +155,7 @@ def choose(
     metric: str,
     larger_is_better: bool | None,
 ) -> TuningResult:
-    """Return the chosen point of each arm in each split.
+    """Choose the best point of each arm in each split.
 
     Args:
         arms: the arms of the study.
@@ -164,10 +163,10 @@ def choose(
         runs: key of a variant → its finished runs.
         trainers: for each split, the sites that train.
         metric: the main metric's name.
-        larger_is_better: the metric's direction; None if unknown, and the loss decides.
+        larger_is_better: the metric's direction; None if unknown: then the loss decides.
 
     Raises:
-        InputError: all points of an arm failed in a split.
+        InputError: no point of an arm has a finite loss in a split.
     """
     candidates, chosen = [], {}
     for arm in arms:

@@ -28,20 +28,20 @@ from hpcfed.lab.study.tested import tested_counts
 
 MEAN, TOGETHER = "Mean of sites", "All samples together"
 Resampled = dict[tuple[str, str], np.ndarray]
-"""Row and metric → values of each site, then of the mean of the sites, (N + 1, B); nan where undefined."""
+"""Row and metric → B resampled values of each of N sites, then of their mean, (N + 1, B); nan where undefined."""
 Single = Mapping[tuple[str, str], Mapping[int, Ends]]
-"""Row and metric → site → the interval of its value, where it has one split's alone."""
+"""Row and metric → site → interval of the site's value, if only one split tests on the site."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The values behind all tables.
+    """The values behind all tables of a study.
 
     Attributes:
         study, results: the study, and the results of its finished runs.
         rows: the rows of the tables.
         resampled: values in resamples of patients; None before they are computed.
-        single: intervals of AUROC at sites that a single split tests on.
+        single: intervals of AUROC at sites with test samples in a single split.
     """
 
     study: Study
@@ -56,7 +56,7 @@ class View:
         return self.study.samples.sites
 
     def site_values(self, row: StudyRow, metric: StudyMetric) -> np.ndarray:
-        """Return a row's values of a metric, (N, J) over sites and splits; nan where it is missing."""
+        """Return a row's values of a metric at N sites in J splits, (N, J); nan where missing."""
         splits = len(self.study.splits.each)
         found = [
             [self.results.values(arm, metric.name, site, splits, row.model) for arm in arms]
@@ -65,21 +65,21 @@ class View:
         return np.array([np.mean(of_arms, axis=0) for of_arms in found])
 
     def counts(self, row: StudyRow, metric: str) -> np.ndarray | None:
-        """Return a row's confusion matrix, added up over sites and runs, (C, C); None if no run has one."""
+        """Return a row's confusion matrix, summed over sites and runs, (C, C); None if no run has one."""
         each = (self.results.counts(arm, metric, row.model, site) for site, arms in enumerate(row.arms) for arm in arms)
         found = [matrix for matrix in each if matrix is not None]
         return np.sum(found, axis=0) if found else None
 
     @cached_property
     def tested(self) -> np.ndarray:
-        """The number of samples of each site that each split tests on, (J, N)."""
+        """The number of test samples in each split at each site, (J, N)."""
         return tested_counts(self.study)
 
     def measured(self, metric: StudyMetric) -> np.ndarray:
-        """Return which sites the means are over, (N,) bool: the complete cases.
+        """Return which sites enter the means, (N,) bool: complete cases, with a value in all splits and rows.
 
-        A site where some split tests on one class alone is in no mean: it has no AUROC there, and a model that always
-        predicts that class has 100 % accuracy. Splits without finished runs do not count.
+        A site where some split tests on one class alone is in no mean: AUROC is undefined there, and a model that
+        always predicts that class has 100 % accuracy. Splits without finished runs do not count.
         """
         kept = self._with_classes(metric)
         found = np.zeros(len(self.sites), bool)
@@ -91,7 +91,7 @@ class View:
         return kept & found
 
     def _with_classes(self, metric: StudyMetric) -> np.ndarray:
-        """Return which sites have the classes that a metric needs in every split that tests on them, (N,) bool."""
+        """Return at which sites every split's test samples, if any, have the classes that a metric needs, (N,) bool."""
         labels = self.study.tested_labels
         if labels is None:
             return np.ones(len(self.sites), bool)
@@ -106,9 +106,7 @@ class View:
         return f"Mean of {kept.sum()} of {len(kept)} sites, {self.num_tested(kept)} tested samples"
 
     def num_tested(self, kept: np.ndarray) -> str:
-        """Return, as text, how many tested samples are of the sites `kept`, (N,) bool: ``46`` if all are, else ``40 of
-        46``.
-        """
+        """Return the number of tested samples at the sites `kept`, (N,) bool: ``46`` for all, else ``40 of 46``."""
         own = np.bincount(
             self.study.samples.owner[np.any([one.tests for one in self.study.splits.each], axis=0)],
             minlength=len(kept),
@@ -118,8 +116,8 @@ class View:
     def over_sites(self, values: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Return the mean over the sites `measured`, (N,) bool, in each split, (J,), from values (N, J).
 
-        It is nan if a measured site has no value. If each split leaves one site out, return that site's value instead,
-        nan if the site is not measured.
+        The mean is nan if a measured site has no value. If each split leaves one site out, the result is that site's
+        value instead, nan if the site is not measured.
         """
         if self.study.leaves_out:
             return np.where(measured, np.diagonal(values), np.nan)
@@ -129,7 +127,7 @@ class View:
         """Return a row's metric on the test samples of all sites together, in each split, (J,); nan where undefined.
 
         If sites have different models, only accuracy is defined, as the share of correct predictions over all sites; if
-        each split also leaves one site out, no metric is.
+        each split also leaves one site out, no metric is defined.
         """
         arm = row.arm if row.model == GLOBAL else ""
         whole = np.array(self.results.whole(arm, metric.name, len(self.study.splits.each)), dtype=float)
@@ -141,7 +139,7 @@ class View:
 
     @property
     def num_values(self) -> int:
-        """Number of splits, of whose values a complete estimate is the mean; 0 if each split leaves one site out."""
+        """Number of splits in the mean of a complete estimate; 0 if each split leaves one site out."""
         return 0 if self.study.leaves_out else len(self.study.splits.each)
 
     @property
@@ -151,7 +149,7 @@ class View:
 
     @property
     def ratio(self) -> float:
-        """n_test / n_train of the splits; 0 if each split leaves one site out, for intervals over sites."""
+        """Ratio n_test / n_train of the splits; 0 for intervals over sites, if each split leaves one site out."""
         return 0.0 if self.study.leaves_out else self.study.ratio
 
     def is_share(self, metric: StudyMetric) -> bool:
@@ -179,8 +177,9 @@ class View:
     def _of_one_split(
         self, row: StudyRow, metric: StudyMetric, site: int, one: MeanEstimate | None
     ) -> MeanEstimate | None:
-        """Return a site's estimate; if it is of a single split, with Wilson's or DeLong's interval, unless samples have
-        groups.
+        """Return a site's estimate; if only one split has a value, with Wilson's or DeLong's interval.
+
+        It gets no such interval if samples have groups.
         """
         if one is None or one.count != 1 or self.study.samples.group is not None:
             return one
@@ -203,8 +202,9 @@ class View:
         return [cut(one) for one in found] if self.is_share(metric) else found
 
     def cross_values(self, metric: StudyMetric) -> np.ndarray | None:
-        """Return the mean over splits of site i's model at site j, (N, N), nan if undefined; None if no site trains
-        alone.
+        """Return the metric of site i's model at site j, as means over splits, (N, N); nan if undefined.
+
+        None if no site trains alone.
         """
         arms = [arm for arm in self.study.arms if arm.kind == ALONE]
         if not arms:
@@ -215,7 +215,7 @@ class View:
 
 
 def _by_patients(estimate: MeanEstimate | None, resampled: np.ndarray | None) -> MeanEstimate | None:
-    """Return the estimate; one without interval gets the percentile interval of resampled values (B,), if any."""
+    """Return the estimate; if it has no interval, add the percentile interval of B resampled values, (B,), if any."""
     if estimate is None or estimate.interval is not None or resampled is None:
         return estimate
     ends = interval(resampled)

@@ -1,4 +1,4 @@
-"""The files of a study's results: each is written whole, and a later call removes those that its results do not have.
+"""The files of a study's results: each is written atomically; a later call removes files that it does not write again.
 
 ``tables/.written`` and ``figures/.written`` list the files beside them with the SHA-256 hash of their content, in the
 format of ``sha256sum``. A call removes a file only if an earlier list names it, the call does not write it, and its
@@ -19,7 +19,7 @@ from hpcfed.lab.study.plan import FIGURES, TABLES
 
 LIST = ".written"
 LONG_AGO = 3600.0
-"""Seconds after which nobody still writes a temporary file: jobs on other nodes write results here, too."""
+"""Age in seconds from which a temporary file counts as abandoned: jobs on other nodes write results here, too."""
 
 
 def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
@@ -28,7 +28,7 @@ def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
     A killed call leaves lists of both the old and the new files, so that the next call knows all of them.
 
     Raises:
-        EnvironmentFailure: the disk refuses.
+        EnvironmentFailure: the disk is full or failed.
     """
     places = [folder / name for name in (TABLES, FIGURES)]
     own = [{Path(name).name: _hash(text) for name, text in files.items() if Path(name).parent.name == place.name}
