@@ -1,1 +1,1 @@
-"""The laboratory: what reads run folders, compares them, and starts many runs; no part of the engine imports it."""
+"""The laboratory: tools that read and compare run folders or start many runs; the engine imports none of it."""

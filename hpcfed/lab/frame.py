@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_TABLE_BYTES = 1 << 34
-"""Bytes of ``clients.csv``: a million clients over hundreds of evaluations."""
+"""Bytes of the largest ``clients.csv`` that is read: a million clients over hundreds of evaluations."""
 
 
 def record(path: Path, evaluate: Mapping[str, Any] | None, skipped: Counter[int] | None = None) -> pd.DataFrame:
-    """Return the numbers of ``metrics.jsonl``: a row per round, indexed from 1, a column per dotted name, nan for null.
+    """Return the numbers in ``metrics.jsonl``: a row per round, index from 1; a column per dotted name; nan for null.
 
-    A run always evaluates its last round. If it was resumed with more rounds, the scores of that round are nan unless
-    `evaluate`, the recipe's section, schedules them. `skipped` counts by client the rounds that left out its update.
+    A run always evaluates its last round. If it was then resumed with more rounds, the scores of that round are nan
+    unless `evaluate`, the recipe's section, schedules them. `skipped`, if given, is filled with client → number of
+    rounds that left out its update.
 
     Raises:
-        InputError: a line is malformed, out of order, or has a value that is no number; or there is no round.
+        InputError: a line is malformed, out of order, or has a value that is not a number; or there is no round.
     """
     import pandas
 
@@ -49,7 +50,7 @@ def record(path: Path, evaluate: Mapping[str, Any] | None, skipped: Counter[int]
 
 
 def _counted(rows: Iterable[dict[str, Any]], skipped: Counter[int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows unchanged; count in `skipped` how many of them name each client as skipped."""
+    """Yield the rows unchanged; add to `skipped`, for each client, the number of rows that name it as skipped."""
     for row in rows:
         skipped.update(skipped_in(row))
         yield row
@@ -67,11 +68,12 @@ def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def clients_table(path: Path) -> pd.DataFrame:
-    """Return a run's ``clients.csv`` as text, a row per client, model, split and round, without a half-written last
-    line.
+    """Return a run's ``clients.csv`` as a table of strings: a row per client, model, split and round.
+
+    A half-written last line is dropped; an empty file gives an empty table.
 
     Raises:
-        InputError: the file cannot be read, or is no CSV.
+        InputError: the file cannot be read, or is not CSV.
     """
     import pandas
 

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 def load(
     run: str | Path, *, data: str | Path | None = None, accept_code: bool = False, run_code: bool = False
 ) -> LoadedRun:
-    """Read a run folder, finished or still going.
+    """Open the folder of a run, finished or still going: the recipe is read now, all else at first use.
 
     Args:
         run: the folder.
         data: present path of the run's federation file; None if it has not moved.
         accept_code: whether modules may be built by code that has changed since the run.
-        run_code: whether to build a model that is the user's code by running the code recorded in the run folder.
+        run_code: whether user-defined models are built by running the code recorded in the run folder.
 
     Raises:
-        InputError: it is no run's folder.
+        InputError: `run` is not the folder of a run, or its recipe is invalid.
     """
     folder = Path(run).resolve()
     if not (folder / RECIPE).is_file():
@@ -53,7 +53,7 @@ def load(
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The content of a run folder; each part is read at first use."""
+    """The content of a run folder; each part is read at first use. `accept_code`, `run_code`: as in `load`."""
 
     recipe: Recipe
     accept_code: bool = False
@@ -68,7 +68,7 @@ class LoadedRun:
     def status(self) -> str:
         """How the run ended: ``finished``, ``stopped``, ``diverged`` or ``failed``; ``unfinished`` if it has not ended.
 
-        Whether it is finished follows from the record and the recipe, whatever ``result.json`` says.
+        ``finished`` follows from the record and the recipe, whatever ``result.json`` says.
 
         Raises:
             InputError: the record is damaged.
@@ -78,16 +78,16 @@ class LoadedRun:
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """``environment.json``: the run's machine, libraries and all else that decides its results to the bit."""
+        """``environment.json``: machine, libraries and all else that decides a run's exact bits; empty if missing."""
         return read_json(self.folder / "environment.json")
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """The record, one row a round: the columns of ``metrics.jsonl``; nested objects become dotted
-        columns, ``seconds.local``, ``clients.global.test.loss.mean``.
+        """The record ``metrics.jsonl`` as a table, one row per round; nested objects become dotted columns, such as
+        ``seconds.local`` and ``clients.global.test.loss.mean``.
 
         Raises:
-            InputError: the record is damaged.
+            InputError: the record is damaged or has no rounds yet.
         """
         import pandas
 
@@ -108,7 +108,7 @@ class LoadedRun:
 
     @cached_property
     def clients(self) -> pd.DataFrame | None:
-        """The scores of each client, ``clients.csv``; None if the recipe did not ask for them.
+        """The scores of each client, from ``clients.csv``; None if the recipe did not ask for them.
 
         Raises:
             InputError: the file is damaged.
@@ -126,38 +126,38 @@ class LoadedRun:
 
     @cached_property
     def module(self) -> nn.Module:
-        """The trained module, the last iterate, on the CPU.
+        """The trained module on the CPU: the last iterate.
 
         Raises:
-            InputError: there is no trained model yet, the federation file, which defines the shapes, is missing, or the
-                model's code is not the run's.
+            InputError: no model is trained yet; the federation file, which defines the shapes, is missing; or the
+                model's code has changed since the run.
         """
         return self._module("model.safetensors")
 
     @cached_property
     def evaluated(self) -> nn.Module:
-        """The module of the last evaluation: `module`, or another model that the recipe's ``evaluate`` asks for."""
+        """The module that the last evaluation measured: `module`, or the model that the recipe's ``evaluate`` names."""
         return self._module(EVALUATED) if self._has_evaluated else self.module
 
     @property
     def _has_evaluated(self) -> bool:
-        """Whether the run evaluated another model than `module`: the recipe asks for it, and its file exists."""
+        """Whether the run evaluated a model other than `module`: the recipe asks for it, and its file exists."""
         section = self.recipe.evaluate
         return (section.model, section.statistics) != ("last", "round") and (self.folder / EVALUATED).exists()
 
     def evaluated_of(self, client: int) -> nn.Module:
-        """The module of the last evaluation with a client's private parameters and buffers, or its personal model.
+        """Return the last evaluated module with a client's private parameters and buffers, or its personal model.
 
-        Errors are those of `module_of`.
+        Raises the errors of `module_of`.
         """
         return self._module(EVALUATED, client) if self._has_evaluated else self.module_of(client)
 
     def module_of(self, client: int) -> nn.Module:
-        """The trained module with a client's private parameters and buffers; the initial ones if it was never drawn.
-        Methods with personal models, such as Ditto, give the client's personal model.
+        """Return the trained module with a client's private parameters and buffers; for methods with personal models,
+        such as Ditto, the client's personal model. For a client in no cohort, these have initial values.
 
         Raises:
-            InputError: as `module` does, or the federation has no such client.
+            InputError: as for `module`, or the federation has no such client.
         """
         return self._module("model.safetensors", client)
 

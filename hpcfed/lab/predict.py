@@ -38,18 +38,18 @@ def predict(
 ) -> pd.DataFrame:
     """Return the predictions of a run's evaluated model, a row for each row of a table.
 
-    Missing cells are filled, categories encoded and features scaled as the run's federation file records it. Columns:
-    in classification ``prediction`` and a probability per class, ``p(ill)``; with several labels a probability per
-    label; in regression the targets; in survival ``log hazard``.
+    Missing cells are filled, categories encoded and features scaled as the run's federation file records. The columns
+    are, in classification, ``prediction`` and a probability per class, such as ``p(ill)``; with several labels, a
+    probability per label; in regression, the targets; in survival, ``log hazard``.
 
     Args:
         run: the run folder.
-        rows: a data frame, or a table's file (.csv, .tsv, .parquet), with at least the columns of the model's features.
-        site: name or number of the client whose scaling and private parts are used; needed if features are scaled by
-            site.
+        rows: a data frame or a table's path (.csv, .tsv, .parquet), with at least the columns of the model's features.
+        site: name or number of the client whose feature scaling, private parameters and buffers are used; required if
+            features are scaled by site.
         data: present path of the run's federation file; None if it has not moved.
         accept_code: whether the model may be built by code that has changed since the run.
-        run_code: whether to build a model that is the user's code by running the code recorded in the run folder.
+        run_code: whether a user-defined model is built by running the code recorded in the run folder.
 
     Raises:
         InputError: the run was not trained on tables, a column is missing, or a cell cannot be prepared.
@@ -71,10 +71,13 @@ def predict(
 
 
 def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], site: str | None) -> np.ndarray:
-    """Return the model's input, (m, p) float64, from a table's columns and the content of an ``.input.json``, `steps`.
+    """Return the model's input, (m, p) float64, for a table of m rows, given by its columns.
+
+    `steps` is the content of an ``.input.json``; `site` is the site whose scaling applies, None if all sites share it.
 
     Raises:
-        InputError: a column is missing; a cell is no number, an unknown level, or missing without a fill value.
+        InputError: a column is missing; a cell is not a number, has an unknown level, or is missing without a fill
+            value; or features are scaled by site and `site` is None.
     """
     features = steps.get("features")
     if features is None or len(steps["shape"]) != 1:
@@ -99,7 +102,7 @@ def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], sit
 
 
 def _columns(rows: Any) -> dict[str, pyarrow.Array]:
-    """Return the columns of a data frame or a table's file by name; missing cells are null."""
+    """Return name → column of a data frame or of a table in a file; missing cells are null."""
     import pyarrow
 
     if isinstance(rows, str | Path):
@@ -115,7 +118,7 @@ def _columns(rows: Any) -> dict[str, pyarrow.Array]:
 
 
 def _with_points(values: Any) -> Any:
-    """Return a column with decimal commas as numbers; if some cells are words, as text with decimal points."""
+    """Return a column with decimal commas as numbers; as text with decimal points if some cells are words."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -152,7 +155,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
 
 
 def _levels(name: str, values: Any, levels: list[str]) -> np.ndarray:
-    """Return the level of each cell, (m,); "" for a missing cell. Equal numbers, such as 1 and 1.0, are one level."""
+    """Return the category level of each cell, (m,); "" for a missing cell. Equal numbers, 1 and 1.0, are one level."""
     texts, codes = cells.distinct(values)
     known = {cells.number(level): level for level in levels if cells.number(level) is not None}
     found = [text if text in levels else known.get(cells.number(text)) for text in texts]
@@ -167,7 +170,7 @@ def _fill(x: np.ndarray, features: list[str], fill: Mapping[str, Any]) -> None:
     """Replace missing cells of x, (m, p), by the values of `fill`, in place.
 
     Raises:
-        InputError: a column with a missing cell has no fill value, since no training row lacked it.
+        InputError: a missing cell has no fill value, since no row of the run had one in its column.
     """
     frequent = {*fill.get("most frequent", ())}
     values = {
@@ -217,7 +220,7 @@ def _module(loaded: LoadedRun, client: int | None, run_code: bool) -> Iterator[n
 
 
 def _named(output: Any, steps: Mapping[str, Any], targets: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield names and values of the predictions' columns, from outputs (m, C)."""
+    """Yield (name, values (m,)) of each column of predictions, from the model's outputs for m rows, (m, outputs)."""
     task, classes = steps["task"], steps.get("classes")
     if task == "regression":
         names = [one.strip() for one in str(steps.get("target", "")).split(",")]

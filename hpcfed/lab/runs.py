@@ -23,11 +23,11 @@ def runs(paths: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     Returns:
         Columns ``run`` (the folder), ``method`` (as in reports: ``FedExP``), ``seed`` (text), ``round`` (from 1),
             ``column`` (a number of the record by its dotted name, ``test_accuracy``, ``seconds.local``,
-            ``clients.global.test.loss.mean``) and ``value`` (float64). Values that a round did not measure have no row,
-            nor have scores that were measured only because the run was interrupted there.
+            ``clients.global.test.loss.mean``) and ``value`` (float64). Values that a round did not measure have no row;
+            neither have scores measured only because the run ended there before it was resumed.
 
     Raises:
-        InputError: a folder is no run or has no round yet, or a file in it is damaged.
+        InputError: a folder is not a run or has no round yet, or a file in it is damaged.
     """
     import pandas
 

@@ -1,1 +1,1 @@
-"""Benchmarks of rounds, start-up and reductions against bare equivalents, interleaved: medians and ratios."""
+"""Benchmarks of rounds, start-up and reductions against minimal programs, timed in turn: medians and ratios."""

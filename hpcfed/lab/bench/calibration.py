@@ -1,4 +1,4 @@
-"""Calibration: a recipe's rounds timed with each engine and each matrix-product library, interleaved."""
+"""Calibration: a recipe's rounds timed in turn with each local engine and matrix-product library."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Calibration:
     """Timings of a recipe with each choice of engine and matrix-product library.
 
     Attributes:
-        timings: the choice of ``auto`` comes first; each is named by the overrides that select it.
-        refused: the error of each choice that cannot run, by name.
+        timings: one per choice, named by the overrides that select it; the choice of ``auto`` comes first.
+        refused: name of a choice that cannot run → its error.
     """
 
     timings: list[Timing]
@@ -41,7 +41,7 @@ class Calibration:
 
     @property
     def advice(self) -> str:
-        """The recommendation, in a sentence."""
+        """The recommended choice, in a sentence."""
         auto = self.timings[0]
         best = min(self.timings, key=lambda timing: timing.over(auto)[1])
         ratio = best.over(auto)[1]
@@ -60,10 +60,18 @@ def calibrate(
     ranks: int,
     say: Callable[[str], None],
 ) -> Calibration:
-    """Time a recipe's rounds with each of `CHOICES`, in separate processes that run in `folder`.
+    """Time a recipe's rounds with each of `CHOICES`, in separate processes that write to `folder`.
+
+    Args:
+        source: the recipe's file.
+        changes: overrides of the recipe.
+        rounds, warm_up: rounds to time in each turn, and rounds before them that are not timed.
+        repeats: number of turns.
+        ranks: number of ranks of each run.
+        say: receives a line of progress per turn.
 
     Raises:
-        InputError: the recipe cannot be run.
+        InputError, EnvironmentFailure: the recipe cannot be run.
     """
     automatic = _chosen(source, changes, folder, ranks)
     contenders: list[Contender] = []
@@ -87,7 +95,7 @@ def calibrate(
 
 
 def _chosen(source: Path, changes: Sequence[str], folder: Path, ranks: int) -> tuple[str, str]:
-    """Return the engine and the matrix-product library that ``auto`` chooses, from the recipe of a run of one round."""
+    """Return the engine and the matrix-product library that ``auto`` chooses, as recorded by a run of one round."""
     output = folder / "auto"
     asked = (*changes, "local.engine=auto", "local.matmul=auto")
     run_to_end("auto", run_command(source, ranks, *asked, *of_rounds_alone(1, output)))

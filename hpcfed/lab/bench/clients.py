@@ -1,4 +1,4 @@
-"""The cost of a large index: the same cohorts drawn from a thousand clients and from a million."""
+"""The cost of many clients: rounds with 100 of them, drawn from a thousand clients and from a million."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLES, FEATURES, CLASSES, COHORT = 4, 20, 5, 100
 
 
 def contenders(folder: Path, counts: tuple[int, ...], rounds: int, warm_up: int) -> list[Contender]:
-    """Write a federation and a recipe for each number of clients; return the contenders, each a run on one rank."""
+    """Write a federation and a recipe for each number of clients; return a contender for each, a run on one rank."""
     return [_of_many(folder / str(count), count, rounds, warm_up) for count in counts]
 
 

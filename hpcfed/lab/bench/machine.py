@@ -1,4 +1,4 @@
-"""The machine and the versions recorded with a benchmark's result."""
+"""The machine and the library versions that are recorded with a benchmark's result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcfed.ranks.cpu import cores, cpu_model
 
 
 def describe() -> dict[str, Any]:
-    """Return the date, the machine and the versions that a result depends on."""
+    """Return the date, the machine and the library versions, name → value."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),

@@ -1,4 +1,4 @@
-"""The workloads' networks as users write them, for recipes that name them by ``factory``."""
+"""The workloads' networks in PyTorch as users write them, for recipes that name them by ``factory``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch.nn import functional
 
 
 def mlp() -> nn.Module:
-    """Perceptron 784-200-100-10 as a sequence of layers."""
+    """Return the MLP 784-200-100-10 as a sequence of layers."""
     return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 10))
 
 
 class Perceptron(nn.Module):
-    """Perceptron 784-200-100-10 as a class that calls functions."""
+    """The MLP 784-200-100-10 as a class that calls functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Perceptron(nn.Module):
 
 
 class Convolutional(nn.Module):
-    """A CNN as a class: conv5(64)-pool-conv5(64)-pool-394-192-10, with ReLU before each pool."""
+    """CNN as a class: conv5(64)-pool-conv5(64)-pool-394-192-10 with ReLU; conv5 has 5×5 kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Convolutional(nn.Module):
 
 
 class Logistic(nn.Module):
-    """Logistic regression 60 → 5 as a class."""
+    """Logistic regression with 60 inputs and 5 outputs, as a class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,20 +67,20 @@ class Block(nn.Module):
 
 
 def residual(width: int = 64, blocks: int = 3) -> nn.Module:
-    """A residual perceptron with LayerNorm, 60 → 5."""
+    """Return a residual MLP with LayerNorm: 60 inputs, `blocks` blocks of `width` units, 5 outputs."""
     inner = [Block(width) for _ in range(blocks)]
     return nn.Sequential(nn.Linear(60, width), *inner, nn.LayerNorm(width), nn.Linear(width, 5))
 
 
 class Attention(nn.Module):
-    """Causal attention of 4 heads."""
+    """Causal self-attention, by default with 4 heads."""
 
     def __init__(self, width: int, heads: int = 4):
         super().__init__()
         self.heads, self.taken, self.given = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, width) → (B, T, width)."""
+        """(B, T tokens, width) → (B, T, width)."""
         b, t, width = x.shape
         q, k, v = self.taken(x).split(width, dim=2)
         q, k, v = (one.view(b, t, self.heads, width // self.heads).transpose(1, 2) for one in (q, k, v))
@@ -89,7 +89,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A transformer layer: attention, then a perceptron, each with a LayerNorm before it and a residual connection."""
+    """A transformer layer: attention, then an MLP, each with a LayerNorm before it and a residual connection."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -97,13 +97,13 @@ class Layer(nn.Module):
         self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, width) → (B, T, width)."""
+        """(B, T tokens, width) → (B, T, width)."""
         x = x + self.attention(self.norm1(x))
         return x + self.inner(self.norm2(x))
 
 
 class Transformer(nn.Module):
-    """A transformer with two layers of width 140, for 80 characters: 0.5 M parameters."""
+    """Transformer with 2 layers of width 140, for 80 tokens from a vocabulary of 80: 0.5 M parameters."""
 
     def __init__(self, width: int = 140, layers: int = 2, tokens: int = 80, length: int = 80):
         super().__init__()
@@ -112,7 +112,7 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, T) → scores of the next character, (B, 80)."""
+        """Tokens, (B, T) → scores of the next token, (B, 80)."""
         x = self.embed(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = layer(x)
@@ -120,19 +120,19 @@ class Transformer(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """GeL's LSTM: two layers of width 256 on an embedding of width 8, for 80 characters."""
+    """LSTM of the GeL paper: 2 layers of width 256, embedding width 8, vocabulary of 80."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.lstm, self.head = nn.Embedding(80, 8), nn.LSTM(8, 256, 2, batch_first=True), nn.Linear(256, 80)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) → (B, 80)."""
+        """Tokens, (B, T) → scores of the next token, (B, 80)."""
         return self.head(self.lstm(self.embed(tokens))[0][:, -1])
 
 
 def convolutional() -> nn.Module:
-    """The network of `Convolutional` as a sequence of layers."""
+    """Return the network of `Convolutional` as a sequence of layers."""
     return nn.Sequential(
         *(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2)),
         *(nn.Flatten(), nn.Linear(64 * 5 * 5, 394), nn.ReLU(), nn.Linear(394, 192), nn.ReLU(), nn.Linear(192, 10)),
@@ -140,12 +140,12 @@ def convolutional() -> nn.Module:
 
 
 def logistic() -> nn.Module:
-    """Logistic regression 60 → 5 as one layer."""
+    """Return logistic regression with 60 inputs and 5 outputs, as one layer."""
     return nn.Linear(60, 5)
 
 
 def with_dropout() -> nn.Module:
-    """pfl's network: two 3×3 convolutions of 32 and 64 channels, a max-pool, 128-10, and dropout of ¼ and ½."""
+    """Return pfl's CIFAR-10 network: 3×3 convolutions of 32 and 64 channels, max-pool, 128-10, dropout of ¼ and ½."""
     return nn.Sequential(
         *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Dropout(0.25)),
         *(nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),

@@ -1,4 +1,4 @@
-"""A round's reduction against a bare Allreduce of the same bytes, on the ranks of this job."""
+"""Benchmark of a round's reduction against a bare Allreduce of as many bytes, on the ranks of this job."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from hpcfed.reduce.buffer import KINDS, RoundBuffer
 
 WARM_UP = 2
 UNIT = 2.0**-44
-"""Unit of exact sums, as predicted for normally distributed entries."""
+"""Fixed-point unit of the exact sums, as predicted for normally distributed entries."""
 ENOUGH, FEWEST, MOST = 0.2, 3, 101
 
 
 @dataclass(frozen=True)
 class ReductionTime:
-    """Times of reducing one vector, in milliseconds: the slowest rank's, medians over repetitions.
+    """Times of summing one vector over the ranks, in milliseconds of the slowest rank, medians over repetitions.
 
     Attributes:
-        kind, entries: the kind of sum, and d.
-        num_bytes: of each rank's buffer in the Allreduce.
-        bare: an Allreduce alone, of the same bytes and type.
-        floor: the least that packing, an Allreduce and unpacking one after another take: the vector copied into the
-            words to be summed, the bare Allreduce after a barrier, its result copied into new memory as float64.
-        whole: opening the buffer and adding one vector, then, after a barrier, the Allreduce and its result as float64.
+        kind, entries: the kind of sum, and the vector's number of entries.
+        num_bytes: bytes of each rank's buffer in the Allreduce.
+        bare: an Allreduce alone, of as many bytes and the same type.
+        floor: a lower bound of packing, Allreduce and unpacking in sequence: copying the vector into the words to be
+            summed; then, after a barrier, the bare Allreduce and copying its result into new memory as float64.
+        whole: hpcfed's reduction: opening the buffer and adding one vector; then, after a barrier, the Allreduce and
+            converting its result to float64.
         pack, allreduce, unpack: the parts of `whole`.
-        over_bare, over_floor: medians over repetitions of the ratios of `whole` to `bare` and to `floor`.
+        over_bare, over_floor: `whole` divided by `bare` and by `floor`, medians over repetitions.
     """
 
     kind: str
@@ -48,16 +49,16 @@ class ReductionTime:
 
 
 def measure(world: World, entries: int, repeats: int) -> list[ReductionTime]:
-    """Measure each kind of sum at d entries of float32; called on every rank, same result on all."""
+    """Measure each kind of sum on vectors of `entries` float32 numbers; called on every rank, same result on all."""
     torch.set_num_threads(1)
     vector = torch.from_numpy(np.random.default_rng(world.rank).standard_normal(entries, dtype=np.float32))
     return [_measure(world, kind, vector, repeats) for kind in sorted(KINDS)]
 
 
 def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
-    """Return the median seconds of a bare Allreduce of each size in bytes, on the slowest rank; call it on every rank.
+    """Return the median seconds, on the slowest rank, of a bare Allreduce of each size in bytes; called on every rank.
 
-    Each size is repeated for about `ENOUGH` seconds.
+    Each Allreduce is repeated for about `ENOUGH` seconds.
     """
     found = []
     for size in sizes:

@@ -1,4 +1,4 @@
-"""The cost of start-up beside the unavoidable imports of torch and MPI."""
+"""Benchmark of start-up against the unavoidable imports of torch and MPI alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IMPORTS = "import torch; from mpi4py import MPI"
 
 
 def contenders(folder: Path, ranks: int) -> list[Contender]:
-    """Return the bare imports, and a run of one round of the workload in `folder`, timed as whole processes.
+    """Return two contenders, timed as whole processes: the imports, and a one-round run of the workload in `folder`.
 
     The round itself and the shutdown count as start-up, so the result is slightly too large.
     """

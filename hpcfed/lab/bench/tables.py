@@ -22,7 +22,7 @@ def blank(*headings: str) -> Table:
 
 
 def rounds(timings: Sequence[Timing]) -> Table:
-    """Return the table of rounds: milliseconds, and ratios to the bare loop and to the first hpcfed contender."""
+    """Return the table of rounds: milliseconds, ratios to `timings[0]`, the bare loop, and to `timings[1]`, hpcfed."""
     table = blank(
         "contender", "ms a round", "over bare", "(least … largest)", "of CPU", "over the first of ours", "MiB"
     )
@@ -43,7 +43,7 @@ def rounds(timings: Sequence[Timing]) -> Table:
 
 
 def phases(timings: Sequence[Timing]) -> Table:
-    """Return the table of phases: milliseconds, and ratios to the first contender's round, of timings with phases."""
+    """Return the table of phases, of timings that have them: milliseconds, and ratios to the round of `timings[0]`."""
     base, timed = timings[0], [timing for timing in timings if timing.phases]
     table = blank("phase", *(heading for timing in timed for heading in (f"ms, {timing.name}", f"over {base.name}")))
     for phase in timed[0].phases:
@@ -53,7 +53,7 @@ def phases(timings: Sequence[Timing]) -> Table:
 
 
 def pairs(timings: Sequence[Timing], unit: str = "ms") -> Table:
-    """Return the table of times, their ratios to the first of `timings`, and peak memory if known."""
+    """Return the table of times in `unit`, of ratios to the first of `timings`, and of peak memory if known."""
     table = blank("contender", unit, f"over {timings[0].name}", "(least … largest)", "MiB")
     for timing in timings:
         least, middle, largest = timing.over(timings[0])
@@ -64,7 +64,7 @@ def pairs(timings: Sequence[Timing], unit: str = "ms") -> Table:
 
 
 def reductions(found: Sequence[ReductionTime]) -> Table:
-    """Return the table of reductions: times of their parts, and ratios to bare Allreduces and to copies."""
+    """Return the table of reductions: times, and ratios to bare Allreduce, floor, and bare Allreduce of fast sums."""
     headings = ("d", "sums", "MB", "bare ms", "floor ms", "whole ms", "pack", "allreduce", "unpack")
     table = blank(*headings, "over bare", "over floor", "over fast's bare")
     fast = {row.entries: row.bare for row in found if row.kind == "fast"}

@@ -1,4 +1,4 @@
-"""Contenders of a benchmark, each a separate process, timed in turn."""
+"""Contenders of a benchmark: commands that are timed in turn, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ SIDE_BY_SIDE = """
 import json, subprocess, sys
 sys.exit(any([process.wait() for process in [subprocess.Popen(command) for command in json.loads(sys.argv[1])]]))
 """
-"""Program that runs commands at the same time; it succeeds if all of them do."""
+"""Python program that runs commands at the same time; it succeeds if all of them do."""
 SAMPLED_EVERY = 0.1
 """Seconds between samples of a contender's memory."""
 GRACE = 5.0
 """Seconds between asking a process to end and killing it."""
 ERROR_PREFIX = "hpcfed: "
-"""Start of the line that says why hpcfed ended."""
+"""Prefix of the line in which hpcfed reports an error."""
 
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """A process that has succeeded: its stdout, wall seconds, and peak resident memory in bytes.
+    """A process that has succeeded: its standard output, wall seconds, and peak resident memory in bytes.
 
-    The memory includes pages of mapped files that it has read.
+    The memory includes the pages of mapped files that the process has read.
     """
 
     output: str
@@ -60,9 +60,9 @@ class Turn:
     """A contender's measurements in one turn.
 
     Attributes:
-        wall, cpu: milliseconds of a round, medians over the turn's rounds, or means if evaluations count; `cpu` is rank
-            0's, None if not reported.
-        peak_bytes: peak memory of the process, None under a launcher.
+        wall, cpu: wall and CPU milliseconds of a round, medians over the turn's rounds, or means if evaluations are
+            timed, too; `cpu` is that of rank 0, None if not reported.
+        peak_bytes: peak memory of the process; None under a launcher.
         phases: milliseconds of a round by phase, medians or means like `wall`; empty if not reported.
     """
 
@@ -74,7 +74,7 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """A program to time: its name, its command, how to read a turn from the ended process, and whether it may fail."""
+    """A program to time: name, command, function that reads a turn from the ended process, and whether it may fail."""
 
     name: str
     command: Sequence[str]
@@ -91,7 +91,7 @@ class Timing:
 
     @property
     def wall(self) -> float:
-        """Milliseconds of a round, median over the turns."""
+        """Wall-clock milliseconds of a round, median over the turns."""
         return median(turn.wall for turn in self.turns)
 
     @property
@@ -100,31 +100,33 @@ class Timing:
         return {name: median(turn.phases[name] for turn in self.turns) for name in self.turns[0].phases}
 
     def over(self, other: Timing) -> tuple[float, float, float]:
-        """Return the least, the median and the largest ratio of wall times to `other`, turn by turn."""
+        """Return the least, median and largest ratio of wall times to those of `other` in the same turn."""
         ratios = sorted(mine.wall / theirs.wall for mine, theirs in zip(self.turns, other.turns, strict=True))
         return ratios[0], median(ratios), ratios[-1]
 
     def cpu_over(self, other: Timing) -> float | None:
-        """Return the median ratio of CPU times to `other`, None if one did not report them."""
+        """Return the median ratio of CPU times to those of `other` in the same turn; None if either reports none."""
         pairs = zip(self.turns, other.turns, strict=True)
         ratios = [mine.cpu / theirs.cpu for mine, theirs in pairs if mine.cpu and theirs.cpu]
         return median(ratios) if ratios else None
 
 
 def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "cpu", batch_size: int = 0) -> Contender:
-    """Return the repository's bare training loop of a workload, or of a user's ``module:function``, as a contender.
+    """Return as a contender the repository's bare training loop for a workload, or for a user's ``module:function``.
+
+    `batch_size` is used only for a ``module:function``; workloads have their own.
 
     Raises:
-        InputError: this is not a checkout, so the script is missing.
+        InputError: the script is missing, since this is not a checkout of the repository.
     """
     return own("bare", [*_script(BARE, workload, folder, rounds, warm_up, device), str(batch_size)])
 
 
 def floors(workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[Contender]:
-    """Return a workload's hand-written loops, lower bounds of its time, as contenders; on a GPU they use CUDA graphs.
+    """Return hand-written loops as contenders, lower bounds of a workload's time; on a GPU they use CUDA graphs.
 
     Raises:
-        InputError: this is not a checkout, so the script is missing.
+        InputError: the script is missing, since this is not a checkout of the repository.
     """
     mapped = [] if WORKLOADS[workload].model.get("name") == "lstm" else ["vmap", "round-graph"]  # torch maps no LSTM
     arguments = _script(FLOORS, workload, folder, rounds, warm_up, device)
@@ -141,10 +143,10 @@ def _script(path: Path, workload: str, folder: Path, rounds: int, warm_up: int, 
 def ours(
     folder: Path, rounds: int, warm_up: int, ranks: int, *, mean: bool = False, written: str = "", factory: str = ""
 ) -> Contender:
-    """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to the next round's.
+    """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to that of the next.
 
-    Its time is the median over rounds, or with `mean` the mean. `factory` replaces the recipe's model by the same
-    network as people write it, which `written` describes.
+    The time is the median over rounds, or with `mean` the mean. `factory` replaces the recipe's model by the same
+    network as users write it in PyTorch; `written` describes the style, as in ``as layers``.
     """
     output = folder / f"run-{ranks}{'-'.join(('', *written.split()))}"
     changes = [f"model={{factory: '{factory}'}}"] if factory else []
@@ -159,9 +161,9 @@ def ours(
 
 
 def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender:
-    """Return `count` simultaneous one-rank runs as a contender; each trains its share of every cohort without waiting.
+    """Return `count` simultaneous one-rank runs as a contender; each trains a share of every cohort without waiting.
 
-    It bounds the speed of `count` ranks on a machine whose cores share caches and memory.
+    Their speed bounds that of `count` ranks on a machine whose cores share caches and memory.
     """
     cohorts = json.loads((folder / "cohorts.json").read_text(encoding="utf-8"))
     commands, outputs = [], [folder / f"apart-{number}-of-{count}" for number in range(count)]
@@ -179,7 +181,7 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
 
 
 def recorded(output: Path, warm_up: int, *, mean: bool = False) -> Turn:
-    """Return the times of a run's rounds from its record, medians or means, and remove the run."""
+    """Return medians, or with `mean` means, of a run's round times after `warm_up` rounds; delete its folder."""
     seconds = [row["seconds"] for row in read_rounds(output / RECORD)][warm_up:]
     shutil.rmtree(output)
     middle = fmean if mean else median
@@ -188,9 +190,9 @@ def recorded(output: Path, warm_up: int, *, mean: bool = False) -> Turn:
 
 
 def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contender:
-    """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``.
+    """Return a user's loop as a contender; the last JSON object it prints has ``ms_med`` and optionally ``cpu_ms_med``.
 
-    ``ms_mean`` and ``cpu_ms_mean`` take precedence.
+    ``ms_mean`` and ``cpu_ms_mean`` take precedence over them.
     """
 
     def read(done: FinishedProcess) -> Turn:
@@ -210,12 +212,12 @@ def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
 
 
 def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], None]) -> list[Timing]:
-    """Run A B C A B C …, so that drifts of the machine's speed affect all contenders alike.
+    """Time contenders in turn, A B C A B C …, so that drifts of the machine's speed affect all of them alike.
 
-    An optional contender that fails is left out, with a remark.
+    An optional contender that fails is left out; `say` receives its error and a line of times per turn.
 
     Raises:
-        EnvironmentFailure: a contender that is not optional failed.
+        InputError, EnvironmentFailure: a contender that is not optional failed.
     """
     found: dict[Contender, list[Turn]] = {contender: [] for contender in contenders}
     for repeat in range(1, repeats + 1):
@@ -233,11 +235,11 @@ def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], 
 
 
 def run_to_end(name: str, command: Sequence[str]) -> FinishedProcess:
-    """Run a command in a new process group, which ends with this process; return output, time and memory.
+    """Run a command in a new process group, ended if this process is stopped; return its output, time and memory.
 
     Raises:
-        InputError: it ended with exit code 2.
-        EnvironmentFailure: it failed otherwise.
+        InputError: the command ended with exit code 2.
+        EnvironmentFailure: the command failed otherwise.
     """
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr, _exit_by_signals():
         started = time.perf_counter()
@@ -262,7 +264,7 @@ def run_to_end(name: str, command: Sequence[str]) -> FinishedProcess:
 
 @contextmanager
 def _exit_by_signals() -> Iterator[None]:
-    """Make signals that ask to stop raise SystemExit, so that started processes are ended; main thread only."""
+    """Make signals that ask this process to stop raise SystemExit, so that its children are ended; main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -283,7 +285,7 @@ def _exit_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """On an exception, ask the process group to end, and kill the rest of it after `GRACE` seconds."""
+    """On an exception in the block, ask the process group to end, and kill what is left of it after `GRACE` seconds."""
     try:
         yield
     except BaseException:
@@ -300,9 +302,9 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 @contextmanager
 def _watched_memory(pid: int) -> Iterator[list[int]]:
-    """Sample a process's resident memory, bytes, every `SAMPLED_EVERY` seconds.
+    """Yield a list to which a process's resident memory in bytes is appended every `SAMPLED_EVERY` seconds.
 
-    The kernel's own peak is useless: it starts at that of the parent process.
+    The kernel's own peak is useless: it starts at the peak of the parent process.
     """
     seen, over, process = [0], threading.Event(), psutil.Process(pid)
 
@@ -320,10 +322,10 @@ def _watched_memory(pid: int) -> Iterator[list[int]]:
 
 
 def mpirun() -> str:
-    """Return the launcher beside this Python, or the one on the PATH.
+    """Return the path of the mpirun beside this Python, else of the one on the PATH.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no mpirun.
     """
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
@@ -333,10 +335,10 @@ def mpirun() -> str:
 
 
 def last_json(output: str) -> dict[str, float]:
-    """Return the JSON object at the end of the last line of a command's output that has one.
+    """Return the JSON object at the end of the last output line that contains one.
 
     Raises:
-        InputError: there is none.
+        InputError: no line contains one.
     """
     for line in reversed(output.splitlines()):
         if "{" in line:

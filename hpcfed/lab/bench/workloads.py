@@ -18,27 +18,27 @@ from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 
 PEOPLE = "hpcfed.lab.bench.people"
-"""Has networks as people write them."""
+"""Module with the networks as users write them."""
 ROUNDS = 400  # cohorts written, more than any benchmark asks for
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One workload: equal clients, one epoch of local SGD, uniform cohorts.
+    """One workload: clients of equal size, one epoch of local SGD, cohorts drawn uniformly.
 
     Attributes:
-        letter: its name in the tables of results.
+        letter: short name in the tables of results.
         title: a description.
         model: the recipe's ``model``.
-        clients, samples, shape, classes: N, n_i, shape of a sample, number of labels.
-        cohort, batch_size: S and B.
-        weight_decay: of local SGD, whose step size is 0.1.
-        images: whether samples are bytes, and used as x / 255.
-        tests: samples of the test set.
+        clients, samples, shape, classes: number of clients, samples per client, shape of a sample, number of classes.
+        cohort, batch_size: clients per round, and samples per minibatch.
+        weight_decay: weight decay of local SGD, whose step size is 0.1.
+        images: whether samples are bytes x, used as x / 255.
+        tests: number of test samples.
         evaluate_every: rounds between two evaluations on the test set; 0: no evaluation.
-        whole: rounds of the published experiment that the workload is taken from; 0 if it is of none.
+        whole: number of rounds of the published experiment that the workload is taken from; 0 if from none.
         tokens: whether samples are sequences of tokens from 0 to `classes` − 1.
-        written: `model` as users write it in PyTorch: pairs of a description and a factory.
+        written: `model` as users write it in PyTorch: pairs (description, factory).
     """
 
     letter: str
@@ -60,7 +60,7 @@ class Workload:
 
     @property
     def evaluates(self) -> bool:
-        """Whether evaluations count, so that a round's time is the mean over rounds in place of the median."""
+        """Whether evaluations are timed, too; a round's time is then the mean over rounds, not the median."""
         return self.evaluate_every > 0
 
 
@@ -171,12 +171,12 @@ WORKLOADS = {
 
 
 def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
-    """Write ``federation.h5``, ``cohorts.json`` and ``recipe.yaml`` of a workload, for a device, into a folder."""
+    """Write ``federation.h5``, ``cohorts.json`` and ``recipe.yaml`` of the workload `name` to a folder."""
     write_files(name, WORKLOADS[name], folder, device)
 
 
 def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") -> None:
-    """Write the files of a `Workload` that need not be in `WORKLOADS`; see `write_workload`."""
+    """Write the files of `write_workload` for a `Workload` that need not be in `WORKLOADS`."""
     rng = np.random.Generator(np.random.Philox(1234))
     x, y = _samples(rng, work, work.clients * work.samples)
     test_x, test_y = _samples(rng, work, work.tests) if work.tests else (None, None)
@@ -188,11 +188,12 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") ->
 
 
 def own_workload(reference: str, data: Path, folder: Path, cohort: int, batch_size: int, device: str) -> Workload:
-    """Write and return a workload of a user's module and federation; `reference` is ``module:function``, found in the
-    working folder.
+    """Write and return the workload of a user's network on the federation file `data`.
+
+    `reference` is a ``module:function`` in the working folder that makes the network.
 
     Raises:
-        InputError: the file is no federation with classes, or `reference` has no colon.
+        InputError: `data` is not a federation with classes, or `reference` has no colon.
     """
     if ":" not in reference:
         raise InputError("--own-model", expected="module:function", got=reference)
@@ -233,7 +234,7 @@ def _write_rounds(
 
 
 def _samples(rng: np.random.Generator, work: Workload, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw random samples, x (count, …) and y (count,)."""
+    """Return `count` random samples, x (count, …) and y (count,)."""
     x: np.ndarray
     if work.tokens:
         x = rng.integers(work.classes, size=(count, *work.shape), dtype=np.uint8)

@@ -62,17 +62,17 @@ DATA = {
     "fedprox-synthetic": (FEDPROX,),
     "leaf-synthetic": (LEAF,),
 }
-"""References by the name in the federation file; ``emnist-letters`` and its kin count as ``emnist``."""
+"""Name of the data set in the federation file → references; names like ``emnist-letters`` count as ``emnist``."""
 
 Reason = tuple[str, tuple[str, ...]]
-"""An item that the run used, in words, and the keys of its references; empty if none is known."""
+"""An item that the run used, in words, and the BibTeX keys of its references; no keys if none is known."""
 
 
 def bibtex(run: Path) -> str:
-    """Return a run's references as BibTeX, each below a comment that says what it is for.
+    """Return a run's references as BibTeX, each below a comment that names the items it is cited for.
 
     Raises:
-        InputError: not a run folder.
+        InputError: `run` is not a run folder.
     """
     if not (run / RECIPE).is_file():
         raise InputError("not a run folder", where=str(run), remedy="name the output folder of a run")
@@ -132,7 +132,7 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def of_data(recipe: Mapping[str, Any]) -> Iterator[Reason]:
-    """Yield the data set and its partition, named by the federation file; if that is missing, one item that says so."""
+    """Yield the data set and its partition as the federation file names them; or one item, that the file is missing."""
     try:
         with Federation.open(Path(str(recipe.get("data")))) as federation:
             name, scheme = federation.name, federation.partition.get("scheme")

@@ -1,4 +1,4 @@
-"""A trained model as one file for other programs, beside a model card and the preparation of its input."""
+"""Export of a trained model for other programs: one file, with a model card and the preparation of its input."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def export(
 
     Args:
         run: the run folder.
-        kind: a name of `FORMATS`.
-        output: the model's file; default: the run's name, the client's number and the format's ending, in the working
-            folder.
-        site: name or number of the client whose private parts the model gets; None: private parts are left out.
+        kind: the format, a key of `FORMATS`.
+        output: path of the model's file; by default the run's name, the client's number if `site` is given, and the
+            format's suffix, in the working folder.
+        site: name or number of the client whose private parameters and buffers are exported; None leaves them out.
         data: present path of the run's federation file; None if it has not moved.
         accept_code: whether the model may be built by code that has changed since the run.
-        run_code: whether to build a model that is the user's code by running the code recorded in the run folder.
+        run_code: whether a user-defined model is built by running the code recorded in the run folder.
         overwrite: whether to replace files that exist.
 
     Raises:
-        InputError: no trained model, no such site, a file that exists, or a model that the format cannot hold.
-        EnvironmentFailure: the disk refuses.
+        InputError: there is no trained model or no such site, a file exists, or the format cannot hold the model.
+        EnvironmentFailure: a file cannot be written.
     """
     loaded = load(run, data=data, accept_code=accept_code, run_code=run_code)
     client = None if site is None else _client(loaded, site)
@@ -74,7 +74,7 @@ def export(
 
 
 def _listed(loaded: LoadedRun, path: Path, client: int | None, prepared: ExportedModel) -> list[ExportedModel]:
-    """Return the model files that the card at `path` lists; [] if there is no card or it describes another model."""
+    """Return the model files listed by the card at `path`; [] if there is no card or it describes another model."""
     try:
         return files_of(loaded, path.read_text(encoding="utf-8"), client, prepared)
     except (OSError, ValueError):  # ValueError: no text

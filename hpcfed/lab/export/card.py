@@ -48,7 +48,7 @@ LOADING = {
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported file: its name, format, SHA-256, and the client whose private parts it has, None if it has none."""
+    """An exported file: name, format, SHA-256, and number of the client it is exported for; None: the common model."""
 
     file: str
     kind: str
@@ -57,18 +57,18 @@ class ExportedModel:
 
 
 FILE = re.compile(r"^\| file \| `(.+)`, (\w+) \|\n\| SHA-256 \| `(\w+)` \|$", re.MULTILINE)
-"""A file in a card."""
+"""Matches the two rows of a file in a card: name and format, and SHA-256."""
 
 
 def files_of(loaded: LoadedRun, text: str, client: int | None, prepared: ExportedModel) -> list[ExportedModel]:
-    """Return the model files that `text` lists; [] unless it is a card of this run and client."""
+    """Return the model files that `text` lists; [] unless `text` is exactly the card of this run and client."""
     files = [ExportedModel(name, kind, digest, client) for name, kind, digest in FILE.findall(text)]
     known = files and all(one.kind in LOADING for one in files)
     return files if known and card(loaded, files, prepared) == text else []
 
 
 def card(loaded: LoadedRun, files: Sequence[ExportedModel], prepared: ExportedModel) -> str:
-    """Return the model card of a model's files, one per format, and of the file that prepares their input."""
+    """Return the Markdown model card of `files`, one per format, and `prepared`, the preparation of their input."""
     rows = read_rounds(loaded.folder / RECORD)
     is_private = loaded.recipe.is_private
     with Federation.open(loaded.recipe.data) as federation:
@@ -167,7 +167,7 @@ def _scaling(federation: Federation) -> str:
 
 
 def _data(federation: Federation, *, withheld: bool) -> Iterator[tuple[str, str]]:
-    """Yield facts on the data; `withheld` omits training counts and hash, which no noise protects in a private run."""
+    """Yield facts about the data; `withheld` omits training counts and hash, which noise does not protect."""
     yield "name", _plain(federation.name)
     yield "task", federation.task
     yield (
@@ -182,7 +182,7 @@ def _data(federation: Federation, *, withheld: bool) -> Iterator[tuple[str, str]
 
 
 def _sites(loaded: LoadedRun, federation: Federation) -> str:
-    """Return the table of sites with their sizes, and their metrics at the last evaluation of clients."""
+    """Return the table of sites, their sizes and last metrics; beyond `MOST_SITES`, a sentence on the sizes instead."""
     sizes, offsets = federation.sizes, federation.test_offsets
     if federation.num_clients > MOST_SITES:
         spread = f"{sizes.min():,} to {sizes.max():,} training samples, median {np.median(sizes):,.10g}"
@@ -208,7 +208,7 @@ def _sites(loaded: LoadedRun, federation: Federation) -> str:
 
 
 def _metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Yield each measure of the test set and of the training sets at its last evaluation; matrices are left out."""
+    """Yield (measure, last value, its round) for measures on the test and training sets; matrices are left out."""
     columns = dict.fromkeys(name for row in rows for name in row if name.startswith(("test_", "train_")))
     for name in columns:
         last = next((row for row in reversed(rows) if isinstance(row.get(name), int | float)), None)
@@ -226,14 +226,14 @@ def _promised(loaded: LoadedRun, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _recipe(loaded: LoadedRun) -> str:
-    """Return the recipe as YAML, without paths of this machine and keys that do not affect results."""
+    """Return the recipe as YAML, without paths of this machine and without keys that do not affect results."""
     hidden = (*WITHOUT_EFFECT, *(("data_content",) if loaded.recipe.is_private else ()))
     plain = {key: value for key, value in to_plain(loaded.recipe).items() if key not in hidden}
     return dump_yaml(_portable(plain))
 
 
 def _portable(value: Any) -> Any:
-    """Return a part of the recipe in which absolute paths are cut to their last names."""
+    """Return a part of the recipe with absolute paths cut to their last components."""
     if isinstance(value, dict):
         return {key: _portable(own) for key, own in value.items()}
     if isinstance(value, list):
@@ -261,7 +261,7 @@ def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[Seque
 
 
 def _plain(text: str) -> str:
-    """Return text as it is shown in a cell of a table, its Markdown and HTML escaped."""
+    """Return text for a table cell: on one line, with Markdown and HTML escaped."""
     shown = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{one}" if one in "\\`*_[]|#" else one for one in shown)
 

@@ -1,8 +1,8 @@
 """The files of an exported model: tensors by name, or a TorchScript program. Reading them runs no pickled code.
 
 safetensors   all parameters and buffers by the module's names
-state_dict    the same by ``torch.save``; ``torch.load(…, weights_only=True)`` reads it
-torchscript   the module traced in evaluation mode; refused unless it predicts what the module does, bit for bit
+state_dict    the same, written by ``torch.save``; ``torch.load(…, weights_only=True)`` reads it
+torchscript   the module traced in evaluation mode; refused unless its predictions equal the module's bit for bit
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from hpcfed.lab.loaded import LoadedRun
 from hpcfed.run_folder.files import INITIAL
 
 FORMATS = {"safetensors": ".safetensors", "state_dict": ".pt", "torchscript": ".torchscript.pt"}
-"""Formats and the endings of their files."""
+"""Format → suffix of its files."""
 SIZES = (2, 1, 5, 2)
-"""Samples of the batches that a traced module is compared on."""
+"""Sizes of the batches on which a traced module is compared with the original."""
 
 
 def content_of(loaded: LoadedRun, kind: str, client: int | None) -> bytes:
-    """Return the bytes of a run's evaluated model as a file, with a client's private parts; None: without private
-    parts.
+    """Return the bytes of a file with a run's evaluated model; `kind` is a key of `FORMATS`.
+
+    The file has the private parameters and buffers of `client`, or none if `client` is None.
 
     Raises:
-        InputError: no trained model yet, a module that cannot be traced, or one that needs a client's private parts.
+        InputError: no model is trained yet, the format cannot hold the model, the module cannot be traced, or a traced
+            module needs the private parts of a client.
     """
     module = loaded.evaluated if client is None else loaded.evaluated_of(client)
     private = private_names(loaded) if client is None else frozenset()
@@ -74,7 +76,7 @@ def _is_unknown(tensor: Tensor) -> bool:
 
 
 def private_names(loaded: LoadedRun) -> frozenset[str]:
-    """Return the names of the private parameters and buffers; empty without any."""
+    """Return the names of the private parameters and buffers; empty if there are none."""
     path = loaded.folder / INITIAL
     if not path.exists():
         return frozenset()
@@ -83,7 +85,7 @@ def private_names(loaded: LoadedRun) -> frozenset[str]:
 
 
 def _batches(loaded: LoadedRun) -> Iterator[Tensor]:
-    """Yield batches of the federation's samples as the run prepares them."""
+    """Yield batches of `SIZES` samples of the largest client, prepared as in the run."""
     with Federation.open(loaded.recipe.data) as federation:
         shards = Shards(federation, getattr(torch, loaded.recipe.dtype), torch.device("cpu"), capacity=0)
         fullest = int(federation.sizes.argmax())

@@ -15,10 +15,11 @@ SUFFIX = ".input.json"
 
 
 def preparation(federation: Federation, dtype: str) -> str:
-    """Return, as JSON, how rows become the model's input x and what its outputs mean, from the federation file.
+    """Return, as JSON, how rows become the model's input x and what the model's outputs mean.
 
     Args:
-        dtype: the run's; x has it unless samples are tokens.
+        federation: the run's federation file.
+        dtype: the run's dtype; x has it unless samples are tokens.
     """
     source = federation.source
     found = {
@@ -39,29 +40,29 @@ def preparation(federation: Federation, dtype: str) -> str:
 
 
 def dtype_of(federation: Federation, dtype: str) -> str:
-    """Return the dtype of the model's input."""
+    """Return the dtype of the model's input; `dtype` is the run's."""
     return "int64" if federation.task == "next-token" else dtype
 
 
 def is_bytes(federation: Federation) -> bool:
-    """Tell whether x is uint8, which runs scale to [0, 1]."""
+    """Whether x is stored as uint8, which runs scale to [0, 1]."""
     return federation.x_dtype == np.uint8 and federation.task != "next-token"
 
 
 def fill_of(federation: Federation) -> dict[str, Any] | None:
-    """Return what fills missing cells: statistic → {feature: value}, or a list of the most frequent levels' features;
-    None if nothing is filled.
+    """Return the fill values of missing cells, in the units before scaling; None if nothing is filled.
 
-    The values are in the units before scaling.
+    Keys: ``mean`` or ``median``, with {feature: value}; ``most frequent``, with the one-hot features of those levels.
     """
     filled = federation.source.get("filled")
     return filled if isinstance(filled, dict) else None
 
 
 def scaling(federation: Federation) -> dict[str, Any] | None:
-    """Return the constants of (x − mean) / std, of all sites together or of each site; None if x is used as it is.
+    """Return the constants of (x − mean) / std; None if x is not scaled.
 
-    A file that was partitioned anew after each client was scaled has no constants: then ``by`` names the scaling.
+    Keys: ``mean`` and ``std`` of all sites together; or ``sites``, a list with the ``name``, ``mean`` and ``std`` of
+    each; or only ``by``, the scaling in words, if a scaled file was partitioned anew and has no constants.
     """
     if federation.statistics is not None:
         columns = (site_names(federation), *(part.tolist() for part in federation.statistics))

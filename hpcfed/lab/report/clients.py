@@ -1,7 +1,8 @@
 """Per-client results: a run's ``clients.csv``, and the distribution over clients at its last evaluation.
 
 The file has one line per round, model, split and client: ``round, client, model, split, loss, accuracy, n, name``, and
-the recipe's metrics. A missing ``split`` or ``model`` counts as one single value; a half-written line is skipped.
+the recipe's metrics. If the column ``split`` or ``model`` is missing, all lines count as one split or model. A
+half-written last line is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PREFERRED_SPLITS = ("test", "train")
 PREFERRED_MEASURES = ("accuracy", "loss")
 GLOBAL = "global"
 MAX_DIGITS = 18
-"""Maximum digits of a round number, and of a number of samples."""
+"""Maximum number of digits of a round number, and of a sample count."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,12 @@ class Clients:
 
     Attributes:
         round: the round of the evaluation.
-        split: the part of the clients' data that was measured: ``test`` if the file has it, else ``train``.
+        split: the part of the clients' data that was measured: ``test`` if the file has it, else ``train``; ``all``
+            without splits.
         measure: ``accuracy``, or ``loss`` for tasks without accuracy.
-        values: model (``global``, and others that the recipe asked for) → `measure` of each client, (C,) float64.
-        names, sizes: the clients' names and numbers of samples, as text, (C,).
-        measures: every measure of the main model, (C,) each, nan where undefined.
+        values: model (``global``, and others that the recipe asked for) → `measure` of each of C clients, (C,) float64.
+        names, sizes: the clients' names and sample counts, as text, (C,).
+        measures: name of a measure → its values for the main model, (C,), nan where undefined.
     """
 
     round: int
@@ -52,7 +54,7 @@ class Clients:
 
     @property
     def num_samples(self) -> int | None:
-        """Number of samples of all clients together; None if some client's number is missing."""
+        """Number of samples of all clients together; None if any client's sample count is missing."""
         known = all(size.isdecimal() and len(size) <= MAX_DIGITS for size in self.sizes)
         return sum(map(int, self.sizes)) if known else None
 
@@ -63,14 +65,14 @@ class Clients:
 
     @property
     def main(self) -> np.ndarray:
-        """Values of the main model, (C,)."""
+        """The clients' values of `measure` for the main model, (C,)."""
         return self.values[self.model]
 
 
 def read_clients(path: Path) -> Clients | None:
     """Return the last evaluation in ``clients.csv``; None if the file is missing, or has no accuracies or losses yet.
 
-    Raises InputError: a field that must be a number is not.
+    Raises InputError: a field that must be a number is not one.
     """
     if not path.exists():
         return None
@@ -114,7 +116,7 @@ def _column(rows: pd.DataFrame, measure: str, path: Path) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Fairness:
-    """Mean, deviation and both ends of the distribution over the C clients of one run, equally weighted."""
+    """Mean, standard deviation, worst and best tenth of a measure over the C clients of a run, equally weighted."""
 
     mean: float
     std: float
@@ -123,7 +125,7 @@ class Fairness:
 
     @staticmethod
     def of(values: np.ndarray, *, higher_is_better: bool) -> Fairness:
-        """Return the fairness measures of the finite ones of the clients' values (C,); nan if none is finite.
+        """Return the fairness over the finite entries of the clients' `values`, (C,); nan if there are none.
 
         Reference: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020, Table 1.
         """
@@ -137,6 +139,6 @@ class Fairness:
 
 
 def from_worst(values: np.ndarray, *, higher_is_better: bool) -> np.ndarray:
-    """Return the finite ones of the values (C,), sorted from the worst to the best."""
+    """Return the finite entries of `values`, (C,), sorted from worst to best."""
     ordered = np.sort(values[np.isfinite(values)])
     return ordered if higher_is_better else ordered[::-1]

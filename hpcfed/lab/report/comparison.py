@@ -23,7 +23,7 @@ from hpcfed.lab.report.write import choose_folder, write_report
 from hpcfed.run_folder.contents import FIGURES, TABLES
 
 RESULTS, TARGETS, RUNS, RECIPES = "results", "targets", "runs", "recipes"
-"""Names of tables beside those of the sections."""
+"""Names of the tables that belong to no section."""
 KINDS = {".csv": csv_of_table, ".tex": latex_of_table}
 
 
@@ -49,16 +49,16 @@ def compare(
     baseline: str | None = None,
     metric: str | None = None,
 ) -> Comparison:
-    """Read the run folders and compute the tables.
+    """Read run folders, group the runs and compute the tables of a report.
 
     Args:
         runs: run folders, or folders that contain them.
-        targets: values to reach: fractions for accuracies, else losses. By default one that even the worst run reached.
+        targets: values to reach, accuracies as fractions; by default one value that even the worst run reached.
         window: number of consecutive evaluations over which values are averaged.
-        baseline: label of the group that others are compared with; by default FedAvg's, else the first.
-        metric: the metric on the test set that is compared; by default accuracy, else the loss.
+        baseline: label, run name or method of the group to compare the others with; by default FedAvg, else the first.
+        metric: the metric on the test set to compare; by default accuracy, else the loss.
 
-    Raises InputError: a folder is no run or has no rounds yet, or a target is out of range.
+    Raises InputError: a folder is not a run or has no rounds yet, or a target is out of range.
     """
     found, waiting = find_runs([Path(run) for run in runs])
     read = [read_run(folder) for folder in found]
@@ -86,7 +86,7 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
 
     `output` defaults to the run's own folder for one run, and to ``report`` for several.
 
-    Raises InputError: `output` holds other files.
+    Raises InputError: `output` holds files that are not a report's.
     """
     folder = choose_folder(comparison.runs, None if output is None else Path(output))
     groups = comparison.groups
@@ -128,7 +128,7 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
 
 
 def _files(plots: Sequence[Plot], scene: Scene) -> dict[str, bytes]:
-    """Return the plots as files for a paper: path → content."""
+    """Return the plots as PNG and PDF files for a paper: path → content."""
     drawn = ((plot.file, plot.draw(scene, PAPER)) for plot in plots)
     return {
         f"{FIGURES}/{name}{suffix}": content
@@ -141,9 +141,9 @@ def _files(plots: Sequence[Plot], scene: Scene) -> dict[str, bytes]:
 def _goals(
     groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int
 ) -> tuple[tuple[float, ...], str]:
-    """Return the targets, the user's or else a default one, and a sentence that explains them.
+    """Return the user's targets, or else a default one, and a sentence that explains them.
 
-    The targets are empty and the sentence is "" if there is no default.
+    Without a default, the targets are empty and the sentence is "".
     """
     is_fraction, is_loss = criterion.is_fraction, criterion.is_loss
     for target in targets:

@@ -1,4 +1,4 @@
-"""The points of a figure's curves, for the page's script, which shows values under the pointer and smooths curves."""
+"""The points of a figure's curves, for the page's script, which shows values at the pointer and smooths curves."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 1000
-"""Points of a curve on the page; of longer ones some are left out."""
+"""Maximum number of points of a curve on the page; longer curves are thinned."""
 POINTS_PER_INCH = 72
 OF_METHOD = "method-"
-"""Begins the group identifier of what is drawn of a method; behind it its place in the legend."""
+"""Prefix of the SVG group identifiers of a method's drawing; the method's index in the legend follows."""
 
 
 def curves_of(figure: Figure) -> str:
-    """Return the curves of a figure that has been rendered as SVG, as JSON for a script element; "" if it has none.
+    """Return the curves of a figure that has been rendered as SVG, in JSON for a script element; "" if it has none.
 
     Keys: ``box`` (left, top, right and bottom of the axes, in SVG units), ``x`` and ``y`` (lower limit, upper limit,
-    whether the axis is logarithmic), ``xlabel``, ``percent`` (whether values are shares), and ``curves`` (each with the
-    method's index ``m`` and the points' coordinates ``x`` and ``y``).
+    whether the axis is logarithmic), ``xlabel``, ``percent`` (whether values are fractions), and ``curves`` (each with
+    the method's index ``m`` and the points' coordinates ``x`` and ``y``).
     """
     (axes,) = figure.axes[:1]
     lines = [line for line in axes.lines if _is_line(line.get_gid())]

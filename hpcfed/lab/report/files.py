@@ -14,20 +14,20 @@ ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     "±": r"$\pm$", "−": "$-$", "–": "--", "·": r"$\cdot$", "\u00a0": "~", "…": r"\dots{}", "×": r"$\times$",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
 }  # fmt: skip
-"""Signs of a table's text that LaTeX writes otherwise; \\textquotedbl would need another font encoding."""
+"""Character of a table's text → its LaTeX; \\textquotedbl would need another font encoding."""
 LONG = 32
-"""Characters of a cell beyond which it is set in lines."""
+"""Maximum length in characters of a cell without line breaks."""
 
 
 def csv_of_table(table: Table) -> str:
-    """Return a table as CSV, its cells as they are shown."""
+    """Return a table as CSV, with the cells as they are shown."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([table.header, *table.rows])
     return text.getvalue()
 
 
 def latex_of_table(table: Table) -> str:
-    """Return a table as a LaTeX tabular with booktabs' rules; the note is a LaTeX comment, strong cells are bold."""
+    """Return a table as a LaTeX tabular with booktabs' rules; title and note are LaTeX comments, strong cells bold."""
     lines = [f"% {line}" for line in (table.title, table.note) if line]
     lines += [r"\begin{tabular}{l" + "r" * (len(table.header) - 1) + "}", r"\toprule"]
     lines += [_line([_escaped(cell) for cell in table.header]), r"\midrule"]
@@ -50,7 +50,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a cell's text escaped for LaTeX; a text longer than `LONG` gets line breaks, also after ``_-./,:``."""
+    """Return a cell's text escaped for LaTeX; if longer than `LONG`, it may break into lines, also after ``_-./,:``."""
     if len(text) <= LONG:
         return "".join(ESCAPED.get(sign, sign) for sign in text)
     words = "".join(ESCAPED.get(sign, sign) + r"\allowbreak{}" * (sign in "_-./,:") for sign in text)

@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in their seed, one run per seed: how runs are grouped, and how they are labelled."""
+"""Groups of runs that differ only in their seed, one run per seed: grouping and labels."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT
 
 NOT_THE_EXPERIMENT = ("seed", "seeds", "secret_commitment", "name", "checkpoint", "watchdog", *WITHOUT_EFFECT)
 CODE = "code "
-"""Begins the key of a file of the user's code."""
+"""Prefix of the keys that stand for files of the user's code."""
 ABSENT = "–"
 FEDAVG_PARTS = ("plain", "none", "step")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Repetitions of one experiment, one per seed; `label` is unique in a report.
+    """Repetitions of one experiment, one run per seed; `label` is unique in a report.
 
-    `repeats` are further runs of the same seeds. They enter no statistics: equal up to rounding, they would make a
-    deviation too small.
+    `repeats` are further runs of seeds in `runs`, left out of all statistics: equal up to rounding, they would make
+    standard deviations too small.
     """
 
     label: str
@@ -34,12 +34,12 @@ class Group:
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """The recipe that the runs share, with the first one's seed, name and output."""
+        """The recipe that the runs share, with the seed, name and output of the first run."""
         return self.runs[0].recipe
 
     @property
     def seeds_in_text(self) -> str:
-        """The seeds inside a line: ``seed 0``, ``seeds 0, 1``."""
+        """The seeds as part of a sentence: ``seed 0``, ``seeds 0, 1``."""
         return f"{'seed' if len(self.runs) == 1 else 'seeds'} {self.seeds}"
 
     @property
@@ -49,7 +49,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Group runs of equal `settings`, in order of appearance; labels are those of `_labels`.
+    """Return groups of runs with equal `settings`, in order of appearance, each with a unique label.
 
     If several runs have one seed, the longest counts, or the first of equally long ones; the others are `repeats`.
     """
@@ -62,7 +62,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """Return, of an experiment's runs, the one that counts for each seed, and the others."""
+    """Return an experiment's runs in two parts: one run per seed, which counts, and the repeats."""
     counted: dict[str, Run] = {}
     for run in runs:
         if run.seed not in counted or run.num_rounds > counted[run.seed].num_rounds:
@@ -72,7 +72,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]
 
 
 def differences(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return dotted key → one text per mapping, for the keys whose values differ between the mappings."""
+    """Return dotted key → its value in each mapping as text, for the keys whose values differ between the mappings."""
     flat = [flatten(mapping) for mapping in mappings]
     keys = dict.fromkeys(key for entry in flat for key in entry)
     values = {key: [entry.get(key, ABSENT) for entry in flat] for key in keys}
@@ -80,7 +80,7 @@ def differences(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return ``{"local.lr": "0.1", …}``: dotted keys, values in text; null counts as absent."""
+    """Return a nested mapping as dotted key → value as text, ``{"local.lr": "0.1", …}``; null counts as absent."""
     flat: dict[str, str] = {}
     for key, value in mapping.items():
         if isinstance(value, Mapping):
@@ -91,15 +91,15 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def method_of(run: Run) -> str:
-    """Return the name of a run's method; for a method of the user's, its recorded title if there is one."""
+    """Return the name of a run's method; for a user-defined method, its recorded title if there is one."""
     return method_name(run.recipe, str(run.environment.get("method") or ""))
 
 
 def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
-    """Return the method's name as in its paper: ``FedExP``, ``prox + fedexp``, ``FedProx + GeL (remaining)``.
+    """Return the method's name in its paper or its parts: ``FedExP``, ``prox + fedexp``, ``FedProx + GeL (remaining)``.
 
-    A local step from the user's code is appended: ``FedAvg + samstep:step``. `title` is the recorded title of a method
-    that the user's factory made.
+    A local step from the user's code is appended: ``FedAvg + samstep:step``. `title` is the recorded title of a
+    user-defined method.
     """
     algorithm = recipe.get("algorithm")
     if not isinstance(algorithm, Mapping):
@@ -117,7 +117,7 @@ def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
 
 
 def name_of(runs: Sequence[Run]) -> str | None:
-    """Return the name that all runs share, without a seed at its end; None if their names differ."""
+    """Return the name that all runs share, without the seed at its end if only that differs; else None."""
     names = {str(run.recipe.get("name") or "") for run in runs}
     if len(names) > 1:
         names = {_without_seed(str(run.recipe.get("name") or ""), run.seed) for run in runs}
@@ -130,8 +130,8 @@ def experiment_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """Return what defines a run's experiment: hashes of the user's code, as ``code mine.py`` → hash, and the recipe's
-    keys that must be equal in all repetitions.
+    """Return the settings that all repetitions of a run's experiment share: keys of the recipe, and the user's code as
+    ``code mine.py`` → hash.
     """
     return {f"{CODE}{file}": text for file, text in run.code.items()} | experiment_recipe(run.recipe)
 
@@ -139,8 +139,8 @@ def settings(run: Run) -> dict[str, Any]:
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Return a label for each group.
 
-    The label is the method's name; or, if run names differ between groups, name and method: ``pooled (FedAvg)``. The
-    name alone, ``pooled``, is enough if all groups have one method or the name contains it. To labels that are still
+    The label is the method's name; or, if run names differ between groups, run name and method: ``pooled (FedAvg)``;
+    or the run name alone, ``pooled``, if all groups have one method or the name contains it. To labels that are still
     equal, the code files and recipe keys in which the groups differ are added; keys that cannot change a model (`FREE`)
     are added only if the labels would be equal without them.
     """
@@ -178,7 +178,7 @@ def _without_seed(name: str, seed: str) -> str:
 
 
 def _printable(text: str, length: int = 60) -> str:
-    """Strip unprintable characters and cut the text to `length`."""
+    """Return the text without unprintable characters, cut to `length` characters."""
     return "".join(character for character in text if character.isprintable()).strip()[:length]
 
 
@@ -192,7 +192,7 @@ def _in_words(key: str, value: str) -> str:
 
 
 def _shortened(value: str, length: int = 24) -> str:
-    """Shorten a number to four digits, a path to its last name, and a long text to its end, where such texts usually
+    """Return a number with four digits, a path's last component, or the end of a long text, where such texts usually
     differ.
     """
     if re.fullmatch(r"-?\d+\.\d+(e[-+]?\d+)?", value):
@@ -202,7 +202,7 @@ def _shortened(value: str, length: int = 24) -> str:
 
 
 def _numbered(labels: Sequence[str]) -> list[str]:
-    """Append ``#1``, ``#2``, … to labels that are equal."""
+    """Return the labels, with ``#1``, ``#2``, … appended to equal ones."""
     totals, seen = Counter(labels), Counter[str]()
     unique = []
     for label in labels:

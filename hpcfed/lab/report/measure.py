@@ -20,12 +20,12 @@ from hpcfed.lab.report.group import Group
 from hpcfed.lab.report.read import Run
 
 Quantity = Literal["fraction", "loss", "number"]
-"""What the numbers of a column are: shares, losses or other numbers."""
+"""Kind of a column's numbers: fractions, losses or other numbers."""
 LOSSES = ("test_loss", "train_loss", "local_loss")
 
 
 def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
-    """Return the unit of a column; ``number`` for a metric that is not a percentage in all runs."""
+    """Return the kind of a column's numbers; ``number`` for a metric that is not a percentage in all `runs`."""
     if column in LOSSES:
         return "loss"
     name = column.partition("_")[2]
@@ -43,7 +43,7 @@ def _in_recipe(run: Run, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Criterion:
-    """The metric of the targets and of the results table; without `unit`, the unit follows from the column's name."""
+    """The metric by which runs are compared; if `unit` is None, it is found from the column's name."""
 
     column: str
     title: str
@@ -62,7 +62,7 @@ class Criterion:
         return self.unit == "loss"
 
     def reaches(self, values: np.ndarray, target: float) -> np.ndarray:
-        """Return (E,) bool: whether each of the values (E,) is at the target or better."""
+        """Return, (E,) bool, which of `values`, (E,), are at the target or better."""
         return values >= target if self.higher_is_better else values <= target
 
     def best(self, values: Sequence[float] | np.ndarray) -> float:
@@ -87,7 +87,7 @@ def choose_criterion(runs: Sequence[Run], metric: str | None = None) -> Criterio
     no test set.
 
     Raises:
-        InputError: no run has recorded the metric, or its better direction is not known or not the same in all runs.
+        InputError: no run has recorded the metric, or runs do not say, or disagree, whether higher is better.
     """
     if metric is not None:
         return _criterion_of(metric, runs)
@@ -135,10 +135,10 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def moving(values: np.ndarray, window: int) -> np.ndarray:
-    """Return the moving average over `window` recorded (finite) values of (T,), as (T,).
+    """Return the moving averages, (T,), of `values`, (T,), one per round; nan stands for a value that is not recorded.
 
-    Entry t is the mean of the last `window` values up to t; nan if none is recorded at t, or fewer than `window` up to
-    t.
+    Entry t is the mean of the last `window` recorded values up to t; nan if none is recorded at t, or fewer than
+    `window` up to t.
     """
     recorded = np.flatnonzero(np.isfinite(values))
     means = np.full(len(values), np.nan)
@@ -149,14 +149,14 @@ def moving(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def final(run: Run, column: str, window: int = 1) -> float:
-    """Return the mean of the last `window` recorded values of a column, or of all if fewer; nan if none is recorded."""
+    """Return the mean of a column's last `window` recorded values, of all if there are fewer, nan if there are none."""
     values = run.column(column)
     finite = values[np.isfinite(values)][-window:]
     return float(finite.mean()) if len(finite) else math.nan
 
 
 def best(run: Run, criterion: Criterion, window: int = 1) -> float:
-    """Return the best mean of `window` consecutive values of the criterion; nan if the run has fewer values."""
+    """Return the best mean of `window` consecutive recorded values of the criterion; nan if the run has fewer."""
     means = moving(run.column(criterion.column), window)
     finite = means[np.isfinite(means)]
     return criterion.best(finite) if len(finite) else math.nan
@@ -165,7 +165,7 @@ def best(run: Run, criterion: Criterion, window: int = 1) -> float:
 def core_hours(runs: Sequence[Run]) -> float:
     """Return the core-hours of the runs' rounds, ranks × threads × time; nan if any factor was not recorded.
 
-    All rounds of a resumed run count with the ranks and threads of its last session.
+    All rounds of a resumed run are counted with the ranks and threads of its last session.
     """
     hours = [_cores(run) * run.column("seconds.total").sum() / 3600 for run in runs]
     return float(sum(hours))
@@ -177,19 +177,19 @@ def _cores(run: Run) -> float:
 
 
 def mean_seconds(runs: Sequence[Run], timer: str) -> float:
-    """Return a timer's mean seconds over all rounds of the runs; nan if none was recorded."""
+    """Return the mean seconds of a timer of the record over all rounds of the runs; nan if not recorded."""
     measured = spread(np.concatenate([run.column(f"seconds.{timer}") for run in runs]))
     return measured.mean if measured else math.nan
 
 
 def round_reached(run: Run, criterion: Criterion, target: float, window: int = 1) -> int | None:
-    """Return the first round at which the mean of the last `window` evaluations reaches the target, or None."""
+    """Return the first round at which the mean of the last `window` evaluations reaches the target; None if never."""
     reached = np.flatnonzero(criterion.reaches(moving(run.column(criterion.column), window), target))
     return int(reached[0]) + 1 if len(reached) else None
 
 
 SPENT = {"rounds": "round", **{name: name for name in ("params", "bytes_up", "bytes_down", "gradients", "seconds")}}
-"""Costs of a target, and the columns that have them."""
+"""Cost of reaching a target → the column that holds it."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ class Reach:
 
     Attributes:
         target: the target.
-        reached: number of runs that reached it.
-        runs: number of all runs of the group.
+        reached: number of runs that reached the target.
+        runs: number of runs in the group.
         spent: key of `SPENT` → its spread over the runs that reached the target; None if not recorded.
     """
 
@@ -210,7 +210,7 @@ class Reach:
 
 
 def reach(group: Group, criterion: Criterion, target: float, window: int = 1) -> Reach:
-    """Return the cost of the group's runs up to the round in which each reached the target."""
+    """Return the cost of the target in a group: each run's cost up to the round in which it reached the target."""
     rounds = [(run, round_reached(run, criterion, target, window)) for run in group.runs]
     arrived = [(run, number) for run, number in rounds if number is not None]
     spent = {name: spread(run.column(column)[number - 1] for run, number in arrived) for name, column in SPENT.items()}
@@ -218,12 +218,11 @@ def reach(group: Group, criterion: Criterion, target: float, window: int = 1) ->
 
 
 def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> float | None:
-    """Return the worst run's final mean of `window` values, rounded so that all runs reach it; None if there is no
-    target.
+    """Return the worst run's final mean of `window` values, rounded so that all runs reach it; None without a target.
 
-    Accuracy is rounded down to a whole percent; a loss up, and other metrics towards the worse, to two digits. There is
-    no target if no value is recorded, or for an accuracy or loss of 0. Diverged, failed and unfinished runs count only
-    if there are no others.
+    An accuracy is rounded down to a whole percent; a loss is rounded up, and other metrics towards the worse, to two
+    significant digits. There is no target if no value is recorded, or for an accuracy or loss of 0. Diverged, failed
+    and unfinished runs count only if no run finished or was stopped.
     """
     runs = [run for group in groups for run in group.runs]
     finished = [run for run in runs if run.status in ("finished", "stopped")]
@@ -242,7 +241,7 @@ def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 
 
 @dataclass(frozen=True)
 class Curve:
-    """A group's mean over the E rounds that all its runs recorded, and the longer runs' own values after them."""
+    """A group's mean at the E rounds that all its runs recorded, and the values of longer runs after these rounds."""
 
     x: np.ndarray  # (E,)
     mean: np.ndarray  # (E,)
@@ -254,10 +253,10 @@ class Curve:
 
 
 def curve(group: Group, column: str, against: str, window: int = 1) -> Curve:
-    """Return `column` against the column `against` (``round``, ``params``, …), without rounds that lack one of them.
+    """Return a group's curve of `column` against the column `against` (``round``, ``params``, …).
 
     Each run's values are first averaged over `window` evaluations (see `moving`); the window shrinks if it would leave
-    out more than the first fifth of a run.
+    out more than the first fifth of a run. Rounds without a value in either column are left out.
     """
     shared = min(run.num_rounds for run in group.runs)
     evaluations = min(np.isfinite(run.column(column)).sum() for run in group.runs)

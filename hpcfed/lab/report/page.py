@@ -25,16 +25,14 @@ from hpcfed.run_folder.rounds import why_skipped
 from hpcfed.version import __version__
 
 TITLED, LONGEST = 4, 80
-"""Maximum number of groups in the title, and of characters if it has more than one."""
+"""Maximum number of groups in the title, and of characters if it names more than one."""
 MOST_NAMED = 3
-"""Most runs or clients that a warning names."""
+"""Maximum number of runs or clients that a warning names."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page: its file name without suffix, its caption, its ``svg`` element, and its curves as JSON, ""
-    if none.
-    """
+    """A figure on the page: file name without suffix, caption, ``svg`` element, and curves as JSON, "" if none."""
 
     file: str
     caption: str
@@ -44,7 +42,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A heading of the page with its figures and table; `has_keys`: whether the figures need the groups' legend."""
+    """A section of the page: heading, figures and table; `has_keys`: whether its figures need the legend of groups."""
 
     title: str
     pictures: tuple[Picture, ...]
@@ -53,7 +51,7 @@ class Chapter:
 
     @property
     def anchor(self) -> str:
-        """The target of links to the chapter."""
+        """The chapter's HTML identifier, the target of links."""
         return self.title.lower().replace(" ", "-")
 
 
@@ -67,7 +65,17 @@ def render_page(
     waiting: Sequence[Path] = (),
     has_files: bool,
 ) -> str:
-    """Return the page's HTML: the results, the chapters, the recipes and the runs; it loads no other file."""
+    """Return the page's HTML, which loads no other file: results, chapters, recipes and runs.
+
+    Args:
+        groups: the compared groups.
+        results: tables at the top of the page.
+        chapters: the sections after them.
+        recipes: table of the keys in which recipes differ; None for a single group.
+        runs: table of all runs.
+        waiting: run folders left out because they have no rounds yet.
+        has_files: whether figures and tables are also written as files.
+    """
     return rendered(
         "page.html.j2",
         "lab/report",
@@ -92,7 +100,7 @@ def rendered(template: str, *rooms: str, **content: Any) -> str:
 
     Args:
         template: file name of the template.
-        rooms: folders of the package that hold templates; of equal names, the one in the first folder is taken.
+        rooms: folders of the package in which templates are sought, in this order.
         content: the template's variables.
     """
     environment = jinja2.Environment(
@@ -112,14 +120,14 @@ def _title(labels: Sequence[str]) -> str:
 
 
 def line_key(index: int) -> tuple[str, str]:
-    """Return the colour and the dash of a group's line on the page, as values of SVG attributes."""
+    """Return the colour and the dash pattern of the lines of group `index` on the page, as values of SVG attributes."""
     dash = DASHES[index % len(DASHES)]
     lengths = "none" if dash == "-" else " ".join(f"{2 * length:g}" for length in dash[1])
     return f"var(--groups-{index % len(LIGHT.groups)})", lengths
 
 
 def warnings(groups: Sequence[Group]) -> list[str]:
-    """Return what a reader must know before comparing the groups, one text per warning."""
+    """Return the warnings that a reader needs before comparing the groups."""
     notes = []
     for group in groups:
         for status in ("unfinished", "diverged", "failed"):
@@ -154,7 +162,7 @@ def warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def _rounds(group: Group) -> str:
-    """Return the numbers of rounds of the group's runs that have ended, ``5`` or ``5 to 8``; "" if none has."""
+    """Return the numbers of rounds of a group's finished or stopped runs, ``5`` or ``5 to 8``; "" without any."""
     ended = [run.num_rounds for run in group.runs if run.status in ("finished", "stopped")]
     return " to ".join(map(str, sorted({min(ended), max(ended)}))) if ended else ""
 
@@ -172,6 +180,6 @@ def _data(groups: Sequence[Group]) -> list[tuple[str, str]]:
 
 
 def _shared(mappings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the dotted keys, with their values as text, that are equal in all mappings."""
+    """Return dotted key → value as text, for the keys whose values are equal in all mappings."""
     flat = [flatten(mapping) for mapping in mappings]
     return {key: value for key, value in flat[0].items() if all(entry.get(key) == value for entry in flat)}

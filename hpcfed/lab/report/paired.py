@@ -1,7 +1,7 @@
 """Paired comparison of groups, seed by seed: shared cohorts and batches lower the variance of the differences.
 
-The interval is Student's, for the mean of n differences d: d̄ ± t · s/√n, where |T| ≤ t with the chosen probability
-for n − 1 degrees of freedom.
+The interval is Student's, for the mean d̄ of n differences with sample deviation s: d̄ ± t · s/√n, where a Student
+variable of n − 1 degrees of freedom lies within ± t with the chosen probability.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class MeanEstimate:
 
     Attributes:
         mean: the mean.
-        half_width: half the width of a symmetric interval; None for a single value and for equal values, whose
-            deviation of zero says nothing of the mean's uncertainty, and None if `ends` are set.
+        half_width: half the width of a symmetric interval; None for a single value, for equal values, whose deviation
+            of zero says nothing about the mean's uncertainty, and if `ends` are set.
         count: number of values.
-        ends: ends of an interval that is not symmetric; None otherwise.
+        ends: lower and upper end of an interval that is not symmetric; None otherwise.
         method: how the interval was computed, in words; "" if not stated.
     """
 
@@ -42,7 +42,7 @@ class MeanEstimate:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The ends of the confidence interval; None without one."""
+        """Lower and upper end of the confidence interval; None without an interval."""
         if self.ends is not None:
             return self.ends
         return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
@@ -54,12 +54,11 @@ class MeanEstimate:
 
 
 def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
-    """Return the group that the others are compared with: the one named `wanted`; without a name FedAvg's, else the
-    first.
+    """Return the group to compare the others with: the one named `wanted`; if None, FedAvg's, else the first.
 
     `wanted` is a group's label, the name of its runs or its method; it must fit one group only.
 
-    Raises InputError: no group, or more than one, has this name.
+    Raises InputError: no group, or more than one, is named `wanted`.
     """
     if wanted is None:
         return next((group for group in groups if method_of(group.runs[0]) == "FedAvg"), groups[0])
@@ -74,10 +73,10 @@ def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
 
 
 def shared_draws(ours: Run, theirs: Run) -> str:
-    """Return what two runs of one seed share: ``cohorts and batches``, ``cohorts``, or "" for neither.
+    """Return which random draws two runs with one seed share: ``cohorts and batches``, ``cohorts``, or "" for none.
 
     Cohorts depend on the seed, the secret seed if there is one, the clients and the cohort's size; batches also on the
-    batch size. Runs with different numbers of steps share the batches of the steps that both take.
+    batch size and on augmentation. Runs with different numbers of steps share the batches of the steps that both take.
     """
 
     def same(*keys: str) -> bool:
@@ -103,10 +102,10 @@ def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:
 
 
 def other_samples(ours: Run, theirs: Run, column: str) -> str:
-    """Return in words how two runs were scored on different samples; "" if on the same.
+    """Return in words how the samples behind two runs' scores in `column` differ; "" if they are the same.
 
-    Samples differ if a client's data counts in one run alone (``cohort.without``); a difference of such scores means
-    nothing.
+    Samples differ if a client's data counts in only one of the runs (``cohort.without``); the difference of the scores
+    then means nothing.
     """
     left_out = ours.left_out(column) != theirs.left_out(column)
     if not _differ([ours, theirs], column):
@@ -119,7 +118,7 @@ def other_samples(ours: Run, theirs: Run, column: str) -> str:
 def samples_note(groups: Sequence[Group], column: str) -> str:
     """Return a warning that groups were scored on different samples, ``Test samples differ: 74 for FedAvg; …``.
 
-    "" if clients and numbers of samples agree.
+    "" if left-out clients and sample counts agree.
     """
     if not _differ([group.runs[0] for group in groups], column):
         return ""
@@ -131,7 +130,7 @@ def samples_note(groups: Sequence[Group], column: str) -> str:
 
 
 def _differ(runs: Sequence[Run], column: str) -> bool:
-    """Whether runs were scored on different samples: recorded numbers of samples differ, or left-out clients do."""
+    """Whether runs were scored on different samples: their recorded sample counts or left-out clients differ."""
     counts = {run.num_samples(column) for run in runs} - {None}
     return len(counts) > 1 or len({run.left_out(column) for run in runs}) > 1
 
@@ -141,9 +140,9 @@ def _part(column: str) -> str:
 
 
 def _samples(run: Run, column: str) -> str:
-    """Return a description of the samples of a score: ``54 (without mono)``.
+    """Return a description of the samples behind a score: ``54 (without mono)`` if client mono is left out.
 
-    If their number is not recorded: ``those of all clients but mono``.
+    If the number of samples is not recorded: ``those of all clients but mono``.
     """
     names = _value(run.environment, "without.clients")
     names = names if isinstance(names, Mapping) else {}
@@ -159,16 +158,16 @@ def _by_seed(group: Group) -> dict[str, Run]:
 
 
 def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> MeanEstimate | None:
-    """Return the mean difference of `value`, group minus baseline, over the pairs with finite values; None without."""
+    """Return the mean difference of `value`, group minus baseline, over pairs with finite values; None if none has."""
     apart = np.array([value(theirs) - value(ours) for ours, theirs in paired])
     apart = apart[np.isfinite(apart)]
     return estimated(apart) if len(apart) else None
 
 
 def estimated(values: np.ndarray, noise: float = 0.0) -> MeanEstimate:
-    """Return the mean of (n,) values with Student's interval.
+    """Return the mean of `values`, (n,), with Student's interval.
 
-    `noise` is the size of rounding errors: a mean up to it becomes zero, and values in a range up to it count as equal.
+    `noise` bounds rounding errors: a mean up to it becomes zero, and values whose range is up to it count as equal.
     """
     mean, half = float(values.mean()), None
     if np.ptp(values) > noise:
@@ -183,9 +182,9 @@ class PairedDifferences:
     Attributes:
         group: the group.
         paired: (the baseline's run, the group's run) of each shared seed; never empty.
-        final: difference of the criterion's final value; None if unknown.
-        rounds: for each target, difference of the rounds to reach it; None if unknown.
-        why_not: why there are no differences: the runs were scored on other samples; "" if there are.
+        final: difference in the criterion's final value; None if unknown.
+        rounds: for each target, difference in the number of rounds until it was reached; None if unknown.
+        why_not: if the runs were scored on different samples, a sentence on this in place of differences; else "".
     """
 
     group: Group
@@ -225,11 +224,10 @@ def _rounds_to(criterion: Criterion, target: float, window: int) -> Callable[[Ru
 def difference_curve(
     paired: Sequence[tuple[Run, Run]], column: str, window: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean difference over the pairs by round: rounds (E,), means (E,), and half-widths of the intervals
-    (E,).
+    """Return rounds, mean differences over the pairs, and half-widths of their intervals, (E,) each.
 
-    Rounds are those that all runs recorded; values are averaged over `window` evaluations. A single pair has
-    half-widths 0.
+    The E rounds are those that all runs recorded; values are first averaged over `window` evaluations. Half-widths of
+    a single pair are 0.
     """
     shared = min((run.num_rounds for pair in paired for run in pair), default=0)
     apart = np.array(

@@ -34,14 +34,14 @@ PERCENT = ticker.FuncFormatter(lambda value, _: f"{round(100 * value, 9):g} %")
 
 
 DISTINCT = math.lcm(len(LIGHT.groups), len(DASHES))
-"""Number of groups with distinguishable lines."""
+"""Number of groups whose lines can be told apart by colour and dash."""
 LINE, ROOM = 0.2, 4
-"""Inches of a line of the legend, and how many lines fit a figure before it grows."""
+"""Height of a legend's line in inches, and number of lines that fit before the figure grows."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """The common input of all figures of a report."""
+    """The input that all figures of a report share."""
 
     groups: Sequence[Group]
     criterion: Criterion
@@ -52,7 +52,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class LinePlot:
-    """`column` against the column `against`, one line per group."""
+    """A figure of `column` against the column `against`, one line per group."""
 
     file: str
     column: str
@@ -61,7 +61,7 @@ class LinePlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, with a dotted line at every target; None if no run recorded the columns."""
+        """Return the figure; None if no run recorded both columns. Dotted lines mark the targets of `column`."""
         curves = [curve(group, self.column, self.against, scene.window) for group in scene.groups]
         if not any(curves):
             return None
@@ -85,7 +85,7 @@ class LinePlot:
 
 @dataclass(frozen=True)
 class PathPlot:
-    """Two columns against each other, one point per round: the path of each group's first run."""
+    """A figure of two columns against each other: the path of each group's first run, one point per round."""
 
     file: str
     columns: tuple[str, str]
@@ -108,13 +108,13 @@ class PathPlot:
 
 @dataclass(frozen=True)
 class DifferencePlot:
-    """The criterion's paired difference from the baseline against rounds, with its confidence interval."""
+    """A figure of the criterion's paired difference from the baseline against rounds, with confidence intervals."""
 
     file: str
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure; None if no other group shares a seed and the scored samples with the baseline."""
+        """Return the figure; None if no other group shares both a seed and the scored samples with the baseline."""
         figure, axes = blank(medium)
         for index, group in enumerate(scene.groups):
             paired = pairs(scene.baseline, group) if group is not scene.baseline else []
@@ -137,7 +137,7 @@ class DifferencePlot:
 
 @dataclass(frozen=True)
 class ClientsPlot:
-    """The last evaluated model's value on each client, from the worst to the best."""
+    """A figure of the accuracy, or loss, of the last evaluated model on each client, from worst to best."""
 
     file: str
     caption: str
@@ -187,17 +187,17 @@ class ClientsPlot:
 
 @dataclass(frozen=True)
 class SecondsPlot:
-    """Mean seconds of a round by phase, one stacked bar per group.
+    """A figure of the mean seconds of a round by phase, one stacked bar per group.
 
-    The record has the local work of the slowest rank, and the ranks' mean wait for it. The bar begins with the
-    difference of the two, which is the mean local work.
+    The record holds the local seconds of the slowest rank and the ranks' mean wait for it. The bar begins with their
+    difference, which is the ranks' mean local work.
     """
 
     file: str
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure; None without timings. Its legend names the phases, in colours that no group has."""
+        """Return the figure; None without timings. Its legend names the phases, whose colours no group has."""
         seconds = np.nan_to_num(
             [[mean_seconds(group.runs, phase) for phase in PHASES] for group in scene.groups]
         )  # (G, phases)
@@ -248,7 +248,7 @@ def _draw_curve(axes: Axes, line: Curve, label: str, index: int) -> None:
 
 
 def _plain(label: str) -> str:
-    """Return a label that matplotlib shows as it is: not as mathematics, nor hidden for a leading underscore."""
+    """Return a label that matplotlib shows verbatim: not as mathematics, and not hidden for a leading underscore."""
     return literal("\u200b" + label if label.startswith("_") else label)
 
 
@@ -284,8 +284,9 @@ def _scale_horizontal(axes: Axes, against: str) -> None:
 def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str, unit: Quantity) -> None:
     """Set the vertical axis of a figure of `column`.
 
-    Fractions: cut off the steep first tenth of the rounds. The user's metrics that stay in [0, 1], mostly shares: keep
-    the axis linear and cut bands off outside [0, 1]. All others: logarithmic if the values span a factor of ten.
+    Fractions: the axis may cut off the steep first tenth of the rounds. User-defined metrics within [0, 1], mostly
+    fractions: the axis is linear and cuts bands off outside [0, 1]. All others: the axis is logarithmic if the values
+    are positive and span more than a factor of ten.
     """
     values = [part for line in curves for part in (line.mean, *(y for _, y in line.tails)) if len(part)]
     if unit == "fraction":
@@ -309,7 +310,7 @@ def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str, unit: Quan
 
 
 def _end_bands_at(axes: Axes, bottom: float) -> None:
-    """Cut bands off at the lower edge of a logarithmic axis, which cannot show a mean − deviation of 0 or less."""
+    """Cut bands off at the lower end of a logarithmic axis, which cannot show a mean − deviation of 0 or less."""
     for band in axes.collections:
         for path in band.get_paths():
             path.vertices = np.maximum(path.vertices, (-np.inf, bottom))

@@ -1,6 +1,6 @@
-"""Run folders read from disk: recipe, environment, status, and one column of numbers per metric.
+"""Run folders read from disk: recipe, environment, status, and the record's columns of numbers.
 
-A run may still be in progress: its record may end in half a line, and it has no ``result.json`` yet.
+A run may still be in progress: its record may end in half a line, and ``result.json`` may be missing.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 SWEEP = "sweep.yaml"
 SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
 WORDS = ("name", "factory", "optimizer", "model")
-"""Keys that hold text in every section."""
+"""Keys that hold text in every section that has them."""
 HASH_DIGITS = 8
-"""Digits of a file's hash."""
+"""Number of digits that are kept of a file's hash."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. T is the number of rounds recorded so far."""
+    """The content of one run folder; T is the number of rounds recorded so far."""
 
     folder: Path
     recipe: Mapping[str, Any]
     environment: Mapping[str, Any]  # empty when the run recorded none
     code: Mapping[str, str]  # the user's files → hash, and later hashes with their first round; empty if not recorded
     status: str  # finished, stopped, diverged, failed; unfinished: no result, or one older than the record
-    record: pd.DataFrame  # T rows by round, a column a name, or "seconds.timer": float64, nan where it says null
+    record: pd.DataFrame  # T rows by round; a float64 column per name, such as "seconds.total"; nan for null
     clients: Clients | None  # the last evaluation of clients, if the recipe asked for it
-    skipped: Mapping[int, int] = field(default_factory=dict)  # client -> rounds that left its update out
+    skipped: Mapping[int, int] = field(default_factory=dict)  # client -> number of rounds that left its update out
 
     @property
     def num_rounds(self) -> int:
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def seed(self) -> str:
-        """The seed in words: ``0``, or ``model 0, cohort 1, batches 2`` if the streams have separate seeds."""
+        """The seed as text: ``0``, or ``model 0, cohort 1, batches 2`` if the random streams have separate seeds."""
         seed = self.recipe.get("seed", "–")
         if not isinstance(seed, Mapping):
             return str(seed)
@@ -74,9 +74,9 @@ class Run:
         return self.record[name].to_numpy(np.float64) if name in self.record else np.full(self.num_rounds, np.nan)
 
     def left_out(self, column: str) -> tuple[str, ...]:
-        """Return the numbers of the clients whose data a score leaves out: those of ``cohort.without``.
+        """Return the numbers of the clients of ``cohort.without`` whose data the scores in `column` leave out.
 
-        A common test set belongs to no client, so its scores leave out nobody.
+        A common test set belongs to no client, so its scores leave out none.
         """
         if column.startswith("test_"):
             numbers = {name.split(".")[1] for name in self.record if name.startswith("apart.")}
@@ -88,14 +88,14 @@ class Run:
         return tuple(map(str, clients)) if isinstance(clients, list) else ()
 
     def larger_is_better(self, metric: str) -> bool | None:
-        """Return the direction of a metric in the recipe's ``evaluate.metrics``; None if it has none."""
+        """Return whether larger is better for a metric of the recipe's ``evaluate.metrics``; None if not known."""
         try:
             return larger_is_better(a_metric(listed((self.recipe.get("evaluate") or {}).get("metrics"))[metric]))
         except (AttributeError, KeyError, TypeError, ValueError):  # a record that was changed by hand
             return None
 
     def num_samples(self, column: str) -> int | None:
-        """Return the number of samples behind a ``test_`` or ``train_`` column; None if the run does not record it."""
+        """Return the number of samples that a ``test_`` or ``train_`` column scores; None if it is not recorded."""
         part, recorded = column.partition("_")[0], self.environment.get("evaluated_samples")
         if isinstance(recorded, Mapping) and type(count := recorded.get(part)) is int:
             return count
@@ -103,12 +103,12 @@ class Run:
 
     @property
     def own_metrics(self) -> list[str]:
-        """The columns of the metrics that the recipe names, on the test set and on the training set."""
+        """Names of the columns with the metrics that the recipe names, on the test set and on the training set."""
         return [name for name in self.record if is_own(name)]
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the run folders in or at the named folders, each once; and, separately, those without rounds yet.
+    """Return the run folders at or in `folders`, each once; and, as a second list, the run folders without rounds yet.
 
     Raises InputError: there is no run, or none has rounds.
     """
@@ -125,8 +125,8 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the runs of a folder: the folder itself if it is a run; else the runs in it, one per seed; or the runs of
-    a sweep, of a study or of a paper's experiment. A folder counts as a run as soon as it has a recipe.
+    """Return the run folders at or in a folder: the folder itself if it is a run; else the runs in it, one per seed, or
+    those of a sweep, a study or a paper's experiment. A folder counts as a run as soon as it has a recipe.
 
     Raises InputError: the folder is missing, cannot be read, or has no run.
     """
@@ -160,7 +160,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _runs_at(folder: Path, *, is_in_sweep: bool) -> list[Path]:
-    """Return the run that `folder` is, or the runs in it, one per seed; in a sweep both, if seeds were added later."""
+    """Return `folder` if it is a run, else the runs in it, one per seed; in a sweep both, if seeds were added later."""
     seeds = _seeds_in(folder) if is_in_sweep or not _is_run(folder) else []
     return [folder, *seeds] if _is_run(folder) else seeds
 
@@ -182,14 +182,14 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def _by_value(name: str) -> list[str | float]:
-    """Return a name's sort key: its texts and numbers in turns, so that numbers sort by value."""
+    """Return a name's sort key: its texts and numbers in alternation, so that numbers sort by value."""
     parts: list[str | float] = [*re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", name)]
     parts[1::2] = map(float, parts[1::2])
     return [*parts, name]
 
 
 def read_run(folder: Path) -> Run:
-    """Read one run folder, finished or not.
+    """Return the content of a run folder, finished or not.
 
     Raises InputError: a file is missing or damaged, or no round is recorded yet.
     """
@@ -210,7 +210,7 @@ def read_run(folder: Path) -> Run:
 
 
 def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
-    """Return the run's status, from ``result.json`` and the number of recorded rounds; ``unfinished`` without a result.
+    """Return a run's status from the content of ``result.json`` and the rounds recorded; ``unfinished`` if it is empty.
 
     A record longer than the result says belongs to a resumed run, which is unfinished; diverged runs cannot be resumed.
     """
@@ -222,7 +222,7 @@ def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
 def read_recipe(path: Path) -> dict[str, Any]:
     """Return a run's resolved recipe as plain data.
 
-    Raises InputError: it is missing or damaged.
+    Raises InputError: the file is missing or damaged.
     """
     try:
         recipe = parse_yaml(_read_text(path, MAX_YAML_LENGTH))
@@ -238,7 +238,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def mixed_code(codes: Iterable[Mapping[str, str]]) -> str:
-    """Return one of the user's files that differs between runs, with its hashes; "" if all are equal.
+    """Return a file of the user's code that differs between runs, with its hashes, as text; "" if all files are equal.
 
     Args:
         codes: the result of `read_code` for each run.
@@ -252,9 +252,11 @@ def mixed_code(codes: Iterable[Mapping[str, str]]) -> str:
 
 
 def read_code(path: Path) -> dict[str, str]:
-    """Return file of the user's code → hash; ``ab12cd34, then 56ef78ab from round 6`` if a change of it was accepted.
+    """Return file of the user's code → hash, or ``ab12cd34, then 56ef78ab from round 6`` if it changed during the run.
 
-    Empty if the run has no code of the user, or none was recorded. Raises InputError: the file `path` is damaged.
+    Empty if the run used no code of the user, or recorded none.
+
+    Raises InputError: the file `path` is damaged.
     """
     try:
         content = code.CodeFile.model_validate(read_json(path) or code.NO_CODE)
@@ -274,7 +276,7 @@ def read_code(path: Path) -> dict[str, str]:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`; empty if there is no such file.
 
-    Raises InputError: the file holds something else.
+    Raises InputError: the file holds no JSON object.
     """
     if not path.exists():
         return {}

@@ -15,7 +15,7 @@ Plot = LinePlot | DifferencePlot | ClientsPlot | SecondsPlot
 
 @dataclass(frozen=True)
 class PageSection:
-    """A heading of the page, the figures under it, and the function that makes its table, if it has one."""
+    """A section of the page: heading, figures, and the function that makes its table, or returns None without one."""
 
     title: str
     plots: tuple[Plot, ...]
@@ -28,7 +28,7 @@ AGAINST = {
     "gradients": ("gradients", "minibatch gradients computed"),
     "seconds": ("seconds", "time, without waits in a queue"),
 }
-"""Columns of the horizontal axis, with their names in file names and in captions."""
+"""Column of the horizontal axis → its names in file names and in captions."""
 
 
 def _against_all(column: str, what: str) -> Iterator[LinePlot]:
@@ -48,7 +48,7 @@ OVER_ROUNDS = {
     "train_accuracy": ("training accuracy", "Training accuracy of the global model: unweighted mean over all clients."),
     "server_lr": ("server step size $\\eta_g$", "Server step size η_g of each round."),
 }
-"""Columns drawn against rounds alone, with their labels and captions."""
+"""Column drawn against rounds alone → its label and caption."""
 TRAINING = PageSection(
     "Training and server",
     tuple(LinePlot(_file(column, "rounds"), column, "round", *words) for column, words in OVER_ROUNDS.items()),
@@ -62,7 +62,7 @@ TIME = PageSection("Time", (SecondsPlot("seconds", "Where the time of a round go
 
 
 def own_metrics(runs: Sequence[Run]) -> PageSection:
-    """Return the section of the metrics that the recipes name; it has no figures if they name none."""
+    """Return the section with a figure for each metric that the recipes name, on the test and on the training set."""
     columns = dict.fromkeys(column for run in runs for column in run.own_metrics)
     plots = []
     for column in columns:
@@ -76,7 +76,7 @@ SECTIONS = (ACCURACY, LOSS, TRAINING, DIFFERENCES, CLIENTS, SITES, TIME)
 
 
 def files_of(sections: Sequence[PageSection]) -> tuple[str, ...]:
-    """Return the file names of all figures that these sections may have, as PNG and PDF."""
+    """Return the names of all figure files, PNG and PDF, that `sections` may have."""
     return tuple(
         f"{plot.file}{suffix}" for section in sections for plot in section.plots for suffix in (".png", ".pdf")
     )

@@ -1,4 +1,4 @@
-"""The tables of a report as plain text, the same on the page and in the terminal."""
+"""The tables of a report, in plain text: the same on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from hpcfed.run_folder.rounds import TIMERS
 
 Format = Callable[[Spread], str]
 MOST_SITES, MOST_COLUMNS = 30, 12
-"""Most clients that have a row each, and most columns of measures beside them."""
+"""Maximum number of clients with a row each, and of columns with their measures."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Table:
 
 
 def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> Table:
-    """Return the table of results, one row per group: final and best value of the criterion, cost and status."""
+    """Return the table of results, a row per group: final and best mean of `window` criterion values, cost, status."""
     final_title, best_title = f"Final {criterion.title}", f"Best {criterion.title}"
     seeds = "Seed" if all(len(group.runs) == 1 for group in groups) else "Seeds"
     sent = _sent(groups)
@@ -77,14 +77,14 @@ def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1
 
 
 def _sent(groups: Sequence[Group]) -> dict[str, str]:
-    """Return column of the record → title, for what was sent; bytes are added if a recipe packs updates."""
+    """Return column of the record → title: parameters sent, and bytes sent if a recipe has ``updates`` or ``down``."""
     packed = {"updates": ("bytes_up", "Bytes up"), "down": ("bytes_down", "Bytes down")}
     used = [column for key, column in packed.items() if any(group.recipe.get(key) for group in groups)]
     return {"params": "Params sent", **dict(used)}
 
 
 def _is_own(group: Group) -> bool:
-    """Whether the method is made by the user's factory; it may send less than dense vectors."""
+    """Whether the method is user-defined, by a factory; such a method may send less than dense vectors."""
     algorithm = group.runs[0].recipe.get("algorithm")
     return isinstance(algorithm, Mapping) and algorithm.get("factory") is not None
 
@@ -112,9 +112,9 @@ def _result(group: Group, criterion: Criterion, window: int, sent: Iterable[str]
 def targets_table(
     groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int, note: str
 ) -> Table:
-    """Return the table of costs to reach each target, one row per target and group.
+    """Return the table of costs to reach each target, a row per target and group; `note` is shown below it.
 
-    Columns: rounds, parameters sent, gradients and seconds until the target was reached.
+    Columns: rounds, parameters sent, gradients and seconds until the mean of `window` evaluations reached the target.
     """
     sent = _sent(groups)
     header = ("Method", "Target", "Rounds", *sent.values(), "Gradients", "Time")
@@ -138,9 +138,9 @@ def _reach_row(group: Group, criterion: Criterion, cost: Reach, sent: Collection
 def differences_table(
     groups: Sequence[Group], baseline: Group, criterion: Criterion, targets: Sequence[float], window: int
 ) -> Table | None:
-    """Return the table of mean paired differences from the baseline, one row per group.
+    """Return the table of mean paired differences from the baseline, a row per group that shares a seed with it.
 
-    None if no group shares a seed with the baseline. Cells are dashes for a group that was scored on other samples.
+    None if no group shares a seed. Cells are dashes for a group that was scored on samples other than the baseline's.
     """
     rows: list[tuple[str, ...]] = []
     strong: set[tuple[int, int]] = set()
@@ -178,7 +178,7 @@ def differences_table(
 
 
 def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:
-    """Return sentences on what the two runs of a pair share, cohorts or batches; one for each kind of pair."""
+    """Return a sentence per kind of pair: whether its two runs have the same cohorts and batches."""
     said = []
     for what, labels in shared.items():
         of_whom = "Both runs" if len(shared) == 1 else f"{', '.join(labels)} and the baseline"
@@ -188,7 +188,7 @@ def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:
 
 
 def _difference(value: MeanEstimate | None, text: Callable[[float], str], num_pairs: int) -> str:
-    """Return a difference as text, ``+0.79 [+0.21, +1.37]``; ``2 of 3: …`` if only 2 of 3 pairs have one."""
+    """Return a difference as text, ``+0.79 [+0.21, +1.37]``; after ``2 of 3:`` if only 2 of 3 pairs have one."""
     if value is None:
         return ABSENT
     words = text(value.mean)
@@ -199,7 +199,7 @@ def _difference(value: MeanEstimate | None, text: Callable[[float], str], num_pa
 
 
 def clients_table(groups: Sequence[Group]) -> Table | None:
-    """Return the table of distributions over clients, a row per group and model; None if no client was evaluated."""
+    """Return the table of the distribution over clients, a row per group and model; None if no client was evaluated."""
     rows: list[tuple[str, ...]] = []
     for group in groups:
         measured = [run.clients for run in group.runs if run.clients]
@@ -214,7 +214,7 @@ def clients_table(groups: Sequence[Group]) -> Table | None:
 
 
 def _clients_note(groups: Sequence[Group]) -> str:
-    """Return a sentence that groups were measured on different clients, with their numbers; "" if on the same ones."""
+    """Return a sentence saying that groups were measured on different clients, and on how many; "" if on the same."""
     measured = {group.label: run.clients.names for group in groups for run in group.runs if run.clients}
     if len(set(measured.values())) < 2:
         return ""
@@ -226,8 +226,8 @@ def _clients_note(groups: Sequence[Group]) -> str:
 def sites_table(groups: Sequence[Group]) -> Table | None:
     """Return the table of clients by name: a row per client, a column per group and measure of the group's main model.
 
-    A column's title names the main model if it is not the global one. None if no run evaluated its clients, if they
-    differ between runs, or if there are more than `MOST_SITES`.
+    A column's title names the main model if it is not the global one. None if no run evaluated its clients, if clients
+    differ between runs, or if there are more than `MOST_SITES` of them.
     """
     measured = {group.label: [run.clients for run in group.runs if run.clients] for group in groups}
     every = [clients for entry in measured.values() for clients in entry]
@@ -257,7 +257,7 @@ def sites_table(groups: Sequence[Group]) -> Table | None:
 
 
 def _of_client(measured: Sequence[Clients], measure: str, client: int, unit: Quantity) -> str:
-    """Return a measure of one client as text: mean and deviation over the runs of a group."""
+    """Return a measure of one client as text: mean and standard deviation over the runs of a group."""
     values = [entry.measures[measure][client] for entry in measured if measure in entry.measures]
     what = Criterion(measure, measure, True, unit)
     return _cell(spread(values), lambda one: criterion_text(one, what), len(values))
@@ -277,9 +277,9 @@ def _fairness(measured: Sequence[Clients], model: str) -> tuple[str, ...]:
 
 
 def timing_table(groups: Sequence[Group]) -> Table:
-    """Return the table of times, one row per group.
+    """Return the table of times, a row per group.
 
-    Columns: mean seconds of a round by phase, imbalance, ranks × threads, and core-hours.
+    Columns: mean time of a round by timer of the record, imbalance, ranks × threads, and core-hours.
     """
     rows = []
     for group in groups:
@@ -299,14 +299,14 @@ def timing_table(groups: Sequence[Group]) -> Table:
 
 
 def _places(group: Group) -> str:
-    """Return the different ranks × threads of the group's runs: ``4 × 1, 8 × 1``."""
+    """Return the combinations of ranks × threads in a group's runs, as text: ``4 × 1, 8 × 1``."""
     keys = ("ranks", "threads_per_rank")
     places = {tuple(str(run.environment.get(key, ABSENT)) for key in keys): None for run in group.runs}
     return ", ".join(" × ".join(place) for place in places)
 
 
 def recipes_table(groups: Sequence[Group]) -> Table:
-    """Return the table of what differs between groups: one row per recipe key, and per file of the user's code."""
+    """Return the table of differences between groups: a row per recipe key or file of the user's code that differs."""
     apart = differences([settings(group.runs[0]) for group in groups])
     rows = tuple((key, *values) for key, values in apart.items())
     runs = [run for group in groups for run in group.runs]
@@ -319,8 +319,8 @@ def recipes_table(groups: Sequence[Group]) -> Table:
 
 
 def environment_table(groups: Sequence[Group]) -> Table:
-    """Return the table of runs, repeats of a seed included: folder, method, seed, status, and the entries of the
-    environment in which runs differ.
+    """Return the table of runs, including repeats of a seed: folder, method, seed, status, and all entries of
+    ``environment.json`` that differ between runs.
     """
     runs = [(group, run) for group in groups for run in (*group.runs, *group.repeats)]
     apart = differences([run.environment for _, run in runs])
@@ -334,7 +334,7 @@ def environment_table(groups: Sequence[Group]) -> Table:
 
 
 def _cell(value: Spread | None, text: Format, num_runs: int) -> str:
-    """Return a value as text; ``2 of 3: 41 ± 2`` if only 2 of the group's 3 runs have one."""
+    """Return a value as text, ``41 ± 2``, or ``2 of 3: 41 ± 2`` if only 2 of the group's 3 runs have one."""
     if value is None:
         return ABSENT
     return text(value) if value.count == num_runs else f"{value.count} of {num_runs}: {text(value)}"

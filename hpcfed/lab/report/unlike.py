@@ -1,4 +1,4 @@
-"""Remarks on settings besides the method in which compared runs differ: clients' weights and the evaluated model."""
+"""Remarks on compared runs that differ in more than the method: in clients' weights or in the evaluated model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from hpcfed.errors import first_of
 
 SHOWN = 4
-"""Most labels of a value in a line."""
+"""Maximum number of labels that a remark lists for a value."""
 
 
 def unlike(labelled: Sequence[tuple[str, Mapping[str, Any]]], *, equal_clients: bool = False) -> list[str]:
-    """Return a remark if clients' weights differ between methods, and one if the evaluated models differ.
+    """Return a remark if clients' weights differ between methods, and another if the evaluated models do.
 
     Args:
-        labelled: label of a method, and a resolved recipe of it.
+        labelled: pairs of a method's label and a resolved recipe of the method.
         equal_clients: whether all clients are known to have equally many samples, which makes weights equal.
     """
     lines = []
@@ -29,7 +29,7 @@ def unlike(labelled: Sequence[tuple[str, Mapping[str, Any]]], *, equal_clients: 
 
 
 def _by_value(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[str]]:
-    """Return value → labels that have it; empty if all labels have the same values, as cases of an experiment do."""
+    """Return value → labels that have it; empty if all labels have the same values, as cases of an experiment may."""
     found: dict[str, list[str]] = {}
     values: dict[str, set[str]] = {}
     for label, value in pairs:

@@ -1,4 +1,4 @@
-"""Writing a report: which folders may hold one, and its files, each written whole or not at all."""
+"""Writing a report: the folder's choice and check, and the files, each written whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ANOTHER = "name an empty or new folder with --output"
 def choose_folder(runs: Sequence[Run], output: Path | None) -> Path:
     """Return the folder for the report: `output`; if None, the run's folder for a single run, else ``report``.
 
-    No folder or file is created here: a process killed while it draws leaves nothing behind.
+    No folder or file is created yet: a process killed while it draws the figures leaves nothing behind.
 
-    Raises InputError: the folder holds files that are not a report, or cannot be written.
+    Raises InputError: the folder holds files that are not a report's, or cannot be written.
     """
     own = runs[0].folder if len(runs) == 1 else None
     folder = output or own or DEFAULT_FOLDER
@@ -63,7 +63,7 @@ def _is_remains(entry: Path) -> bool:
 
 
 def _temporary(name: str) -> str:
-    """Return a glob pattern for the names of `write_whole`'s temporary files of the file `name`."""
+    """Return a glob pattern for the temporary files that `write_whole` makes for the file `name`."""
     return f".{name}.*.tmp"
 
 
@@ -84,12 +84,12 @@ def _check_writable(folder: Path) -> None:
 
 
 def write_report(folder: Path, page: str, files: Mapping[str, str | bytes], known: Sequence[str]) -> Path:
-    """Write `files` (path in the folder → content) and then the page; return the page's path.
+    """Write `files` (path inside `folder` → content) and then the page; return the page's path.
 
     If there is no page yet, a placeholder is written first: it marks the folder as a report's even if writing is cut
     short. Files of an earlier report (paths in `known`) that are not among `files` are removed.
 
-    Raises EnvironmentFailure: the disk refuses.
+    Raises EnvironmentFailure: a file cannot be written.
     """
     target = folder / PAGE
     try:

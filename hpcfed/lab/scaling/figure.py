@@ -19,7 +19,7 @@ PREDICTED: dict[str, Any] = {"linestyle": "--", "color": MODEL, "marker": "o", "
 
 
 def draw(study: ScalingStudy) -> dict[str, bytes]:
-    """Return the figure as PNG and PDF: dots are measured, circles predicted, the dotted line is ideal scaling."""
+    """Return the figure as PNG and PDF, suffix → bytes: dots measured, circles predicted, dotted line ideal scaling."""
     figure, axes = panels(SHEET, 2, 2)
     time, efficiency, communication, imbalance = axes.ravel()
     _time(time, study)

@@ -1,4 +1,4 @@
-"""Measurements of a scaling study on the ranks of this job, and their files."""
+"""Measurements of a scaling study on the ranks of this job, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
 TIMERS = ("total", "local", "convert", "wait", "reduce", "server")
 PROBED = (8, 1 << 16, 1 << 20)
-"""Bytes of the bare Allreduces to time, besides the round's own size."""
+"""Sizes in bytes of the bare Allreduces that are timed, besides the size of a round's vectors."""
 IRRELEVANT_KEYS = ("rounds", "output", "evaluate", "stop", "checkpoint", "observers", "python_path")
-"""Recipe keys that a measurement overrides, or that do not affect it."""
+"""Recipe keys that a measurement overrides, or that do not affect its time."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Measured rounds of one setting on P ranks.
+    """Measured rounds of one setting on P ranks, summarized.
 
     Attributes:
         ranks, hosts, cores: P, the number of hosts, and the fewest cores available on a host.
         cohort: mean number of clients per round.
         held_out: whether the sample tests the model instead of fitting it.
-        load: the round's work, in samples visited.
-        vector_bytes, client_bytes, rank_bytes: sizes within a round's Allreduce: of its vectors, per member of the
-            cohort, and per rank.
-        seconds: of a round by timer, as in the record, medians over rounds; ``rest`` is the total less the slowest
-            rank's local work.
-        imbalance: the slowest rank's local seconds over the average, averaged over rounds.
+        load: the work of a round.
+        vector_bytes, client_bytes, rank_bytes: bytes in a round's Allreduce: of the vectors, for each client of the
+            cohort, and for each rank.
+        seconds: timer of the record → median seconds of a round; ``rest`` is the total minus the slowest rank's local
+            work.
+        imbalance: local seconds of the slowest rank divided by the ranks' average, mean over rounds.
     """
 
     ranks: int
@@ -64,7 +64,7 @@ class Sample:
 
     @property
     def crowded(self) -> bool:
-        """Whether ranks shared cores, which the model does not describe."""
+        """Whether ranks shared cores, which the cost model does not describe."""
         return -(-self.ranks // self.hosts) > self.cores
 
 
@@ -73,11 +73,12 @@ class RankTimes:
     """All measurements of one job on P ranks.
 
     Attributes:
+        ranks: P.
         recipe: the measured recipe without the keys in `IRRELEVANT_KEYS`.
-        mode, rounds: from the command line.
-        machine: see `hpcfed.lab.bench.machine`; ``load`` is the load of rank 0's host at the end.
+        mode, rounds: ``strong`` or ``weak``, and the number of rounds of each run.
+        machine: see `hpcfed.lab.bench.machine`; ``load`` is the one-minute load average of rank 0's host at the end.
         samples: one per setting.
-        allreduce: (bytes, seconds) of bare Allreduces; empty on one rank.
+        allreduce: (bytes, seconds) of each bare Allreduce; empty on one rank.
     """
 
     ranks: int
@@ -90,17 +91,19 @@ class RankTimes:
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
-    """Return the part of a resolved recipe that must be equal in all compared measurements."""
+    """Return the keys of a resolved recipe that must be equal in all measurements of a study."""
     return {key: value for key, value in to_plain(recipe).items() if key not in IRRELEVANT_KEYS}
 
 
 def path_of(folder: Path, ranks: int) -> Path:
-    """Return the file of the measurements on this number of ranks."""
+    """Return the path of the file with the measurements on `ranks` ranks."""
     return folder / f"ranks-{ranks}.json"
 
 
 def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, folder: Path, world: World) -> RankTimes:
-    """Measure all settings on the ranks of `world`, and write the result to `folder`; called on every rank.
+    """Measure a recipe in all settings on the ranks of `world`; write the result to `folder`. Called on every rank.
+
+    `source` is the recipe's file and `changes` its overrides.
 
     Raises:
         InputError, EnvironmentFailure: the recipe cannot be run, or a rank failed; the same on every rank.
@@ -126,7 +129,7 @@ def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, f
 
 @contextmanager
 def _by_mpi(world: World) -> Iterator[None]:
-    """Sum by MPI inside the block, as between hosts, even if the ranks share one host's memory."""
+    """Make sums go through MPI inside the block, as between hosts, even if all ranks share one host's memory."""
     shares, world.shares_memory = world.shares_memory, False
     try:
         yield
@@ -135,7 +138,7 @@ def _by_mpi(world: World) -> Iterator[None]:
 
 
 def read(folder: Path, ranks: int) -> RankTimes | None:
-    """Return the measurements on this number of ranks, None if there is no file.
+    """Return the measurements on `ranks` ranks from their file; None if there is no file.
 
     Raises:
         InputError: the file is malformed.
@@ -154,7 +157,7 @@ def read(folder: Path, ranks: int) -> RankTimes | None:
 
 
 def _sample(setting: StudySetting, done: Result, work: Load, num_bytes: tuple[int, int, int], world: World) -> Sample:
-    """Summarize a run's record, without its first rounds."""
+    """Return a summary of a run's record without its first rounds."""
     rows = world.on_root(lambda: done.metrics)
     kept = rows[min(max(2, len(rows) // 5), len(rows) - 1) :]
     vector_bytes, client_bytes, rank_bytes = num_bytes
@@ -175,7 +178,7 @@ def _sample(setting: StudySetting, done: Result, work: Load, num_bytes: tuple[in
 
 
 def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, int]:
-    """Return the bytes of a round's Allreduce in three parts: of the vectors, and for each client and each rank."""
+    """Return the bytes of a round's Allreduce in three parts: of the vectors, for each client, and for each rank."""
     import torch
 
     from hpcfed import algorithms

@@ -2,14 +2,14 @@
 
     T(P, S) = fixed + member·S + placing(P, S) + sample·W + 2⌈log₂ P⌉·latency + 2(P − 1)/P·B·byte
 
-W is the number of samples that the slowest rank visits, S the cohort, B the bytes of the round's one Allreduce, taken
-for Rabenseifner's: a reduce-scatter and an allgather of ⌈log₂ P⌉ messages each. `placing` is no parameter: every rank
-places the whole cohort by itself, which is measured for any P and S on the machine that predicts. Every rank has its
-own core or GPU; contention for memory, power or the network is not modelled.
+W is the number of samples that the slowest rank visits, S the cohort's size, and B the bytes of the round's one
+Allreduce, which is assumed to be Rabenseifner's: a reduce-scatter and an allgather of ⌈log₂ P⌉ messages each. `placing`
+is not fitted: every rank assigns the whole cohort to ranks, and the machine that predicts measures the time of this for
+any P and S. Every rank has its own core or GPU; contention for memory, power or the network is not modelled.
 
 `latency` and `byte` come from the smallest and the largest bare Allreduces, `sample` from the slowest rank's local
-seconds, `fixed` and `member` from these and from the rest of the round. No parameter is negative; errors are relative
-to the measured Allreduce or round.
+seconds, `member` from the rest of the round, and `fixed` from both. No parameter is negative; the fit minimizes errors
+relative to the measured Allreduce or round.
 
 Reference: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005.
 """
@@ -28,14 +28,14 @@ from hpcfed.lab.scaling.plan import Load
 
 @dataclass(frozen=True)
 class CostModel:
-    """The fitted parameters.
+    """The cost model of a round: its five fitted parameters.
 
     Attributes:
         fixed: seconds of every round, on every rank: server step, record.
-        member: seconds for each member of the cohort, on every rank.
-        sample: seconds for each sample visited, on the rank that trains.
-        latency: seconds of a message.
-        byte: seconds for each byte sent; its inverse is the bandwidth.
+        member: seconds for each client of the cohort, on every rank.
+        sample: seconds for each sample that a rank visits in training.
+        latency: seconds for each message of the Allreduce.
+        byte: seconds for each byte sent in the Allreduce; the inverse of the bandwidth.
     """
 
     fixed: float
@@ -45,27 +45,27 @@ class CostModel:
     byte: float
 
     def allreduce(self, ranks: int, num_bytes: float) -> float:
-        """Return the seconds of an Allreduce."""
+        """Return the modelled seconds of an Allreduce of `num_bytes` bytes."""
         latency, volume = _allreduce_terms(ranks, num_bytes)
         return self.latency * latency + self.byte * volume
 
     def round(self, ranks: int, cohort: float, load: Load, num_bytes: float) -> float:
-        """Return the seconds of a round."""
+        """Return the modelled seconds of a round, whose Allreduce has `num_bytes` bytes."""
         everywhere = self.fixed + self.member * cohort + load.placing
         return everywhere + self.sample * load.slowest + self.allreduce(ranks, num_bytes)
 
     def on(self, latency: float, byte: float) -> CostModel:
-        """Return the model of the same machines on another network."""
+        """Return the model of the same machines on another network, with its `latency` and `byte`."""
         return replace(self, latency=latency, byte=byte)
 
     def of(self, sample: Sample) -> float:
-        """Return the model's seconds for a measured sample."""
+        """Return the modelled seconds of a measured round."""
         return self.round(sample.ranks, sample.cohort, sample.load, bytes_of(sample))
 
 
 @dataclass(frozen=True)
 class TestedPrediction:
-    """A prediction for a sample outside the fit and its measurement, in seconds per round."""
+    """A prediction beside a measurement that the fit did not use, in seconds per round; `what` names the test."""
 
     what: str
     ranks: int
@@ -75,12 +75,12 @@ class TestedPrediction:
 
     @property
     def error(self) -> float:
-        """Error of the prediction relative to the measurement."""
+        """Signed error of the prediction, relative to the measurement."""
         return self.predicted / self.measured - 1
 
 
 def fit(measured: Sequence[RankTimes]) -> CostModel:
-    """Fit the model to all samples that are neither held out nor crowded.
+    """Return the model fitted to all samples that are neither held out nor crowded.
 
     Args:
         measured: measurements with at least one sample to fit.
@@ -99,10 +99,10 @@ def fit(measured: Sequence[RankTimes]) -> CostModel:
 
 
 def network_of(probes: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Return the latency and the seconds for a byte that best fit bare Allreduces, given as (ranks, bytes, seconds).
+    """Return the latency and the seconds per byte that best fit bare Allreduces, given as (ranks, bytes, seconds).
 
-    Only the smallest and the largest Allreduce of each number of ranks count: in between, MPI libraries change from one
-    algorithm to another, and a fit to all sizes would be wrong at both ends.
+    For each number of ranks, only the smallest and the largest Allreduce count: in between, MPI libraries switch
+    algorithms, and a fit to all sizes would be wrong at both ends.
     """
     sizes = {ranks: [size for other, size, _ in probes if other == ranks] for ranks, *_ in probes}
     ends = [probe for probe in probes if probe[1] in (min(sizes[probe[0]]), max(sizes[probe[0]]))]
@@ -111,7 +111,7 @@ def network_of(probes: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
 
 
 def held_out_errors(measured: Sequence[RankTimes]) -> list[TestedPrediction]:
-    """Return predictions for samples outside a fit: each number of ranks from the others, and held-out cohorts."""
+    """Return tests of the model: each number of ranks predicted from the others, and held-out cohorts from all."""
     usable = [one for one in measured if _fits_any(one)]
     tested = []
     for one in usable if len(usable) > 1 else []:
@@ -126,12 +126,12 @@ def held_out_errors(measured: Sequence[RankTimes]) -> list[TestedPrediction]:
 
 
 def bytes_of(sample: Sample) -> float:
-    """Return the bytes of a sample's Allreduce."""
+    """Return the bytes of the Allreduce in a measured round."""
     return reduced_bytes(sample, sample.ranks, sample.cohort)
 
 
 def reduced_bytes(like: Sample, ranks: int, cohort: float) -> float:
-    """Return the bytes of a round's Allreduce on `ranks` ranks, for the model and method of a sample."""
+    """Return the bytes of a round's Allreduce on `ranks` ranks, for the neural network and method of `like`."""
     return like.vector_bytes + like.client_bytes * cohort + like.rank_bytes * ranks
 
 
@@ -154,7 +154,7 @@ def _allreduce_terms(ranks: int, num_bytes: float) -> tuple[float, float]:
 def _least_squares(
     terms: Sequence[tuple[float, float]], seconds: Sequence[float], scale: Sequence[float]
 ) -> tuple[float, float]:
-    """Return nonnegative factors of two terms, (n, 2), that fit `seconds`, (n,), with errors relative to `scale`, (n,).
+    """Return nonnegative factors of two terms, (n, 2), fitted to `seconds`, (n,); errors are relative to `scale`, (n,).
 
     Both terms are scaled to the same norm first; if they are collinear, the second factor is 0.
     """

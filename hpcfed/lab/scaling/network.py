@@ -1,4 +1,4 @@
-"""The network of predictions: latency and bandwidth, given or as `hpcfed doctor` measured them."""
+"""The network assumed by predictions: latency and bandwidth, from the user or measured by `hpcfed doctor`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ EXPECTED = "LATENCY,BANDWIDTH such as 20us,10Gbit/s, or a file of hpcfed doctor 
 
 @dataclass(frozen=True)
 class Network:
-    """A network between ranks.
+    """The network between ranks, as the cost model sees it.
 
     Attributes:
-        latency: seconds of a message, from one program to another.
-        byte: seconds for each byte of it; its inverse is the bandwidth.
-        source: where both come from.
+        latency: seconds of a message from one program to another, apart from its bytes.
+        byte: seconds for each byte of a message; the inverse of the bandwidth.
+        source: in words, where the two numbers come from.
     """
 
     latency: float
@@ -35,10 +35,10 @@ class Network:
 
 
 def parse_network(text: str) -> Network:
-    """Read ``20us,10Gbit/s``, or the path of a report by ``hpcfed doctor --json``.
+    """Return the network that `text` names: ``20us,10Gbit/s``, or the path of a report by ``hpcfed doctor --json``.
 
     Raises:
-        InputError: the text is neither, or the report has no Allreduce.
+        InputError: the text is neither, or the report has no Allreduce on two ranks or more.
     """
     found = GIVEN.fullmatch(text.strip())
     if found is None:

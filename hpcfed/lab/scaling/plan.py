@@ -1,4 +1,4 @@
-"""The settings of a scaling study: on each number of ranks, cohorts to fit the model, and one to test it."""
+"""The settings of a scaling study: on each number of ranks, cohort sizes to fit the model and one to test it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hpcfed.errors import InputError
 from hpcfed.ranks.placement import Placement, homes
 
 DRAWN_ROUNDS = 10
-"""Rounds whose cohorts are drawn and placed to compute the slowest rank's load."""
+"""Number of rounds whose cohorts are drawn and assigned to ranks to compute a `Load`."""
 
 
 @dataclass(frozen=True)
 class StudySetting:
-    """One setting to measure: the cohort's size, None for the recipe's; and whether the fit leaves it out."""
+    """One setting to measure: the cohort's size, None for the recipe's; and whether it tests the fit instead."""
 
     cohort: int | None
     held_out: bool = False
@@ -31,12 +31,12 @@ class StudySetting:
 
 @dataclass(frozen=True)
 class Load:
-    """A round's work, averaged over rounds.
+    """The work of a round on all ranks.
 
     Attributes:
-        slowest, average: samples visited on the slowest rank, and per rank.
-        placing: CPU seconds in which every rank places the cohort and learns from the ranks' times, measured on this
-            machine.
+        slowest, average: samples visited by the slowest rank, and per rank; means over rounds.
+        placing: CPU seconds in which every rank assigns the cohort to ranks and updates its estimates of speed and
+            cost, the least over rounds, measured on this machine.
     """
 
     slowest: float
@@ -45,10 +45,12 @@ class Load:
 
 
 def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[StudySetting]:
-    """Return the settings on this number of ranks: the full cohort and a quarter to fit the model, a half to test it.
+    """Return the settings on `ranks` ranks: the full cohort and a quarter to fit the model, a half to test it.
+
+    In ``weak`` mode the full cohort grows with the ranks. A schedule of cohorts is one setting.
 
     Raises:
-        InputError: the cohort cannot grow with the ranks, or outgrows the federation.
+        InputError: in ``weak`` mode, cohorts follow a schedule or outgrow the federation.
     """
     num_clients -= left_out(recipe)
     scheduled = recipe.budget is not None and recipe.budget.schedule is not None
@@ -74,20 +76,20 @@ def overrides(recipe: Recipe, setting: StudySetting, rounds: int, output: Path) 
 
 
 def of_size(recipe: Recipe, size: int) -> CohortSection:
-    """Return the recipe's section ``cohort`` with another cohort size."""
+    """Return the recipe's section ``cohort`` changed to `size` clients per round."""
     return recipe.cohort.model_copy(update={"size": size, "fraction": None, "schedule": None})
 
 
 def left_out(recipe: Recipe) -> int:
-    """Return how many clients are never drawn: as many as ``cohort.without`` names if cohorts are redrawn, else 0."""
+    """Return the number of clients in no cohort: those in ``cohort.without`` if cohorts are redrawn, else 0."""
     without = recipe.cohort.without
     return len(set(without.numbers)) if without is not None and without.cohorts == "redrawn" else 0
 
 
 def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> Load:
-    """Return a round's load on `ranks` ranks, the mean over drawn and placed cohorts.
+    """Return the load of a round on `ranks` ranks, from cohorts that are drawn and assigned but not trained.
 
-    `sizes`, (N,), has the clients' numbers of samples; `cohort` is S, None for the recipe's cohorts.
+    `sizes`, (N,), holds the clients' sample counts; `cohort` is the cohort's size, None for the recipe's.
     """
     if cohort is not None:
         recipe = recipe.model_copy(update={"cohort": of_size(recipe, cohort)})

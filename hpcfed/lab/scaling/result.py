@@ -17,12 +17,12 @@ from hpcfed.lab.scaling.network import Network
 from hpcfed.lab.scaling.plan import Load, left_out, load
 
 TOLERATED = 0.3
-"""Largest held-out error with which predictions are made."""
+"""Largest relative error on held-out measurements at which predictions are still made."""
 SURE = 0.1
-"""Seconds of a round that a machine's own interruptions, of some milliseconds, do not change by much."""
+"""Seconds of a round that is long enough for interruptions by the machine, of some milliseconds, to matter little."""
 MAX_EXTRAPOLATION = 8
-"""A prediction says so if its cohort is more than this many times the largest one measured: the cost of a member,
-which nearly nothing tells from noise where a round takes long, counts that often."""
+"""Predictions for more than this many times the largest measured cohort carry a caveat: the cost of each client of the
+cohort, hardly distinguishable from noise in long rounds, is multiplied by as much."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class ScalingRow:
     """A round on one number of ranks, measured or predicted.
 
     Attributes:
-        ranks, cohort: P and S.
-        seconds: of a round, measured; None for a prediction.
-        modelled: of a round, by the model; None without a fit.
+        ranks, cohort: number of ranks, and clients per round.
+        seconds: measured seconds of a round; None for a prediction.
+        modelled: seconds of a round by the model; None if no model was fitted or ranks shared cores.
         speed: rounds per second.
-        efficiency: a round's time on the fewest ranks over that on these; in strong scaling, divided by the growth in
-            ranks.
-        communication: share of the round in the Allreduce, without waiting for slower ranks.
-        imbalance: the slowest rank's work over the average.
-        interval: of a prediction, seconds: what the round takes if the model is as wrong as on a held-out measurement;
-            None if nothing was held out.
-        note: a caveat.
+        efficiency: time of a round on the fewest measured ranks divided by its time on `ranks`; in strong scaling, also
+            divided by the growth factor of the ranks.
+        communication: fraction of the round spent in the Allreduce, without waiting for slower ranks.
+        imbalance: work of the slowest rank divided by the ranks' average.
+        interval: least and largest seconds of a predicted round if the model errs as on held-out measurements; None
+            for a measured round, or if nothing was held out.
+        note: a caveat; "" if none.
     """
 
     ranks: int
@@ -57,9 +57,18 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class ScalingStudy:
-    """A scaling study; `clients` is N of the predictions. `model` is None if ranks shared cores in all measurements;
-    `refused` is the reason for omitting requested predictions; `basis` describes the measurements that the model was
-    fitted to.
+    """The result of a scaling study.
+
+    Attributes:
+        name, mode: the recipe's name; ``strong`` or ``weak``.
+        machine: as in `RankTimes`.
+        rows, predictions: measured and predicted rounds.
+        tested: predictions of held-out measurements.
+        model: None if ranks shared cores in all measurements.
+        clients: number of clients in the predictions.
+        refused: why requested predictions were not made; "" if they were.
+        network: the network of the predictions; None if it is the measured one.
+        basis: the measurements that the model was fitted to, in words.
     """
 
     name: str
@@ -76,11 +85,11 @@ class ScalingStudy:
 
     @property
     def error(self) -> float | None:
-        """The largest error of a held-out prediction; None if nothing could be held out."""
+        """The largest relative error of a held-out prediction, unsigned; None if nothing could be held out."""
         return max((abs(entry.error) for entry in self.tested), default=None)
 
     def plain(self) -> dict[str, Any]:
-        """Return plain data for JSON; times in seconds."""
+        """Return the study as plain data for JSON, times in seconds."""
         errors = [{**asdict(entry), "error": entry.error} for entry in self.tested]
         return {**asdict(self), "tested": errors}
 
@@ -95,17 +104,19 @@ def study(
     clients: int | None = None,
     network: Network | None = None,
 ) -> ScalingStudy:
-    """Fit the model to measurements on at least one number of ranks, compare the two, and predict others.
+    """Return a study: measurements, the model fitted to them, tests of it, and predictions for other numbers of ranks.
 
     Args:
-        recipe: the measured one, resolved.
+        recipe: the measured recipe, resolved.
         mode: ``strong`` or ``weak``.
-        measured: in increasing order of ranks.
-        sizes: samples of the recipe's clients, (N,).
-        predict: numbers of ranks.
-        cohort: S of the predictions, over all ranks; by default as in `mode`.
-        clients: N of the predictions, with sizes like the recipe's; by default enough for the cohort.
-        network: of the predictions; by default the one measured.
+        measured: measurements on at least one number of ranks, fewest ranks first.
+        sizes: sample counts of the recipe's clients, (N,).
+        predict: numbers of ranks to predict.
+        cohort: cohort size of the predictions, over all ranks; by default the measured one, in proportion to the ranks
+            in ``weak`` mode.
+        clients: number of clients in the predictions, whose sample counts repeat `sizes`; by default N, or more if a
+            cohort needs them.
+        network: network of the predictions; by default the measured one.
     """
     usable = [one for one in measured if not one.samples[0].crowded]
     model = fit(usable) if usable else None
@@ -136,7 +147,7 @@ def study(
 
 
 def _remedy(measured: Sequence[RankTimes], num_clients: int) -> str:
-    """Say what makes a fit better, with the options to try."""
+    """Return advice for a better fit, with the options to try."""
     if all(len(one.samples) == 1 for one in measured):
         return (
             "cohorts of a single size do not tell the cost of a round from that of a sample; in a schedule's place "
@@ -156,7 +167,7 @@ def _remedy(measured: Sequence[RankTimes], num_clients: int) -> str:
 
 
 def _basis(measured: Sequence[RankTimes]) -> str:
-    """Say from which measurements predictions are made."""
+    """Return a description of the measurements behind predictions; "" if there are none."""
     if not measured:
         return ""
     samples = [sample for one in measured for sample in one.samples if not sample.crowded]
@@ -223,7 +234,7 @@ def _predicted(
 
 
 def _doubts(row: ScalingRow, measured: Sequence[RankTimes], network: Network | None) -> str:
-    """Return the caveats of a prediction, "" if measurements support it."""
+    """Return the caveats of a prediction; "" if measurements support it."""
     samples = [sample for one in measured for sample in one.samples]
     hosts, ranks = max(sample.hosts for sample in samples), max(sample.ranks for sample in samples)
     cohort = max(sample.cohort for sample in samples)

@@ -1,4 +1,4 @@
-"""A scaling study as text."""
+"""A scaling study as tables for a terminal."""
 
 from __future__ import annotations
 

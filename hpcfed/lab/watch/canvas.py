@@ -1,4 +1,4 @@
-"""Curves drawn in Braille characters, a grid of two by four dots each."""
+"""Curves drawn in Braille characters, each a grid of two by four dots."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 AXIS_WIDTH = 8
 """Width of the vertical axis, characters."""
 MAX_VALUE = 1e300
-"""Values are cut to ± this, so that differences of two are finite."""
+"""Values are clipped to ± this, so that the difference of two is finite."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its colour, and T points; the line skips points that are not finite."""
+    """One curve: its colour and the points' coordinates, (T,) each; the line skips points that are not finite."""
 
     colour: str
     x: Sequence[float]
     y: Sequence[float]
 
     def points(self) -> list[tuple[float, float]]:
-        """Return the finite points in order, cut to ±`MAX_VALUE`."""
+        """Return the finite points (x, y) in order, y clipped to ±`MAX_VALUE`."""
         each = zip(self.x, self.y, strict=True)
         return [(x, max(-MAX_VALUE, min(MAX_VALUE, y))) for x, y in each if math.isfinite(x) and math.isfinite(y)]
 
 
 class Canvas:
-    """Dots on `width` × `height` characters; a character has the colour of the last curve drawn through it."""
+    """A canvas of Braille dots, `width` × `height` characters; each has the colour of the last curve through it."""
 
     def __init__(self, width: int, height: int):
         self.width, self.height = width, height
@@ -47,7 +47,7 @@ class Canvas:
             self._colours[row // 4][column // 2] = colour
 
     def line(self, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-        """Draw a straight line between two points."""
+        """Draw a straight line between two points, with coordinates as in `dot`."""
         wide, high = abs(end[0] - start[0]) * (2 * self.width - 1), abs(end[1] - start[1]) * (4 * self.height - 1)
         steps = max(1, math.ceil(max(wide, high)))
         for step in range(steps + 1):
@@ -55,7 +55,7 @@ class Canvas:
             self.dot(start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1]), colour)
 
     def rows(self) -> list[Text]:
-        """Return one line of text a row, from the top."""
+        """Return the rows of characters, from the top."""
         lines = []
         for bits, colours in zip(self._bits, self._colours, strict=True):
             line = Text()
@@ -70,7 +70,8 @@ def chart(
 ) -> list[Text]:
     """Return `height` lines of `width` characters: a title, the curves over rounds 1 to `rounds`, and the axes' ends.
 
-    The axis of accuracies may leave out their steep first fifth of rounds; losses that span a decade are logarithmic.
+    With `is_percentage`, values are fractions, and the axis may cut off the steep first fifth of the rounds; else the
+    axis is logarithmic if the values are positive and span more than a factor of ten.
     """
     canvas = Canvas(max(width - AXIS_WIDTH, 8), max(height - 2, 3))
     scale = _scale([one.points() for one in series], is_percentage=is_percentage)
@@ -94,14 +95,14 @@ def chart(
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from `low` to `high`, linear or logarithmic, as heights from 0 to 1."""
+    """A linear or logarithmic axis: values from `low` to `high` are heights from 0 to 1."""
 
     low: float
     high: float
     is_logarithmic: bool
 
     def place(self, value: float) -> float:
-        """Return the height of a value."""
+        """Return the height of a value on the axis."""
         if self.is_logarithmic:
             return (math.log(max(value, self.low)) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return (value - self.low) / (self.high - self.low)

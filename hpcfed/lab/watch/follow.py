@@ -1,4 +1,4 @@
-"""Run folders whose records grow: each look reads only the new lines."""
+"""Run folders followed while their records grow: each look reads only the new lines."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hpcfed.run_folder.files import FEDERATION
 from hpcfed.run_folder.rounds import RECORD, Columns, numbers_of, parse_rounds
 
 RECENT_ROUNDS = 20
-"""Number of last rounds whose mean time predicts the rest."""
+"""Number of last rounds whose mean time predicts the time left."""
 EARLY_ENTRIES = ("logs", "checkpoints", FEDERATION)
 """Entries that a run's folder may have before its recipe."""
 LARGEST_TABLE = 1 << 20
-"""Most bytes of a table of clients that is read."""
+"""Bytes of the largest ``clients.csv`` that is read."""
 MIN_SILENCE = 60.0
 """Seconds without a new round, beyond the usual time of a round, after which a run counts as silent."""
 
 
 @dataclass
 class Watch:
-    """The watched folders and their runs; each `look` adds the runs that a sweep has begun since."""
+    """The watched folders and the runs in them; each `look` adds the runs that a sweep has begun since."""
 
     folders: Sequence[Path]
     runs: list[WatchedRun] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Watch:
     def is_over(self) -> bool:
         """Whether all runs have ended and no more are to come.
 
-        An unfinished sweep counts as stopped after `MIN_SILENCE` seconds without news.
+        No more runs are expected of a sweep after `MIN_SILENCE` seconds without a new round in any of its runs.
         """
         return not self._begin_later and all(run.is_over for run in self.runs)
 
@@ -47,7 +47,7 @@ class Watch:
         """Find runs and read their new lines.
 
         Args:
-            waits: whether folders, or their first runs, may appear later.
+            waits: whether to accept folders that do not exist yet or have no run yet.
 
         Raises:
             InputError: there is no run, or a run's file is damaged.
@@ -69,7 +69,7 @@ class Watch:
 
 
 def is_awaited(folder: Path) -> bool:
-    """Whether a folder does not exist yet, or holds only what a run or a sweep writes before its first round."""
+    """Whether a folder does not exist, or holds only entries that a run or a sweep makes before its first recipe."""
     if not folder.exists():
         return True
     if not folder.is_dir() or any((folder / name).exists() for name in (RECIPE, RECORD)):
@@ -80,7 +80,7 @@ def is_awaited(folder: Path) -> bool:
 
 
 def _runs_of_sweep(folder: Path) -> int:
-    """Return the number of runs of a sweep, 0 for a folder without ``sweep.yaml``."""
+    """Return the number of runs that a sweep will have; 0 for a folder without ``sweep.yaml``."""
     path = folder / SWEEP
     runs = read_recipe(path).get("runs") if path.is_file() else 0
     return runs if isinstance(runs, int) else 0
@@ -88,18 +88,18 @@ def _runs_of_sweep(folder: Path) -> int:
 
 @dataclass
 class WatchedRun:
-    """A run folder at the last `look`. T rounds are recorded; round t is entry t − 1 of every column."""
+    """The state of a run folder at the last `look`. Entry t − 1 of every column belongs to round t."""
 
     folder: Path
     name: str
     columns: Columns = field(default_factory=Columns)
     rounds: int = 0
-    """Number of rounds of the recipe."""
+    """Number of rounds that the recipe asks for."""
     status: str = "unfinished"
     silent: float = 0.0
-    """Seconds since the record grew."""
+    """Seconds since the record last grew."""
     clients: Clients | None = None
-    """The last evaluation of clients, if the run measures few of them."""
+    """The last evaluation of clients; None without one, or if ``clients.csv`` exceeds `LARGEST_TABLE`."""
     _read: int = 0
     _file: int = 0
     _recipe: int = 0
@@ -116,7 +116,7 @@ class WatchedRun:
         return self.status != "unfinished"
 
     def look(self) -> None:
-        """Read the new lines. A half-written last line is left for the next look.
+        """Update from the run's files; a half-written last line of the record is left for the next look.
 
         Raises:
             InputError: the folder is gone, or a file in it is damaged.
@@ -157,16 +157,16 @@ class WatchedRun:
         return next((value for value in reversed(self.columns.get(name, ())) if math.isfinite(value)), math.nan)
 
     def recent(self, name: str) -> float:
-        """Return a column's mean over the last rounds, nan if none of them recorded it."""
+        """Return a column's mean over the last `RECENT_ROUNDS` rounds; nan if none of them recorded it."""
         values = [value for value in self.columns.get(name, ())[-RECENT_ROUNDS:] if math.isfinite(value)]
         return sum(values) / len(values) if values else math.nan
 
     def seconds_left(self) -> float:
-        """Return the seconds left at the pace of the last rounds; nan before the first round."""
+        """Return the seconds to the run's end at the pace of its last rounds; nan before the first round."""
         return max(self.rounds - self.done, 0) * self.recent("seconds.total")
 
     def is_silent(self) -> bool:
-        """Whether the record has not grown for much longer than a round takes."""
+        """Whether the run goes on, but its record has not grown for much longer than a round takes."""
         pace = self.recent("seconds.total")
         return not self.is_over and self.silent > MIN_SILENCE + (20 * pace if math.isfinite(pace) else 0)
 

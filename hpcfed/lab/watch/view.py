@@ -19,20 +19,20 @@ from hpcfed.run_folder.rounds import PHASES
 
 COLOURS = ("#3a9bd1", "#e8743b", "#1fa37a", "#cc79a7", "#c49a1a", "#8592e0", "#8a8a8a")
 OF_PHASES = ("#6a8ab8", "#d9634a", "#e0a458", "#8fa35f", "#8d98a5")
-"""Of medium lightness, readable on light and dark terminals."""
+"""Colours of the phases, of medium lightness: readable on light and dark terminals."""
 STATES = {"finished": "green", "stopped": "yellow", "diverged": "red", "failed": "red"}
 CELLS = {"round": 0, "accuracy": 0, "loss": 72, "η_g": 90, "per round": 72, "imbalance": 80, "": 0}
-"""Columns of the table of runs, and the terminal width from which each is shown."""
+"""Column of the table of runs → terminal width in characters from which it is shown."""
 SIDE_BY_SIDE = 100
-"""Width from which two charts stand side by side."""
+"""Terminal width in characters from which two charts stand side by side."""
 CURVES = (("test_accuracy", "test accuracy"), ("test_loss", "test loss"), ("train_loss", "training loss"))
 MOST_SITES = 12
-"""Most clients that are shown by name."""
+"""Maximum number of clients that are shown by name."""
 LOCAL = ("local_loss", "local training loss")
 
 
 def view(runs: Sequence[WatchedRun], width: int, height: int) -> RenderableType:
-    """Return a view of `width` × `height` characters: the charts take the height that the lines below leave."""
+    """Return a view of `width` × `height` characters: charts, a line per run, phases and clients of a single run."""
     sites = _sites(runs[0]) if len(runs) == 1 else None
     lines = len(runs) + 3 + (2 if len(runs) == 1 else 0) + (-(-len(sites) // width) if sites else 0)
     parts: list[RenderableType] = []
@@ -62,7 +62,7 @@ def plain(run: WatchedRun) -> str:
 
 
 def _imbalance(run: WatchedRun) -> str:
-    """Return the imbalance of the last rounds as text; "" if it is not recorded, as in private runs."""
+    """Return the mean imbalance of the last rounds as text; "" if it is not recorded, as in private runs."""
     value = run.recent("imbalance") if run.done else math.nan
     return f"{value:.2f}" if math.isfinite(value) else ""
 
@@ -145,7 +145,7 @@ def _colour(number: int) -> str:
 
 
 def _state(run: WatchedRun) -> Text:
-    """Return how the run ended, how long it will take, or that it is silent."""
+    """Return the run's state as text: how it ended, that it is silent, or the time left."""
     if run.is_over:
         return Text(run.status, STATES.get(run.status, ""))
     if run.is_silent():
