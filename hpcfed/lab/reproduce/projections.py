@@ -107,7 +107,7 @@ def projections(
 def compare_projections(
     experiment: Experiment, measured: Sequence[SettingRuns], places: Places, folder: Path
 ) -> tuple[Table, list[Path]]:
-    """Return a table counting the rounds in which each statement held, and each case's figure of residuals, as PNG."""
+    """Return a table counting the rounds in which each statement held, and a PNG per case in `folder`, of residuals."""
     rows, pictures = [], []
     for name, case in experiment.cases.items():
         seed = experiment.seed_numbers[0]

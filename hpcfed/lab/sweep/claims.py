@@ -173,7 +173,7 @@ class Claims:
 
     @contextmanager
     def held(self, run: str, number: int, end_all: Callable[[int, str], None]) -> Iterator[None]:
-        """Touch a claim regularly while the block runs; call `end_all` if another job has taken the run over."""
+        """Touch a claim every `BEAT` seconds in the block; call `end_all` if another job has taken the run over."""
         done = threading.Event()
         thread = start(
             threading.Thread(target=self._beat, args=(run, number, end_all, done), name="claim", daemon=True)
