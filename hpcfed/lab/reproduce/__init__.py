@@ -1,1 +1,1 @@
-"""Reproduction of the papers' experiments, one YAML file each in ``experiments``: data, runs, comparison."""
+"""Reproduction of papers' experiments, one YAML file each in ``experiments``: data, runs, comparison with the paper."""

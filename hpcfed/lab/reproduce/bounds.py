@@ -1,13 +1,15 @@
 """FedExP's theorems, measured: both sides of their bounds on a least-squares problem, with the constants of the proofs.
 
-    F_i(w) = ½‖A_i w − b_i‖²,    F = mean of all F_i, least at w*;   τ steps of size η_l ≤ 1/(6τL), full batches
+    F_i(w) = ½‖A_i w − b_i‖²,    F = mean of all F_i, minimal at w*;    L = the largest smoothness of an F_i
+    T rounds of τ local steps on full batches, of size η_l ≤ 1/(6τL);    η_g is each round's server step
     σ² = mean ‖∇F_i(w*)‖²,       σ_g² = the largest mean ‖∇F_i(w_t) − ∇F(w_t)‖² so far,    Σ over t = 0 … T−1
 
     Σ η_g (F(w_t) − F(w*)) / Σ η_g ≤ 3‖w_0 − w*‖² / (η_l τ Σ η_g) + 9 η_l τ σ² + 36 η_l² τ(τ−1) L σ²          eq. (55)
     Σ η_g ‖∇F(w_t)‖² / Σ η_g ≤ 8 (F(w_0) − F(w*)) / (η_l τ Σ η_g) + (40 η_l² L² τ(τ−1) + 24 η_l L τ) σ_g²   eq. (76)
 
 from which Theorems 1 and 2 follow. A run's record has no gradients at w_t, so the rounds are trained here, in one
-process. The paper's σ_g bounds all of R^d, on which least squares are unbounded; its proof needs it at the w_t alone.
+process. The paper's σ_g bounds the gradients' variance on all of R^d, where that of least squares has no bound; its
+proof needs the bound only at the points w_t.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, appendices C.2 and C.3.
 """
@@ -32,10 +34,12 @@ from hpcfed.ranks.world import World
 
 @dataclass(frozen=True)
 class Bounds:
-    """Both sides of eq. (55), `loss` and its bound, and of eq. (76), `slope` and its bound, for T = 1, 2, …; η_g of
-    each round.
+    """Both sides of FedExP's two bounds for each number of rounds T = 1, 2, …; arrays have one entry per T.
 
-    All arrays are (T,).
+    Attributes:
+        loss, loss_bound: left and right side of eq. (55), on the weighted mean of F(w_t) − F(w*).
+        slope, slope_bound: left and right side of eq. (76), on the weighted mean of ‖∇F(w_t)‖².
+        server_lr: the server step size η_g of round T.
     """
 
     loss: np.ndarray
@@ -46,7 +50,7 @@ class Bounds:
 
 
 def measure_bounds(recipe: Recipe, problem: Problem) -> Bounds:
-    """Train a resolved recipe with a linear model, full batches and uniform weights; return the bounds' sides."""
+    """Train a resolved recipe (linear model, full batches, uniform weights); return both sides of the bounds."""
     from hpcfed.simulation import Simulation
 
     parts, _ = assemble(recipe, World())
@@ -77,7 +81,10 @@ def measure_bounds(recipe: Recipe, problem: Problem) -> Bounds:
 
 
 def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting once; return the table of how many T each bound holds for, and the figures in `folder`."""
+    """Train each setting once and draw each case's figure into `folder`; return the table and the PNG files.
+
+    The table counts the numbers of rounds T for which each bound holds.
+    """
     rows: list[tuple[str, ...]] = []
     pictures = []
     for name, case in experiment.cases.items():
@@ -105,5 +112,5 @@ def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Pat
 
 
 def held(left: np.ndarray, right: np.ndarray) -> str:
-    """Return as text for how many T left ≤ right, (T,) each, and left / right at the last T."""
+    """Return as text the number of entries with left ≤ right, (T,) each, and the last ratio left / right."""
     return f"{int(at_most(left, right).sum())} of {len(left)}, {left[-1] / right[-1]:.2g}"

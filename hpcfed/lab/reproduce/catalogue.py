@@ -1,4 +1,4 @@
-"""The catalogue of experiments, and the tables and figures of papers that they make up."""
+"""The catalogue of experiments, and the papers' tables and figures that they reproduce."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpcfed.lab.reproduce.experiment import OWN_PAPER, Experiment
 
 FOLDER = "experiments"
 REQUIRED_KEYS = "title, cases, methods and measure"
-"""Keys that an experiment's file has."""
+"""Keys of an experiment's file, as errors name them."""
 
 
 def experiments() -> dict[str, Experiment]:
-    """Return every experiment by name, in the order of papers and files.
+    """Return name → experiment for the whole catalogue, sorted by paper and file name.
 
     Raises:
         InputError: a file does not fit the schema `Experiment`.
@@ -28,14 +28,14 @@ def experiments() -> dict[str, Experiment]:
 
 @cache
 def _experiment(name: str) -> Experiment:
-    """Return the experiment of a name, cached by name: reading all files takes seconds."""
+    """Return the catalogue's experiment of that name; cached, since reading all files takes seconds."""
     file, paper = _files()[name]
     return read(file, name, paper)
 
 
 @cache
 def _files() -> dict[str, tuple[Traversable, str]]:
-    """Return name → file and paper, in the order of papers and files."""
+    """Return experiment name → its file and its paper's name, sorted by paper and file name."""
     found = {}
     root = resources.files("hpcfed.lab.reproduce") / FOLDER
     for paper in sorted((entry for entry in root.iterdir() if entry.is_dir()), key=lambda entry: entry.name):
@@ -45,10 +45,11 @@ def _files() -> dict[str, tuple[Traversable, str]]:
 
 
 def read(file: Traversable, name: str, paper: str = OWN_PAPER) -> Experiment:
-    """Read an experiment's file; `name` and `paper` are used if the file has none.
+    """Read an experiment's file; `name` and `paper` apply if the file does not set them.
 
     Raises:
-        InputError: the file does not fit; the message names the key, the expected and the actual value.
+        InputError: the file does not fit the schema `Experiment`; the message names the key, the expected and the
+            actual value.
     """
     with resources.as_file(file) as path:
         content = {"name": name, "paper": paper, **read_yaml(path, Experiment.noun, REQUIRED_KEYS)}
@@ -56,11 +57,14 @@ def read(file: Traversable, name: str, paper: str = OWN_PAPER) -> Experiment:
 
 
 def read_own(path: Path) -> Experiment:
-    """Read and check a user's file. If it sets no name, the experiment is named like the file, or ``own-<file>`` if the
-    catalogue has an experiment of that name. A file of the catalogue keeps its name.
+    """Read and check a user's experiment file; its relative paths start in its folder.
+
+    If it sets no name, the experiment is named like the file, or ``own-<file>`` if the catalogue has an experiment of
+    that name. A file of the catalogue keeps the catalogue's name.
 
     Raises:
-        InputError: the file does not fit; the message names the key, the expected and the actual value.
+        InputError: the file does not fit the schema `Experiment`, or its keys contradict each other; the message names
+            the key, the expected and the actual value.
     """
     from hpcfed.lab.reproduce.checks import check
 
@@ -73,7 +77,7 @@ def read_own(path: Path) -> Experiment:
 
 
 def _with_paths(experiment: Experiment, folder: Path, where: str) -> Experiment:
-    """Return the experiment with absolute paths; relative ones start in its file's folder, as in a recipe."""
+    """Return the experiment with absolute paths; relative paths start in its file's folder, as in a recipe."""
     experiment.recipe.setdefault("python_path", None)
     for part in experiment.recipe_parts():
         from_folder(part, folder, where)
@@ -88,17 +92,19 @@ def _with_paths(experiment: Experiment, folder: Path, where: str) -> Experiment:
 
 
 def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool] = lambda _: False) -> list[Experiment]:
-    """Return the experiments of a name at a scale: one experiment, a file, or those of a paper's table or figure.
+    """Return the experiments that a name stands for, at a scale.
 
-    Those of a table or figure are limited to its cases; a small variant that has none of these stays whole.
+    An experiment of a paper's table or figure is limited to the cases shown there; a small variant that has none of
+    these cases keeps all of its own.
 
     Args:
+        name: an experiment's name, the path of a YAML file, or a paper's table or figure, ``<paper>-<item>``.
         scale: ``full`` or ``small``.
-        images: whether an experiment's small variant on images has its data; without them its plain small variant
-            counts.
+        images: function that returns whether the data of an experiment's small variant on images are available; if
+            not, its plain small variant is returned.
 
     Raises:
-        InputError: nothing has that name, the file does not fit the schema `Experiment`, or there is no small variant.
+        InputError: nothing has that name, the file is invalid, or there is no small variant.
     """
 
     def scaled(one: Experiment) -> Experiment:

@@ -1,4 +1,4 @@
-"""Checks across the keys of an experiment's file before anything is prepared: names, data, recipes, columns, goals."""
+"""Checks across the keys of an experiment's file, before data are prepared: names, data, recipes, columns, targets."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ UNMEASURED = {
     **dict.fromkeys(("train_loss", "train_accuracy"), "set evaluate: {train: {every: 1}}"),
     **dict.fromkeys(("test_loss", "test_accuracy"), "set evaluate: {every: 1}"),
 }
-"""Columns of evaluations that a recipe may leave out → remedy."""
+"""Column of an evaluation → remedy if the recipe leaves that evaluation out."""
 ALWAYS = {*COLUMNS, "seconds"} - UNMEASURED.keys()
-"""Columns that a record may have whatever its recipe measures."""
+"""Columns that a record may have, independent of the recipe's evaluations."""
 OF_A_METHOD = ("method.", "unit.", "clients.")
-"""Beginnings of columns whose names depend on the method and the data."""
+"""Prefixes of columns whose names depend on the method and the data."""
 RANKED = ("rounds", "best", "published", "tuned")
-"""Kinds of measure that need to know which values are better."""
+"""Kinds of measure that need to know whether larger or smaller values are better."""
 Need = tuple[str, str, Callable[[Recipe], bool]]
 UNIFORM: Need = ("weights", "uniform", lambda recipe: recipe.weights == "uniform")
 KEYS = {"full": "cases.{}", "small": "small", "images": "small.images"}
-"""Scale → the section with the data and targets of a case."""
+"""Scale → key of the section with a case's data and targets."""
 BUDGETS: Sequence[Need] = [
     ("local.steps", "the steps that are asked for", lambda recipe: recipe.local.steps is not None),
     ("local.momentum", "above 0", lambda recipe: recipe.local.momentum > 0),
@@ -70,18 +70,18 @@ NEEDS: Mapping[str, Sequence[Need]] = {
         UNIFORM,
     ],
 }
-"""Kind of measure → what it needs of every recipe: key, expected value, and whether a recipe has it."""
+"""Kind of measure → its requirements on every recipe: key, expected value in words, and a test of a recipe."""
 
 
 def check(experiment: Experiment, where: str) -> None:
-    """Refuse an experiment whose keys do not fit each other, at full scale or in a small variant.
+    """Raise an error if an experiment's keys contradict each other, at full scale or in a small variant.
 
     Args:
         experiment: at full scale.
-        where: its file.
+        where: its file, for the message.
 
     Raises:
-        InputError: naming the file and the key, the expected and the actual value.
+        InputError: with the file, the key, the expected and the actual value.
     """
     try:
         _check_names(experiment)
@@ -92,7 +92,7 @@ def check(experiment: Experiment, where: str) -> None:
 
 
 def variants(experiment: Experiment) -> dict[str, Experiment]:
-    """Return the experiment at each scale that it has: ``full``, ``small``, and ``images`` for small on images."""
+    """Return scale → experiment for the scales that it has: ``full``, ``small``, and ``images`` (small, on images)."""
     found = {"full": experiment}
     if experiment.small is not None:
         found["small"] = experiment.at("small")
@@ -116,7 +116,7 @@ def _check_names(experiment: Experiment) -> None:
 
 
 def _named(experiment: Experiment) -> Iterator[tuple[str, str, str, Collection[str]]]:
-    """Yield each mention of a case or method: its key, ``a case`` or ``a method``, its name, and the known names."""
+    """Yield (key, ``a case`` or ``a method``, name, known names) for each mention of a case or method in the file."""
     cases, methods, small = experiment.cases, experiment.methods, experiment.small
     for item, named in experiment.shows.items():
         yield from ((f"shows.{item}", "a case", name, cases) for name in named)
@@ -210,7 +210,7 @@ def _recipe(experiment: Experiment, case: str, method: str, scale: str, where: s
     """Return the recipe of a run at the first point of its grids; paths of data and output are placeholders.
 
     Raises:
-        InputError: the recipe is invalid at the first or the last point of its grids.
+        InputError: the recipe is invalid at the first or the last point of its grids, or does not meet `NEEDS`.
     """
     one, entry = experiment.cases[case], experiment.methods[method]
     content = experiment.recipe_of(one, method, "full" if scale == "full" else "small")
@@ -244,7 +244,7 @@ def _value(recipe: Recipe, key: str) -> Any:
 
 
 def _with_steps(content: Content) -> Content:
-    """Return the recipe without ``local.steps`` if that is `STEPS_OF_AVERAGE`, which needs the prepared data.
+    """Return the recipe without ``local.steps`` if its value is `STEPS_OF_AVERAGE`, which needs the prepared data.
 
     Raises:
         InputError: `STEPS_OF_AVERAGE` without numbers for ``local.epochs`` and ``local.batch_size``.
@@ -260,7 +260,7 @@ def _with_steps(content: Content) -> Content:
 
 
 def _check_seeds(experiment: Experiment, case: Case, content: Content) -> None:
-    """Refuse several seeds for a recipe that fixes every random stream: the runs would be equal."""
+    """Raise an error if there are several seeds but the recipe fixes every random stream: the runs would be equal."""
     seed = content.get("seed", {})
     if experiment.seeds > 1 and case.data.seed != "run" and seed.keys() >= Seeds.model_fields.keys():
         expected = f"a stream left to the experiment's {experiment.seeds} seeds, whose runs would all be the same"
@@ -313,7 +313,7 @@ def _measured(recipe: Recipe) -> set[str]:
 
 
 def _check_columns(experiment: Experiment, recipes: Sequence[Recipe]) -> None:
-    """Refuse columns of the measure that no run records, and a measured column without a better direction."""
+    """Raise an error if no run records a column of the measure, or if a ranked column has no known better direction."""
     measure = experiment.measure
     used = [(key, column) for key, column in (("column", measure.column), ("cells", measure.cells)) if column]
     used += [("figures", column) for entry in measure.figures for column in entry.split(AGAINST)]

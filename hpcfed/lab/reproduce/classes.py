@@ -1,4 +1,4 @@
-"""FedDyn's figure 3: how many classes hold 40, 60 and 80 % of a client's data, as a table and histograms."""
+"""FedDyn's figure 3: the fewest classes that hold 40, 60 and 80 % of a client's data, as a table and histograms."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHARES = (0.4, 0.6, 0.8)
 
 
 def class_counts(labels: np.ndarray, offsets: np.ndarray, num_classes: int, share: float) -> np.ndarray:
-    """Return (N,) the smallest number of classes that hold at least `share` of each client's samples.
+    """Return for each client the smallest number of classes that hold at least `share` of its samples, (N,).
 
     Args:
-        labels: (n,) of all samples, sorted by client.
-        offsets: (N+1,) start of each client's samples.
-        num_classes: upper bound of the labels, exclusive.
+        labels: (n,) labels of all samples, sorted by client.
+        offsets: (N+1,); client k has samples ``offsets[k]:offsets[k+1]``.
+        num_classes: number of classes; labels are 0 to ``num_classes − 1``.
         share: fraction of a client's samples, in (0, 1].
     """
     counts = []
@@ -35,7 +35,7 @@ def class_counts(labels: np.ndarray, offsets: np.ndarray, num_classes: int, shar
 
 
 def compare_classes(experiment: Experiment, places: Places, folder: Path) -> tuple[Table, list[Path]]:
-    """Return the table of all prepared cases, and the figures written into `folder`, one per share.
+    """Return a table of the class counts in all cases, and the PNG files of the figures in `folder`, one per share.
 
     Raises:
         InputError: a case's samples have no labels.

@@ -1,11 +1,12 @@
-"""GeL's figure 3 and the constants of its convergence bound: weights of the drawn cohorts' steps and guesses.
+"""GeL's figure 3, the weights of a client's gradients, and the constants of GeL's convergence bound for drawn cohorts.
 
     a_i = (1 − ρ^(τ'_i+τ_i), …, 1 − ρ^(τ'_i+1)) / (1 − ρ)        eq. (6)
     w_i = p_i ‖a_i‖₁ / τ_eff,      τ_eff = Σ p_i ‖a_i‖₁
     A = m τ_eff Σ w_i² ‖a_i‖₂² / ‖a_i‖₁²,
     B = Σ w_i (‖a_i‖₂² − a²_i,−1),   C = max_i {‖a_i‖₁² − ‖a_i‖₁ a_i,−1}         eq. (12)
 
-with a_i,−1 the coefficient of a client's last gradient, m clients in the cohort and ρ the momentum. Nothing is trained.
+with τ_i the steps, τ'_i the guessed steps and p_i the weight of client i, a_i,−1 the coefficient of its last gradient,
+m clients in the cohort and ρ the momentum. Nothing is trained.
 
 Reference: Boukhari et al., GeL, section 3.3, appendix C.4; after Wang et al., "FedNova", NeurIPS 2020, Theorem 1.
 """
@@ -27,14 +28,14 @@ from hpcfed.lab.reproduce.plan import ExperimentLayout
 
 
 def coefficients(steps: int, guessed: float, momentum: float) -> np.ndarray:
-    """Return a_i, (τ_i,): the weight of each of a client's gradients in Δ_i / η; their sum is ‖a_i‖₁."""
+    """Return a_i, (steps,), the weights of client i's gradients in Δ_i / η_l, with sum ‖a_i‖₁. `guessed` may be inf."""
     left = guessed + steps - np.arange(steps)
     powers = np.zeros(steps) if math.isinf(guessed) else momentum**left
     return (1 - powers) / (1 - momentum)
 
 
 def constants(cohort: Cohort, momentum: float) -> tuple[float, float, float, float]:
-    """Return τ_eff, A, B and C of a round's cohort."""
+    """Return the effective steps τ_eff and the constants A, B and C of GeL's eq. (12) for a round's cohort."""
     kept = cohort.steps > 0
     vectors = _vectors(cohort, momentum)
     norms = np.array([a.sum() for a in vectors])
@@ -46,7 +47,7 @@ def constants(cohort: Cohort, momentum: float) -> tuple[float, float, float, flo
 
 
 def weights(cohort: Cohort, momentum: float) -> np.ndarray:
-    """Return w_i, the weight of each of the cohort's training clients in the surrogate objective."""
+    """Return each client's weight in GeL's surrogate objective, (m,), for the m cohort members that take steps."""
     products = cohort.shares[cohort.steps > 0] * [a.sum() for a in _vectors(cohort, momentum)]
     normalised: np.ndarray = products / products.sum()
     return normalised
@@ -59,7 +60,7 @@ def _vectors(cohort: Cohort, momentum: float) -> list[np.ndarray]:
 
 
 def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Return a table of each setting's constants, means over rounds, and the figures in `folder`, one per case.
+    """Return a table of each setting's mean constants over rounds, and the PNG files of a figure per case in `folder`.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -81,7 +82,7 @@ def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folde
 
 
 def _draw(name: str, recipe: Recipe, folder: Path) -> Path:
-    """Draw (1 − ρ) a_i of a client with half the largest budget, without and with guesses, and with all steps."""
+    """Draw (1 − ρ) a_i of a client: with half the largest budget, without and with guessed steps; with all steps."""
     assert recipe.budget is not None and recipe.budget.high is not None  # noqa: PT018 `checks.NEEDS` of the kind
     assert recipe.local.steps is not None
     momentum, asked, steps = recipe.local.momentum, recipe.local.steps, recipe.budget.high // 2

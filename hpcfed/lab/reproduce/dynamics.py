@@ -1,8 +1,8 @@
 """FedDyn's convergence analysis, measured: the terms of its lemmas in each round of a least-squares problem.
 
-    L_k(w) = ½‖A_k w − b_k‖²,    ℓ = mean of all L_k, least at w*
+    L_k(w) = ½‖A_k w − b_k‖²,    ℓ = mean of all L_k, minimal at w*
     γ_t = w_t + h_t/α                  mean of the cohort's models after round t; γ_0 = w_0
-    C_t = mean ‖h_k − ∇L_k(w*)‖²       over all N clients; h_k: ∇L_k at the client's last model, 0 before its first
+    C_t = mean ‖h_k − ∇L_k(w*)‖²       over all N clients; h_k: ∇L_k at client k's last model, 0 before it has one
     ε_t = mean ‖w_k − γ_{t−1}‖²        over the round's cohort
 
     ‖γ_t − w*‖² + κ C_t ≤ ‖γ_{t−1} − w*‖² + κ C_{t−1} − κ₀ (ℓ(γ_{t−1}) − ℓ(w*))      Lemma 1, α ≥ 25 L
@@ -10,17 +10,17 @@
     ‖h_t‖² ≤ C_t                                                                     Lemma 7
     κ = 8N (L + α) / (|S| α (α² − 20L²)),      κ₀ = 2 (α² − 20αL − 40L²) / (α (α² − 20L²))
 
-with L the largest smoothness of a client, and ρ their least strong convexity, r = 1 + ρ/α, Σ over t = 0 … T−1:
+with L the largest smoothness and ρ the least strong convexity of an L_k, r = 1 + ρ/α, Σ over t = 0 … T−1:
 
     Σ (ℓ(γ_t) − ℓ(w*)) / T ≤ (‖γ_0 − w*‖² + κ C_0) / (κ₀ T)                          Theorem 2, α ≥ 25 L
     Σ r^t (ℓ(γ_t) − ℓ(w*)) / Σ r^t ≤ (‖γ_0 − w*‖² + κ C_0) / (κ₀ Σ r^t)              Theorem 3, α ≥ max(5Nρ/|S|, 30 L)
     Σ ‖∇ℓ(γ_t)‖² / T ≤ (ℓ(γ_0) − ℓ(w*)) / (κ₀ T)                                     Theorem 4, α ≥ 20 L N/|S|
 
-Each theorem has different constants (`constants`, `nonconvex_constant`); Theorem 4's assume that clients begin at γ_0.
+Each theorem has its own κ and κ₀ (`constants`, `nonconvex_constant`); Theorem 4's assume that clients begin at γ_0.
 κ₀ of Theorem 3 has a factor 1/α that the paper omits: without it, ρ = 0 would not give Lemma 1's.
 
-Lemma 1 and the theorems bound expectations over cohorts, and so each round only if all clients take part. The lemmas
-assume exact local minimization; `Dynamics.gap` measures how far the run is from it. A run's record has no client
+Lemma 1 and the theorems bound expectations over cohorts; only if all clients take part do they bound each round. The
+lemmas assume exact local minimization; `Dynamics.gap` measures how far the run is from it. A run's record has no client
 states, so the rounds are trained here, in one process.
 
 Reference: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, appendix B.1.
@@ -51,17 +51,17 @@ SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Problem:
-    """The clients' least-squares problems: A_kᵀA_k, (N, d, d), and A_kᵀb_k, (N, d)."""
+    """The clients' losses ½‖A_k w − b_k‖²: `squares` is A_kᵀA_k, (N, d, d), and `linear` is A_kᵀb_k, (N, d)."""
 
     squares: np.ndarray
     linear: np.ndarray
 
     @classmethod
     def read(cls, path: Path) -> Problem:
-        """Read the clients of a federation with one real target.
+        """Read the clients' data from a federation file with one real target per sample.
 
         Raises:
-            InputError: the targets are not one real number a sample.
+            InputError: the federation's task is not regression.
         """
         with Federation.open(path) as federation:
             if federation.task != "regression":
@@ -73,37 +73,37 @@ class Problem:
 
     @cached_property
     def smoothness(self) -> float:
-        """L, the largest eigenvalue of a client's A_kᵀA_k."""
+        """L, the largest eigenvalue of all clients' A_kᵀA_k."""
         return float(np.linalg.eigvalsh(self.squares).max())
 
     @property
     def convexity(self) -> float:
-        """ρ, the smallest eigenvalue of a client's A_kᵀA_k; 0 if a client has fewer samples than features."""
+        """ρ, the smallest eigenvalue of all clients' A_kᵀA_k; 0 if a client has fewer samples than features."""
         return float(max(np.linalg.eigvalsh(self.squares).min(), 0.0))
 
     @property
     def minimum(self) -> np.ndarray:
-        """w*, (d,); if several points are minimal, the one of least norm."""
+        """w*, (d,), the minimum of the mean loss; of several minima, the one of least norm."""
         found: np.ndarray = np.linalg.lstsq(self.squares.mean(axis=0), self.linear.mean(axis=0))[0]
         return found
 
     def gradients(self, w: np.ndarray) -> np.ndarray:
-        """Return ∇L_k, (N, d), at w (d,), or at each client's own w (N, d)."""
+        """Return all clients' gradients, (N, d), at one point, `w` of shape (d,), or at one point each, (N, d)."""
         return np.einsum("kij,kj->ki", self.squares, np.broadcast_to(w, self.linear.shape)) - self.linear
 
 
 @dataclass(frozen=True)
 class Dynamics:
-    """The lemmas' terms after each round; arrays (T+1,) begin with the value before the first round.
+    """The terms of FedDyn's lemmas after each of T rounds; arrays (T+1,) begin with the value before round 1.
 
     Attributes:
-        tracked: C_t, (T+1,).
-        distance, excess: ‖γ_t − w*‖² and ℓ(γ_t) − ℓ(w*), (T+1,).
+        tracked: C_t, the mean of ‖h_k − ∇L_k(w*)‖² over all clients and their states h_k, (T+1,).
+        distance, excess: ‖γ_t − w*‖² and ℓ(γ_t) − ℓ(w*), γ_t the mean of the cohort's models, (T+1,).
         slope: ‖∇ℓ(γ_t)‖², (T+1,).
-        drift: ε_t, (T,).
-        server: ‖h_t‖², (T,).
+        drift: ε_t, the mean squared distance of the cohort's models from γ_{t−1}, (T,).
+        server: ‖h_t‖², h_t the server's state, (T,).
         moved: ‖γ_t − γ_{t−1}‖², (T,).
-        gap: ‖h_k − ∇L_k‖, the largest over the cohort, (T,); 0 for exact local minimization.
+        gap: largest ‖h_k − ∇L_k(w_k)‖ over the cohort's models w_k, (T,); 0 for exact local minimization.
     """
 
     tracked: np.ndarray
@@ -116,7 +116,7 @@ class Dynamics:
     gap: np.ndarray
 
     def falls(self, alpha: float, smoothness: float) -> np.ndarray:
-        """Return whether Lemma 1 holds in each round, (T,) bool, for cohorts of all clients."""
+        """Return for each round whether FedDyn's Lemma 1 holds, (T,) bool; all clients must be in each cohort."""
         kappa, gain = constants(alpha, smoothness)
         potential = self.distance + kappa * self.tracked
         return at_most(potential[1:] + gain * self.excess[:-1], potential[:-1])
@@ -124,9 +124,9 @@ class Dynamics:
     def convex_bound(
         self, alpha: float, smoothness: float, share: float, convexity: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return both sides of FedDyn's Theorem 2, or with `convexity` of its Theorem 3, one entry for each round.
+        """Return left and right side of FedDyn's Theorem 2, or of its Theorem 3 if `convexity` is positive, (T,) each.
 
-        `share` is |S|/N.
+        `share` is |S|/N, the cohort's share of the clients.
         """
         kappa, gain = constants(alpha, smoothness, share, convexity)
         powers = (1 + convexity / alpha) ** np.arange(len(self.drift))
@@ -135,14 +135,14 @@ class Dynamics:
         return (powers * self.excess[:-1]).cumsum() / total, start / (gain * total)
 
     def nonconvex_bound(self, alpha: float, smoothness: float, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return both sides of FedDyn's Theorem 4, one entry for each round."""
+        """Return left and right side of FedDyn's Theorem 4, (T,) each; `share` is |S|/N."""
         counts = np.arange(1, len(self.drift) + 1)
         gain = nonconvex_constant(alpha, smoothness, share)
         return self.slope[:-1].cumsum() / counts, self.excess[0] / (gain * counts)
 
 
 def constants(alpha: float, smoothness: float, share: float = 1.0, convexity: float = 0.0) -> tuple[float, float]:
-    """Return κ and κ₀ of Lemma 8, which without strong convexity is Lemma 1; `share` is |S|/N."""
+    """Return κ and κ₀ of FedDyn's Lemma 8, which is Lemma 1 if `convexity` is 0; `share` is |S|/N."""
     a, s, p, c = alpha, smoothness, share, convexity
     scale = a**3 * p + a**2 * c * (p - 1) - 20 * a * s**2 * p + 4 * s**2 * c - 20 * s**2 * p * c
     gain = 2 * a**3 * p + 2 * a**2 * c * (p - 1) - 40 * a**2 * s * p - 80 * a * s**2 * p
@@ -151,20 +151,20 @@ def constants(alpha: float, smoothness: float, share: float = 1.0, convexity: fl
 
 
 def nonconvex_constant(alpha: float, smoothness: float, share: float) -> float:
-    """Return κ₀ of Lemma 10; `share` is |S|/N."""
+    """Return κ₀ of FedDyn's Lemma 10; `share` is |S|/N."""
     a, s, p = alpha, smoothness, share
     scale = a**2 * p**2 - 32 * s**2 + 16 * s**2 * p - 20 * s**2 * p**2
     return (a**2 * p**2 - 4 * a * s * p**2 - 32 * s**2 - 16 * s**2 * p - 24 * s**2 * p**2) / (2 * a * scale)
 
 
 def at_most(smaller: np.ndarray, larger: np.ndarray) -> np.ndarray:
-    """Return where smaller ≤ larger up to rounding, bool."""
+    """Return elementwise whether smaller ≤ larger, up to rounding (`SLACK`)."""
     held: np.ndarray = smaller <= larger * (1 + SLACK)
     return held
 
 
 def measure_dynamics(recipe: Recipe, problem: Problem) -> Dynamics:
-    """Train a resolved recipe of FedDyn with a linear model and uniform weights; return the terms of its rounds."""
+    """Train a resolved recipe (FedDyn, linear model, uniform weights); return the lemmas' terms in each round."""
     from hpcfed.simulation import Simulation
 
     parts, _ = assemble(recipe, World())
@@ -196,13 +196,16 @@ def measure_dynamics(recipe: Recipe, problem: Problem) -> Dynamics:
 
 
 def _error(difference: np.ndarray, curvature: np.ndarray) -> tuple[float, float, float]:
-    """Return ‖γ − w*‖², ℓ(γ) − ℓ(w*) and ‖∇ℓ(γ)‖²."""
+    """Return ‖γ − w*‖², ℓ(γ) − ℓ(w*) and ‖∇ℓ(γ)‖²; `difference` is γ − w*, `curvature` the Hessian of ℓ."""
     slope = curvature @ difference
     return float(difference @ difference), float(difference @ slope) / 2, float(slope @ slope)
 
 
 def compare_dynamics(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting once; return the table of how many rounds each lemma holds in, and the figures in `folder`."""
+    """Train each setting once and draw each case's figures into `folder`; return the table and the PNG files.
+
+    The table counts the rounds in which each lemma holds, and the numbers of rounds T for which each theorem holds.
+    """
     rows: list[tuple[str, ...]] = []
     found: dict[str, dict[str, Dynamics]] = {name: {} for name in experiment.cases}
     for number, setting in enumerate(layout.settings):

@@ -1,7 +1,7 @@
 """The schema of a paper's experiment, a YAML file in ``experiments/<paper>/``.
 
-An experiment is cases (data at a setting) × methods × seeds. The recipe of a run is the experiment's, overridden by the
-case's, the method's, and the case's keys for that method, in this order. A file without methods
+An experiment is cases (data and settings) × methods × seeds. The recipe of a run is the experiment's, overridden first
+by the case's keys, then by the method's, then by the case's keys for that method. A file without methods
 (``measure.kind: classes``) only examines data.
 """
 
@@ -20,24 +20,24 @@ from hpcfed.config.recipe import seed_for_all
 from hpcfed.errors import InputError
 
 OWN_PAPER = "own"
-"""In place of a paper, in a file of the user's."""
+"""Value of `Experiment.paper` in a user's own file."""
 REPLACED_SECTIONS = ("model", "algorithm")
 """Sections of a recipe that a new name or factory replaces as a whole, since their keys belong to it."""
 NO_NUMBERS: dict[str, Any] = {"paper": {}, "paper_beyond": {}}
 AGAINST = " against "
-"""Separates the columns of both axes in a figure's name (default: rounds); against a coordinate, a path is drawn."""
+"""Separates a figure's columns, ``y against x``; x: rounds (default), a cost, or another column, which draws a path."""
 STEPS_OF_AVERAGE = "average_client"
-"""Value of ``local.steps``: the steps that ``local.epochs`` take on a client of average size."""
+"""Value of ``local.steps``: the number of steps in ``local.epochs`` epochs on a client of average size."""
 Content = dict[str, Any]
 Number = int | float | str
-"""A number of a paper; text for a bound, such as ``1000+``."""
+"""A number from a paper; text for a bound, such as ``1000+``."""
 MISPLACED_KEYS = {
     "data": "the data of a case are in cases.NAME.data",
     "name": "a run is named by its case and method",
     "output": "runs are in the experiment's folder, inside --output",
     "seeds": "their number is the experiment's 'seeds'",
 }
-"""Keys of a recipe that the experiment sets itself → where."""
+"""Recipe key that the experiment sets itself → where it does, for the error message."""
 
 
 def part_of_a_recipe(content: Content) -> Content:
@@ -55,17 +55,17 @@ class Data(Section):
     """The data of a case, as arguments of ``hpcfed prepare``.
 
     Attributes:
-        source: a name of `data_prep.catalogue.SOURCES`; "" for `file`.
+        source: a name of `data_prep.catalogue.SOURCES`; "" if `file` is set.
         file: a user's federation file, relative to the experiment's folder, used as it is; "" for prepared data.
-        raw: the folder of the source's files, inside the folder of all raw data, or ``folder/file`` where one of
-            several is meant; "" for a source without files.
-        partition, clients: as in the command.
-        options: of the source and the partition.
-        seed: None for the source's default; ``run`` draws the data anew for every seed of the experiment.
-        test: the test set: the source's ``own``, or all ``training`` samples pooled; or a point w* (d numbers), or
-            ``solution``, the regression's of least norm: then the test loss of a linear model is ‖w − w*‖²/2d.
+        raw: subfolder with the source's files, in the folder of all raw data, or ``subfolder/file`` for one of several
+            files; "" for a source without files.
+        partition, clients: the partition scheme and the number of clients, as in the command.
+        options: of the source and of the partition scheme.
+        seed: seed of the data; None: the source's default; ``run``: the run's seed, so that each seed has its own data.
+        test: ``own``: the source's test set; ``training``: all training samples; d numbers, a point w*, or
+            ``solution``, the regression's w* of least norm: a test set with loss ‖w − w*‖²/2d for a linear model w.
         noise: standard deviation of the last client's feature noise, as `data_prep.dealt.Partition.clients` has it.
-        start: the initial parameters of a linear model: all ``0``, or the d weights; None for random ones.
+        start: the initial parameters of a linear model: ``0`` for all, or the d weights; None: random ones.
     """
 
     source: str = ""
@@ -90,7 +90,7 @@ class Data(Section):
 
 
 class Goal(Section):
-    """A target set by a method: the value of `of` at `round`, with the same seed."""
+    """A target set by a run of method `of` with the same seed: the value of its measured column in `round`."""
 
     of: str
     round: Count
@@ -107,19 +107,19 @@ Target = Annotated[
 
 
 class Case(Section):
-    """A setting of the experiment: a block of rows in the table, a panel of the figure.
+    """A case of the experiment, such as one data set or partition: a block of rows in the table, and a figure.
 
     Attributes:
-        title: in the paper's words.
+        title: name in the paper's words.
         data: see `Data`.
-        recipe: overrides the experiment's.
+        recipe: keys that override the experiment's recipe.
         methods: method → its recipe keys in this case alone.
         grids: method → grids that replace the method's `grids`.
         only: the methods of this case; default: all.
-        targets: of the measured column.
-        paper: method → the paper's numbers, depending on `Measure.kind`: one per target; the final value; the base-10
-            logarithms of the tuned values; mean ± deviation on each test set; or published mean and deviation, in
-            percent.
+        targets: values of the measured column to be reached.
+        paper: method → the paper's numbers, by `Measure.kind`: ``rounds``: one per target; ``final``, ``best``: the
+            value; ``tuned``: base-10 logarithms of the tuned values; ``sites``: mean ± deviation on each test set;
+            ``published``: mean and deviation, in percent.
         paper_beyond: method → the paper's percentage points for `Measure.beyond`.
     """
 
@@ -138,11 +138,11 @@ class MethodEntry(Section):
     """A method of the experiment.
 
     Attributes:
-        title: in tables and figures.
-        recipe: overrides the experiment's and the case's.
-        models: models sent per round and client, each way: 2 for SCAFFOLD.
-        reference: the method whose rounds divide this method's; None: `Measure.reference`.
-        grids: key → values, as in ``hpcfed sweep --grid``; the best point is compared.
+        title: name in tables and figures.
+        recipe: keys that override those of the experiment and the case.
+        models: number of models sent per round and client, each way: 2 for SCAFFOLD.
+        reference: the method whose number is the divisor of this method's ratio; None: `Measure.reference`.
+        grids: recipe key → values, as in ``hpcfed sweep --grid``; the best point is compared.
     """
 
     title: str
@@ -157,28 +157,28 @@ TRAINED_FOR_THE_TABLE = ("dynamics", "bounds", "surrogate")
 
 
 class Measure(Section):
-    """What is measured and drawn.
+    """The experiment's measurement: the quantity in its table, and the columns in its figures.
 
     Attributes:
-        kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``best``: the best evaluation;
-            ``published``: the best and the last one, beside means that others published, and whether they agree;
-            ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6); ``sites``: the
-            last model on each site's test set and on all, of cases ``sites`` and ``pooled``. Without runs:
-            ``classes``, the number of classes in a client's data; ``coefficients``, the weights of GeL's steps and
-            guesses; ``dynamics``, the terms of FedDyn's lemmas and theorems, ``bounds``, those of FedExP's theorems,
-            and ``surrogate``, those of GeL's, of rounds trained for the table.
-        column: of the record.
+        kind: ``rounds``: rounds to the targets; ``final``: mean of the `last` evaluations; ``best``: the best
+            evaluation; ``published``: the best and the last evaluation, beside means that others published, and whether
+            they agree; ``tuned``: the grid values with the best ``final`` mean; ``projections``: FedExP's condition
+            (6); ``sites``: the last model on each site's test set and on all, in cases ``sites`` and ``pooled``.
+            Without runs: ``classes``: number of classes in a client's data; ``coefficients``: weights of GeL's steps
+            and guesses. From rounds trained for the table alone: ``dynamics``: terms of FedDyn's lemmas and theorems;
+            ``bounds``: terms of FedExP's theorems; ``surrogate``: terms of GeL's theorem.
+        column: the measured column of the record.
         last: number of evaluations to average at the end.
         window: number of evaluations in the moving average that has to reach a target; figures of other columns
             average over as many rounds.
-        unit: the paper's unit for reaching a target: rounds, or models sent.
-        reference: the method whose numbers divide the others', in a column of ratios; "": no such column.
+        unit: the paper's unit of the cost of a target: rounds, or models sent.
+        reference: the method whose numbers are the divisors in a column of ratios; "": no such column.
         beyond: whether to show by how much a method's reference has passed the target when the method reaches it.
         savings: whether to show how many bytes sent and gradients a method's reference saves until the target.
-        intervals: whether ± is the 95 % confidence interval of the mean over seeds, instead of their deviation.
-        figures: columns of the record to draw against rounds, one figure per case.
+        intervals: whether ± is half the 95 % confidence interval of the mean over seeds, not the standard deviation.
+        figures: columns of the record to draw against rounds, one figure per column and case.
         cells: the column in the heat maps of two grids; default: the measured one.
-        choice: where the cases' values of a grid come from: the paper, or its code if the paper states none.
+        choice: origin of the cases' grid values in `Case.paper`: the paper, or its code if the paper states none.
     """
 
     kind: Literal[
@@ -212,13 +212,13 @@ class Images(Section):
     """The small variant on CIFAR-10 images, used if the files are available; its cases are those of `Small` by default.
 
     Attributes:
-        says: what is smaller, as a note below its table.
-        cases: its cases; default: all.
-        seeds: default: the experiment's.
+        says: note below the table: what is smaller than in the paper.
+        cases: names of its cases; default: all.
+        seeds: number of seeds; default: the experiment's.
         data: keys that replace those of every case's data.
-        options: keys that join the options of every case's data.
-        recipe: overrides all other recipes.
-        targets: in place of the cases' own.
+        options: keys added to the options of every case's data.
+        recipe: keys that override the recipe of every run.
+        targets: targets that replace those of every case; default: the case's own.
     """
 
     says: str
@@ -247,22 +247,22 @@ class Small(Images):
 
 
 class Cost(Section):
-    """The cost in words, at the paper's scale and at the small one."""
+    """The experiment's cost in words, such as time and cores, at the paper's scale and at the small one."""
 
     full: str = ""
     small: str = ""
 
 
 class Experiment(Section):
-    """An experiment, one file in ``experiments/<paper>/``, or a file of the user's.
+    """An experiment: a file in ``experiments/<paper>/``, or a user's file.
 
     Attributes:
-        name: also of its folder; ``<paper>-<file>``, or the name of the user's file.
-        title, note: what it shows, and how and why it differs from the paper.
-        paper: the name of its paper's folder.
-        shows: table or figure of the paper → its cases; all cases if the list is empty.
-        seeds: their number; they count from 0.
-        small: None if no smaller data preserves the protocol.
+        name: name of the experiment and of its folder; default: ``<paper>-<file>``, or the name of the user's file.
+        title, note: title of the table, and note below it: how and why the experiment differs from the paper.
+        paper: name of its paper's folder.
+        shows: table or figure of the paper → the cases shown in it; all cases if the list is empty.
+        seeds: number of seeds, counted from 0.
+        small: the small variant; None if no smaller data preserves the protocol.
     """
 
     noun: ClassVar[str] = "experiment"
@@ -282,25 +282,25 @@ class Experiment(Section):
 
     @property
     def seed_numbers(self) -> tuple[int, ...]:
-        """The seeds of the runs: 0, 1, … unless others were chosen."""
+        """The seeds of the runs: 0, 1, … unless `with_seeds` has set them."""
         return self._chosen_seeds or tuple(range(self.seeds))
 
     def with_seeds(self, numbers: Sequence[int]) -> Experiment:
-        """Return the experiment with these seeds."""
+        """Return a copy of the experiment with these seeds."""
         chosen = self.model_copy(update={"seeds": len(numbers)})
         chosen._chosen_seeds = tuple(numbers)
         return chosen
 
     @property
     def trains(self) -> bool:
-        """Whether the experiment has recorded runs; other kinds examine data or train only for the table."""
+        """Whether the experiment has recorded runs; if not, it examines data or trains only for its table."""
         return self.measure.kind not in ("classes", "coefficients", *TRAINED_FOR_THE_TABLE)
 
     def at(self, scale: str, *, images: bool = False) -> Experiment:
         """Return the experiment at ``full`` or ``small`` scale; with `images`, the image variant if it has one.
 
         Raises:
-            InputError: it has no small variant.
+            InputError: the experiment has no small variant.
         """
         if scale == "full":
             return self
@@ -318,7 +318,7 @@ class Experiment(Section):
         return self.model_copy(update={"cases": cases, "seeds": seeds, "note": self.small.says, "title": title})
 
     def limited(self, names: list[str]) -> Experiment:
-        """Return the experiment with only the named cases; with all if `names` is empty."""
+        """Return a copy of the experiment with the named cases alone, or with all if `names` is empty."""
         return self.model_copy(update={"cases": {n: c for n, c in self.cases.items() if not names or n in names}})
 
     def methods_of(self, case: Case) -> dict[str, MethodEntry]:
@@ -326,7 +326,7 @@ class Experiment(Section):
         return {name: entry for name, entry in self.methods.items() if not case.only or name in case.only}
 
     def recipe_parts(self) -> Iterator[Content]:
-        """Yield all keys of recipes: the experiment's, the cases', the methods' and those of small variants."""
+        """Yield all parts of recipes: the experiment's, the cases', the methods' and the small variants'."""
         yield self.recipe
         for case in self.cases.values():
             yield from (case.recipe, *case.methods.values())
@@ -348,7 +348,7 @@ class Experiment(Section):
         return [section for section in (self.small, self.small and self.small.images) if section is not None]
 
     def recipe_of(self, case: Case, method: str, scale: str) -> Content:
-        """Return the recipe of a run, without its data, seed and output."""
+        """Return the recipe of a run of `method` in a case, without data, seed and output."""
         parts = [self.recipe, case.recipe, self.methods[method].recipe, case.methods.get(method, {})]
         if scale == "small" and self.small:
             parts.append(self.small.recipe)
@@ -359,12 +359,12 @@ class Experiment(Section):
 
 
 def _whole(key: str, value: Any) -> Any:
-    """Return a recipe's section with its short form, such as ``seed: 3``, written out."""
+    """Return the value of a recipe's key, with a short form such as ``seed: 3`` expanded to the whole section."""
     return seed_for_all(value) if key == "seed" else spelled_out(key, value)
 
 
 def merge(first: Content, second: Content) -> Content:
-    """Return `first` overridden by `second`, section by section; null removes a key.
+    """Return recipe keys `first` overridden by `second`, section by section; a value of None removes the key.
 
     A section of `REPLACED_SECTIONS` is replaced as a whole if `second` gives it a name or a factory.
     """

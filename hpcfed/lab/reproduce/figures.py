@@ -1,6 +1,6 @@
 """The paper's figures from new runs: a column of the record against rounds, a line per method, a figure per case.
 
-Two tuned grids also give a heat map for each method (FedExP's figure 1, GeL's figure 7).
+A method tuned over two grids also gets a heat map (FedExP's figure 1, GeL's figure 7).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hpcfed.lab.sweep.select import Candidate, Rule
 
 
 def draw(experiment: Experiment, measured: Sequence[SettingRuns], folder: Path) -> list[Path]:
-    """Write each case's figures as PNG and PDF; return the paths of the PNG files, [] without runs.
+    """Write each case's figures into `folder` as PNG and PDF; return the PNG files' paths, [] without runs.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -56,13 +56,13 @@ def draw_lines(
     logarithmic: bool = False,
     level: float | None = None,
 ) -> Path:
-    """Write a figure of lines as PNG and PDF, and return the PNG file.
+    """Write a figure with a line per title as PNG and PDF; return the PNG file's path.
 
     Args:
-        folder, name: of the files, without suffix.
-        lines: title → x and y.
-        labels: of both axes.
-        marker: matplotlib's, at each point.
+        folder, name: folder of the files, and their name without suffix.
+        lines: title → x and y, of equal lengths.
+        labels: of the horizontal and the vertical axis.
+        marker: matplotlib's marker at each point; "": none.
         logarithmic: whether the vertical axis is logarithmic.
         level: height of a horizontal line; None: no line.
 
@@ -129,7 +129,7 @@ def _figures(
 def heat_map(experiment: Experiment, grid: Sequence[SettingRuns]) -> Mapping[str, bytes]:
     """Return the heat map of a method's two grids, file name → content; cells are final means of ``measure.cells``.
 
-    The outlined cell is the best by the measured column. Empty without two grids or without runs.
+    The best cell by the measured column is outlined. Empty without two grids, or if no grid point has all its runs.
     """
     points = tuple(one.setting.point for one in grid)
     if not points or len(points[0].keys) != 2:

@@ -27,15 +27,15 @@ from hpcfed.lab.reproduce.experiment import Data, Experiment
 
 @dataclass(frozen=True)
 class Places:
-    """Folders: `output` of all experiments, and `raw`, which has one subfolder per data set; None without raw data."""
+    """The folder `output` of all experiments, and the folder `raw`, if any, with a subfolder of files per data set."""
 
     output: Path
     raw: Path | None = None
 
     def federation(self, data: Data, seed: int) -> Path:
-        """Return the file of a case's federation, the same for all seeds unless ``data.seed`` is ``run``.
+        """Return the path of a case's federation file, the same for all seeds unless ``data.seed`` is ``run``.
 
-        Its name has a digest of all that decides its content, but not of the folder of raw data.
+        Its name has a digest of all settings that determine its content; the folder of raw data is none of them.
         """
         if data.file:
             return Path(data.file)
@@ -53,11 +53,11 @@ class Places:
         return self.output / "data" / f"{readable}-{digest}.h5"
 
     def start(self, data: Data, seed: int) -> Path | None:
-        """Return the file of the initial parameters, None for random ones."""
+        """Return the path of the file with a case's initial parameters; None if they are random."""
         return None if data.start is None else self.federation(data, seed).with_suffix(".safetensors")
 
     def raw_of(self, data: Data) -> Path | None:
-        """Return the subfolder of `raw` with a source's files, or the file in it; None if it is missing."""
+        """Return the subfolder of `raw` that ``data.raw`` names, or the file in it; None if there is none."""
         name, _, file = data.raw.partition("/")
         found = self._folder(name)
         if found is None or not file:
@@ -65,7 +65,7 @@ class Places:
         return found / file if (found / file).is_file() else None
 
     def _folder(self, name: str) -> Path | None:
-        """Return the subfolder of `raw` of that name, ignoring case and punctuation."""
+        """Return the subfolder of `raw` whose name is `name`, ignoring case and punctuation; None if there is none."""
         if self.raw is None or not self.raw.is_dir():
             return None
         named = (child for child in sorted(self.raw.iterdir()) if child.is_dir() and _plain(child.name) == name)
@@ -77,7 +77,7 @@ def _plain(name: str) -> str:
 
 
 def missing(data: Data, places: Places) -> str:
-    """Return in words which files a case's data lacks; "" if it is prepared, synthetic, or its raw folder exists."""
+    """Return as text the missing files of a case's data; "" if its federation or raw files exist or none are needed."""
     if data.file:
         return "" if Path(data.file).exists() else f"{data.file} (no such file)"
     if not data.raw or places.raw_of(data) is not None or places.federation(data, 0).exists():
@@ -87,22 +87,22 @@ def missing(data: Data, places: Places) -> str:
 
 
 def lacking(experiment: Experiment, places: Places) -> dict[str, str]:
-    """Return case → missing files, for the cases that cannot run."""
+    """Return case name → missing files as text, for the cases that cannot run."""
     found = {name: missing(case.data, places) for name, case in experiment.cases.items()}
     return {name: words for name, words in found.items() if words}
 
 
 def is_prepared(experiment: Experiment, case: str, places: Places) -> bool:
-    """Return whether a case's federations exist, for all seeds."""
+    """Return whether a case's federation files exist for all seeds."""
     data = experiment.cases[case].data
     return all(places.federation(data, seed).exists() for seed in experiment.seed_numbers)
 
 
 def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
-    """Make the missing federation and initial parameters of a case; yield a line to print for each file.
+    """Write the files of a case's federation and initial parameters that are missing; yield a line to print for each.
 
     Raises:
-        InputError: the raw files are missing or malformed, or not those that an existing federation was made from.
+        InputError: the raw files are missing or malformed, or differ from those of the existing federation.
         EnvironmentFailure: the disk refuses.
     """
     if data.file:
@@ -134,10 +134,10 @@ def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
 
 
 def _check_raw(federation: Path, raw: Path | None) -> None:
-    """Check that raw files named like those that a federation was made from have the recorded SHA-256.
+    """Check raw files, by name, against the SHA-256 of the files that the federation was made from.
 
     Raises:
-        InputError: a file has another content.
+        InputError: a file's content differs.
     """
     if raw is None:
         return
@@ -164,7 +164,7 @@ def _sha256(path: Path, changed: int) -> str:
 
 
 def _seed(data: Data, run: int) -> int:
-    """Return the seed of a case's data in the runs of seed `run`."""
+    """Return the seed that a case's data is made with, for runs of seed `run`."""
     return SOURCES[data.source].seed if data.seed is None else run if data.seed == "run" else data.seed
 
 
@@ -205,7 +205,7 @@ def _with_test(dataset: Dataset, data: Data) -> Dataset:
 
 
 def _start(dataset: Dataset, data: Data) -> bytes:
-    """Return the parameters of a linear model as a safetensors file; classifiers also have a bias."""
+    """Return a linear model's initial parameters as bytes of a safetensors file; classifiers also have a bias."""
     features = int(np.prod(dataset.x.shape[1:]))
     if dataset.num_classes is not None:
         shape, kind = (dataset.num_classes, features), np.dtype(np.float32)

@@ -26,13 +26,13 @@ from hpcfed.run_folder.rounds import RECORD
 
 @dataclass(frozen=True)
 class SettingRuns:
-    """The runs of one setting that have a record.
+    """The recorded runs of one setting: one method in one case at one grid point.
 
     Attributes:
-        setting: the method, case and point.
-        title: of the method.
+        setting: the case, method and grid point.
+        title: the method's title.
         runs: index of the seed → run.
-        others: index of the seed → how a run that is left out differs from the experiment's.
+        others: index of the seed → how a run that was left out differs from the experiment's recipe, data or code.
     """
 
     setting: Setting
@@ -42,17 +42,17 @@ class SettingRuns:
 
     @property
     def absent(self) -> str:
-        """The text in the place of numbers if no run counts: ``left out`` or ``not run``."""
+        """Text of a table's cells if there are no runs: ``left out`` or ``not run``."""
         return "left out" if self.others else "not run"
 
     @property
     def rounds(self) -> int:
-        """The rounds of the shortest run; 0 without runs."""
+        """Number of rounds of the shortest run; 0 without runs."""
         return min((run.num_rounds for run in self.runs.values()), default=0)
 
     @property
     def group(self) -> Group:
-        """The runs as one group, as the figures of a report take them."""
+        """The runs as a group, the form in which a report's figures take them."""
         return Group(self.title, tuple(self.runs.values()))
 
 
@@ -61,9 +61,9 @@ class TargetCost:
     """The cost of reaching a target, for a setting's runs.
 
     Attributes:
-        rounds, params, gradients: rounds, parameters sent and gradients computed until then, over the runs that reached
-            it; None if none did.
-        arrived, runs: number of runs that reached it, and of all runs.
+        rounds, params, gradients: rounds, parameters sent and gradients computed up to the target, over the runs that
+            reached it; None if none did.
+        arrived, runs: number of runs that reached the target, and number of all runs.
         is_known: whether any run's target is known; a target that another method sets needs that method's runs.
     """
 
@@ -76,12 +76,12 @@ class TargetCost:
 
     @property
     def mean(self) -> float:
-        """Mean rounds, nan unless all runs reached the target."""
+        """Mean number of rounds to the target; nan unless all runs reached it."""
         return self.rounds.mean if self.rounds and self.arrived == self.runs else math.nan
 
 
 def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[SettingRuns]:
-    """Return the recorded runs of each setting; those of another recipe, data or code are named and left out.
+    """Return the recorded runs of each setting; runs of another recipe, data or code are in `SettingRuns.others`.
 
     Raises:
         InputError: a record is damaged.
@@ -125,8 +125,8 @@ def _other(run: Run, recipe: Recipe) -> str:
 
 
 def _of_the_numbers(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe for comparisons: ``evaluated`` has its evaluated model and metrics, and ``model.init`` has only
-    the file's name, since the folder may have moved.
+    """Return a recipe in the form that is compared: a new key ``evaluated`` has the evaluated model and the metrics,
+    and ``model.init`` has only the file's name, since the folder may have moved.
     """
     model, evaluate = dict(recipe.get("model", {})), recipe.get("evaluate", {})
     if model.get("init"):
@@ -148,7 +148,10 @@ def criterion_of(experiment: Experiment) -> Criterion:
 def reached(
     experiment: Experiment, one: SettingRuns, of_case: Sequence[SettingRuns], target: float | Goal
 ) -> TargetCost:
-    """Return a setting's cost of reaching a target, which may be another method's value with the same seed."""
+    """Return a setting's cost of reaching a target.
+
+    The target may be another method's value with the same seed, looked up in `of_case`, all settings of the case.
+    """
     criterion, window = criterion_of(experiment), experiment.measure.window
     goals = {seed: _goal(target, of_case, seed, criterion) for seed in one.runs}
     known = [(run, goals[seed]) for seed, run in one.runs.items() if not math.isnan(goals[seed])]
@@ -163,21 +166,22 @@ def reached(
 
 
 def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None:
-    """Return the mean over runs with its deviation, or half its 95 % interval if the experiment asks for it."""
+    """Return mean and deviation over seeds (``measure.intervals``: half the 95 % interval); None if none is finite."""
     return shown(experiment, spread(values))
 
 
 def shown(experiment: Experiment, found: Spread | None) -> Spread | None:
-    """Return a mean with its deviation, or half its 95 % interval if the experiment asks for it."""
+    """Return a spread for tables: with ``measure.intervals``, half the mean's 95 % interval replaces the deviation."""
     if found is None or found.std is None or not experiment.measure.intervals:
         return found
     return replace(found, std=student(found.count - 1) * found.std / math.sqrt(found.count))
 
 
 def beyond(experiment: Experiment, one: SettingRuns, reference: SettingRuns, target: float) -> Spread | None:
-    """Return by how much a setting's reference has passed the target when the setting reaches it, over seeds.
+    """Return by how much a setting's reference has passed the target in the round in which the setting reaches it.
 
-    None unless every seed reached it, and its reference has at least as many rounds.
+    Mean and deviation over seeds, positive if better. None unless the setting reaches the target with every seed, and
+    each run of the reference has had that round.
     """
     criterion, window = criterion_of(experiment), experiment.measure.window
     found = []
@@ -192,7 +196,7 @@ def beyond(experiment: Experiment, one: SettingRuns, reference: SettingRuns, tar
 
 
 def _goal(target: float | Goal, of_case: Sequence[SettingRuns], seed: int, criterion: Criterion) -> float:
-    """Return a target's value; nan while the runs of the method that sets it have not all reached its round."""
+    """Return a target's value; nan until all runs of the method that sets it have reached its round or diverged."""
     if isinstance(target, float | int):
         return target
     runs = [one.runs.get(seed) for one in of_case if one.setting.method == target.of]
@@ -204,7 +208,7 @@ def _goal(target: float | Goal, of_case: Sequence[SettingRuns], seed: int, crite
 
 
 def tuned_to(settings: Sequence[SettingRuns], costs: Sequence[TargetCost]) -> dict[str, int]:
-    """Return method → index of its best setting: most runs at the target, then fewest rounds."""
+    """Return method → index of its best setting: most runs that reached the target, then fewest rounds on average."""
     places: dict[str, int] = {}
     for place, one in enumerate(settings):
         known = places.setdefault(one.setting.method, place)
@@ -218,7 +222,7 @@ def _cost(reached: TargetCost) -> tuple[int, float]:
 
 
 def final_of(experiment: Experiment, one: SettingRuns) -> Spread | None:
-    """Return the mean over runs of the measured column's last evaluations, or of its best one (``kind: best``)."""
+    """Return mean and deviation over runs of the measured column's last evaluations, or the best (``kind: best``)."""
     measure, criterion = experiment.measure, criterion_of(experiment)
     if measure.kind == "best":
         return over_seeds(experiment, (best(run, criterion, measure.window) for run in one.runs.values()))
@@ -226,7 +230,7 @@ def final_of(experiment: Experiment, one: SettingRuns) -> Spread | None:
 
 
 def best_of(experiment: Experiment, grid: Sequence[SettingRuns]) -> list[SettingRuns]:
-    """Return the points of a grid whose runs all finished with a finite value, the best first."""
+    """Return the settings of a grid whose runs all have a finite value and did not diverge, the best first."""
     criterion = criterion_of(experiment)
     means = {}
     for place, one in enumerate(grid):
@@ -237,20 +241,20 @@ def best_of(experiment: Experiment, grid: Sequence[SettingRuns]) -> list[Setting
 
 
 def by_case(experiment: Experiment, measured: Sequence[SettingRuns]) -> dict[str, tuple[Case, list[SettingRuns]]]:
-    """Return case name → the case and its settings."""
+    """Return case name → the case, and the runs of its settings."""
     return {
         name: (case, [one for one in measured if one.setting.case == name]) for name, case in experiment.cases.items()
     }
 
 
 def rounds_apart(settings: Iterable[SettingRuns], column: str) -> int:
-    """Return the usual distance, in rounds, between recorded values of a column; 1 if there are fewer than two."""
+    """Return the median number of rounds between recorded values of a column; 1 if no run has two."""
     runs = [run for one in settings for run in one.runs.values()]
     gaps = [np.diff(np.flatnonzero(np.isfinite(run.column(column)))) for run in runs]
     return int(np.median(found)) if len(found := np.concatenate([*gaps, []])) else 1
 
 
 def last_rounds(experiment: Experiment, settings: Iterable[SettingRuns], column: str) -> int:
-    """Return the number of rounds that the averaged last evaluations of a column span."""
+    """Return the number of rounds that a column's ``measure.last`` last evaluations span."""
     last = experiment.measure.last
     return 1 if last == 1 else last * rounds_apart(settings, column)

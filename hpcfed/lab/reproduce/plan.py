@@ -32,13 +32,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class ExperimentLayout:
-    """An experiment's runs as a sweep's plan, `plan`, and grouped by setting, `settings`."""
+    """An experiment's runs, as the plan of a sweep (`plan`) and grouped by setting (`settings`)."""
 
     plan: Plan
     settings: tuple[Setting, ...]
 
     def recipe_of(self, number: int) -> Recipe:
-        """Return the recipe of a setting's first run."""
+        """Return the recipe of the first run of setting `number`."""
         return next(unit.recipe for unit in self.plan.units if unit.point == number)
 
 
@@ -56,15 +56,15 @@ def lay_out(
     to_targets: bool = False,
     methods: Sequence[str] = (),
 ) -> ExperimentLayout:
-    """Return the runs of an experiment with prepared data.
+    """Return all runs of an experiment whose data is prepared: cases × methods × grid points × seeds.
 
     Args:
-        experiment: at its scale, limited to the cases with data.
+        experiment: the experiment at that scale, limited to the cases that have data.
         scale: ``full`` or ``small``.
         places: folders of data and runs.
-        rounds: limit for all runs, but no lower than the rounds that a run has by now; None for the experiment's own
+        rounds: maximum number of rounds of a run, but no less than it has already recorded; None: the experiment's own
             number.
-        to_targets: whether a run ends at its case's hardest target, where targets are numbers on the test set.
+        to_targets: whether a run ends at its case's hardest target, if targets are numbers on the test set.
         methods: the methods to run; all if empty.
 
     Raises:
@@ -96,7 +96,7 @@ def lay_out(
 def _stop(experiment: Experiment, case: Case) -> Content:
     """Return a recipe's ``stop`` at the case's hardest target; {} if no target is a number on the test set.
 
-    A run stops once as many evaluations in a row as the moving average spans have all reached the target.
+    A run stops once ``measure.window`` evaluations in a row have all reached the target.
     """
     part, _, metric = experiment.measure.column.partition("_")
     targets = [target for target in case.targets if not isinstance(target, Goal)]
@@ -131,7 +131,7 @@ def _limited(recipe: Recipe, rounds: int | None) -> Recipe:
 
 
 def _local(local: Content, data: Path) -> Content:
-    """Return ``local`` with `STEPS_OF_AVERAGE` replaced by a number: ⌈n̄/B⌉ steps per epoch."""
+    """Return ``local`` with `STEPS_OF_AVERAGE` replaced by epochs × ⌈mean client size / batch size⌉ steps."""
     if local.get("steps") != STEPS_OF_AVERAGE:
         return local
     with Federation.open(data) as federation:

@@ -1,21 +1,21 @@
-"""FedExP's condition (6) and its consequences, measured on the rounds of a run with known minimum w*.
+"""FedExP's condition (6) and its consequences, measured in each round of a run whose minimum w* is known.
 
-With uniform weights and D_t = ‖w^t − w*‖², all terms are in a run's record:
+With uniform weights and D_t = ‖w^t − w*‖², all terms follow from a run's record:
 
     ⟨w − w*, Δ̄⟩ = (D_t − D_{t+1} + η_g² ‖Δ̄‖²) / 2η_g                                    eq. (7)
     residual    = mean ‖w_i − w*‖² / D_t = 1 + (mean ‖Δ_i‖² − 2⟨w − w*, Δ̄⟩) / D_t
     η_opt       = ⟨w − w*, Δ̄⟩ / ‖Δ̄‖²                                                     eq. (8)
 
-and condition (6) holds where the residual is at most 1.
+and condition (6) holds in rounds whose residual is at most 1.
 
-Where (6) holds |η_opt − η_g| ≤ |η_opt − 1|, and η_g ≤ η_opt unless the maximum makes it 1.
+In these rounds |η_opt − η_g| ≤ |η_opt − 1|, and η_g ≤ η_opt unless η_g is 1, its lower limit.
 
 FedExP-M steps along v_t = Δ̄ + β v_{t−1}. Without ε its η_g is M_t / 2‖v‖², with M_t = m_t + (β/2) M_{t−1} and m_t =
-mean ‖Δ_i‖², so that ‖v‖² and ⟨w − w*, v⟩, by eq. (7) of v, are in the record, too, and Δ̄'s from
+mean ‖Δ_i‖², so that ‖v‖² and, by eq. (7) with v for Δ̄, ⟨w − w*, v⟩ follow from the record, too, and for Δ̄ itself
 
     ⟨w_t − w*, Δ̄⟩ = ⟨w_t − w*, v_t⟩ − β (⟨w_{t−1} − w*, v_{t−1}⟩ − η_g,t−1 ‖v_{t−1}‖²).
 
-Its η_opt is ⟨w − w*, v⟩ / ‖v‖². Lemma 11: ⟨w − w*, v⟩ ≥ M_t where ⟨w − w*, Δ̄⟩ ≥ m_t so far, as for exact projections.
+Its η_opt is ⟨w − w*, v⟩ / ‖v‖². Lemma 11: ⟨w − w*, v⟩ ≥ M_t as long as ⟨w − w*, Δ̄⟩ ≥ m_t, as for exact projections.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, sections 3.2 and 3.3, Lemma 1, appendices C.4.1 and F.
 """
@@ -42,15 +42,15 @@ from hpcfed.run_folder.rounds import RECORD, read_rounds
 
 @dataclass(frozen=True)
 class Projections:
-    """The rounds of a run, each array (T,).
+    """The terms of FedExP's condition (6) and its consequences in each of a run's T rounds; arrays are (T,).
 
     Attributes:
         distance: ‖w − w*‖² after each round.
-        residual: mean ‖w_i − w*‖² over ‖w − w*‖², of the model at the round's start; at most 1 where (6) holds.
-        optimal, used: η_opt, the server step that comes closest to w*, and η_g, the one taken.
+        residual: mean of the clients' ‖w_i − w*‖², divided by ‖w − w*‖² at the round's start; at most 1 if (6) holds.
+        optimal, used: η_opt, the server step that comes closest to w*, and η_g, the server step taken.
         falls: whether the distance decreased.
-        assumed: whether ⟨w − w*, Δ̄⟩ ≥ mean ‖Δ_i‖² in this round and all before it: exact projections.
-        momentum: FedExP-M's ⟨w − w*, v⟩ / M_t; None for other methods.
+        assumed: whether ⟨w − w*, Δ̄⟩ ≥ mean ‖Δ_i‖² in this round and all before it, as for exact projections.
+        momentum: ⟨w − w*, v⟩ / M_t of FedExP-M, at least 1 by Lemma 11; None for other methods.
     """
 
     distance: np.ndarray
@@ -63,30 +63,30 @@ class Projections:
 
     @property
     def holds(self) -> np.ndarray:
-        """Whether condition (6) holds."""
+        """Whether condition (6) holds in each round, (T,) bool."""
         return self.residual <= 1 + SLACK
 
     @property
     def closer(self) -> np.ndarray:
-        """Whether η_g is at least as close to η_opt as 1 is."""
+        """Whether η_g is at least as close to η_opt as 1 is, (T,) bool."""
         return at_most(np.abs(self.optimal - self.used), np.abs(self.optimal - 1))
 
     @property
     def within(self) -> np.ndarray:
-        """Whether η_g is at most η_opt, or is 1."""
+        """Whether η_g is at most η_opt, or is 1, (T,) bool."""
         return at_most(self.used, self.optimal) | (self.used == 1)
 
 
 def projections(
     first: float, distance: np.ndarray, columns: Mapping[str, np.ndarray], beta: float | None = None
 ) -> Projections:
-    """Return the terms of condition (6) and its consequences in each round.
+    """Return the terms of FedExP's condition (6) and its consequences in each round.
 
     Args:
         first: ‖w⁰ − w*‖².
-        distance: (T,) after each round.
-        columns: ``server_lr`` (nan counts as 1), ``delta_sq`` and ``mean_delta_sq``, each (T,).
-        beta: FedExP-M's β, without ε; None for other methods.
+        distance: ‖w − w*‖² after each round, (T,).
+        columns: of the record: ``server_lr`` (nan counts as 1), ``delta_sq`` and ``mean_delta_sq``, each (T,).
+        beta: FedExP-M's β, its ε taken as 0; None for other methods.
     """
     before = np.concatenate([[first], distance[:-1]])
     used, squares = np.nan_to_num(columns["server_lr"], nan=1.0), columns["mean_delta_sq"]
@@ -107,7 +107,7 @@ def projections(
 def compare_projections(
     experiment: Experiment, measured: Sequence[SettingRuns], places: Places, folder: Path
 ) -> tuple[Table, list[Path]]:
-    """Return the number of rounds in which each statement held, and each case's figure of residuals, in `folder`."""
+    """Return a table counting the rounds in which each statement held, and a PNG per case in `folder`, of residuals."""
     rows, pictures = [], []
     for name, case in experiment.cases.items():
         seed = experiment.seed_numbers[0]
@@ -138,9 +138,9 @@ def compare_projections(
 
 
 def _problem(path: Path, start: Path | None) -> tuple[float, int, float]:
-    """Return ‖w⁰ − w*‖², d, and the largest eigenvalue of a client's A_iᵀA_i, from a regression's file.
+    """Return ‖w⁰ − w*‖², d, and the largest eigenvalue of all clients' A_iᵀA_i, from a regression's federation file.
 
-    The file's test set has x = I and y = w*.
+    The file's test set has x = I and y = w*; `start` is the file of w⁰, None for w⁰ = 0.
     """
     with Federation.open(path) as federation:
         optimum = federation.test(0, federation.num_test)[1].reshape(-1).astype(np.float64)

@@ -13,9 +13,9 @@ from hpcfed.lab.reproduce.experiment import Case, Experiment
 from hpcfed.lab.reproduce.measure import SettingRuns, criterion_of
 
 RUNS = 3
-"""Runs behind a published mean."""
+"""Number of runs behind a published mean."""
 MARGIN, WIDEST = 0.01, 0.05
-"""Two means agree if the interval is within ± one point; one of more than ± five decides nothing."""
+"""As fractions: means agree if the interval is within ± MARGIN; one of more than ± WIDEST decides nothing."""
 HEADER = ("Case", "Method", "Best", "Last", "Rounds", "Seeds", "Published best", "Difference", "Verdict")
 NOTE = (
     "Best and last: test accuracy of the best and of the last round, mean ± one standard deviation over seeds. "
@@ -50,7 +50,7 @@ def rows(experiment: Experiment, case: Case, settings: Sequence[SettingRuns]) ->
 
 
 def welch(ours: Spread, theirs: Spread) -> tuple[float, float] | None:
-    """Return the difference of two means and half its 95 % interval; None if either has a single run.
+    """Return the difference of two means, ours − theirs, and half its 95 % interval; None if either has a single run.
 
     Reference: Welch, "The generalization of 'Student's' problem when several different population variances are
     involved", Biometrika 34, 1947.
@@ -66,7 +66,7 @@ def welch(ours: Spread, theirs: Spread) -> tuple[float, float] | None:
 
 
 def verdict(mean: float, half: float) -> str:
-    """Return in words whether two means agree, from their difference and half its 95 % interval."""
+    """Return in words whether two means agree, from their difference `mean` and half its 95 % interval, `half`."""
     if half > WIDEST:
         return "this table cannot tell"
     if max(abs(mean - half), abs(mean + half)) <= MARGIN:

@@ -36,12 +36,12 @@ UNRECORDED = {
     "dynamics": compare_dynamics,
     "surrogate": compare_surrogate,
 }
-"""Kind of measure whose table needs no record → the function that makes table and figures."""
+"""Kind of measure that needs no recorded runs → function that makes its table and figures."""
 
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """An experiment's results: its table, and the files of the table and the figures."""
+    """An experiment's results: its table, and the paths of the files of table and figures."""
 
     table: Table
     files: Sequence[Path]
@@ -57,8 +57,8 @@ class ReproduceSession:
         scale: ``full`` or ``small``.
         rounds, to_targets: see `lay_out`.
         methods: the methods to run, all if empty; the table shows earlier runs of all methods.
-        groups: number of groups of ranks, with one run each at a time; None for one per rank.
-        redo: treatment of existing runs that differ from what would run now.
+        groups: number of groups of ranks, each of which trains one run at a time; None: one group per rank.
+        redo: treatment of existing runs that failed, or differ from those that would run now.
     """
 
     world: World
@@ -71,12 +71,13 @@ class ReproduceSession:
     redo: Redo = field(default_factory=Redo)
 
     def available(self, experiments: Sequence[Experiment], *, prepared: bool) -> list[Experiment]:
-        """Return the experiments with those of their cases whose data are at hand, and print which cases are not.
+        """Return the experiments, each limited to cases whose data are available; print which cases lack data.
 
-        With `prepared` only cases whose federation has been prepared are left.
+        With `prepared`, only cases whose federations have been prepared are kept. Experiments with no case left are
+        dropped, and so are those of ``kind: sites`` that lack any case.
 
         Raises:
-            InputError: none is left.
+            InputError: no experiment is left.
         """
         found = []
         for experiment in experiments:
@@ -100,10 +101,10 @@ class ReproduceSession:
         return found
 
     def prepare(self, experiment: Experiment) -> Experiment:
-        """Make the federations of all cases, on rank 0 only; return the experiment with the cases that succeeded.
+        """Prepare the data of all cases, on rank 0 only; return the experiment limited to the cases that succeeded.
 
         Raises:
-            InputError: no case succeeded; or one did not, and the experiment needs all (``measure.kind: sites``).
+            InputError: no case succeeded; or one failed, and the experiment needs all (``measure.kind: sites``).
         """
         kept, refused = [], []
         of_sites = experiment.measure.kind == "sites"
@@ -125,8 +126,9 @@ class ReproduceSession:
         return ready
 
     def run(self, experiment: Experiment) -> bool:
-        """Run the unfinished runs of an experiment with prepared data, on all ranks; return whether it was stopped
-        early.
+        """Train an experiment's unfinished runs on all ranks; return whether a signal or the time limit left some.
+
+        The experiment's data must be prepared.
 
         Raises:
             InputError: a recipe cannot be run, or runs were refused.
@@ -154,7 +156,7 @@ class ReproduceSession:
         return self._layout(experiment, self.methods).plan
 
     def show(self, experiment: Experiment) -> ExperimentResult:
-        """Write the table and the figures into the experiment's folder, on rank 0 only.
+        """Write the table and the figures into the experiment's folder, on rank 0 only, and return them.
 
         Raises:
             EnvironmentFailure: the disk refuses.

@@ -1,7 +1,7 @@
-"""Final models on every site's test set and on all of them, beside published means (``measure.kind: sites``).
+"""Table of final models on each site's test set and on all sites', beside published means (``measure.kind: sites``).
 
 An experiment has two cases: ``sites``, whose clients have test sets, and ``pooled``, with one test set of all sites'
-samples, scaled like its training data. Every model is measured on all of these test sets.
+samples, scaled like its training data. Every model is measured on each site's test set and on the common one.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from hpcfed.models.losses import ACCURACY, metrics_for
 
 SITES, POOLED = "sites", "pooled"
 MARKED_FROM = 2.0
-"""Standard errors of the difference of two means beyond which it is marked."""
+"""Size, in standard errors, above which the difference of two means is marked."""
 MARK = "*"
 
 
 @dataclass(frozen=True)
 class Tests:
-    """The test sets by name, in the order of the columns, and the metric: output and target → a number."""
+    """The test sets by name, in the order of the table's columns, and the metric, a function of output and target."""
 
     sets: dict[str, Samples]
     metric: Callable[[Tensor, Tensor], float]
 
     def measure(self, module: nn.Module) -> list[float]:
-        """Return a module's value on each test set, (columns,)."""
+        """Return the metric of a module on each test set, in the order of `sets`."""
         with torch.no_grad():
             return [self.metric(module(x), y) for x, y in self.sets.values()]
 
@@ -80,10 +80,10 @@ def compare_sites(experiment: Experiment, measured: Sequence[SettingRuns], place
 
 
 def check_sites(experiment: Experiment, places: Places) -> None:
-    """Check that the sites' data has test sets by client, and the pooled data one common test set.
+    """Check that the data of case ``sites`` has a test set per client, and that of ``pooled`` one common test set.
 
     Raises:
-        InputError: one of the two has another kind of test set.
+        InputError: either has the wrong kind of test set.
     """
     with _federations(experiment, places):
         pass
@@ -110,7 +110,7 @@ def _tests(experiment: Experiment, places: Places) -> Tests:
 
 
 def _metric(experiment: Experiment, federation: Federation) -> Callable[[Tensor, Tensor], float]:
-    """Return the measured metric as a function of output and target, defined by the recipes or else built in."""
+    """Return the measured metric as a function of output and target: the recipes' metric of that name, or built in."""
     name = experiment.measure.column.removeprefix("test_")
     metrics = {name: experiment.metrics.get(name, name)}
     python_path = experiment.recipe.get("python_path") or ()
@@ -132,7 +132,7 @@ def _metric(experiment: Experiment, federation: Federation) -> Callable[[Tensor,
 
 
 def _parsed(text: object) -> Spread | None:
-    """Parse a published mean and deviation of five seeds, ``0.7308 ± 0.0192``; the deviation divides by n."""
+    """Parse a published ``0.7308 ± 0.0192`` over `SEEDS` seeds; its deviation, with divisor n, is rescaled to n − 1."""
     if text is None:
         return None
     mean, _, std = str(text).partition("±")
@@ -140,7 +140,7 @@ def _parsed(text: object) -> Spread | None:
 
 
 SEEDS = 5
-"""Seeds of the published means."""
+"""Number of seeds behind each published mean."""
 
 
 def _far(ours: Spread | None, theirs: Spread | None, size: int) -> bool:

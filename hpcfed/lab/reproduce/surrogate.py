@@ -1,13 +1,13 @@
 """GeL's Theorem 2, measured: both sides of its bound on a least-squares problem, with the constants of its proof.
 
-    F_i(x) = ½‖A_i x − b_i‖²,    F̃ = Σ w_i F_i, the surrogate objective, least F̃_inf;    full batches, so σ = 0
+    F_i(x) = ½‖A_i x − b_i‖²,    F̃ = Σ w_i F_i, the surrogate objective, minimum F̃_inf;  full batches, so σ = 0
     κ² = the largest Σ w_i ‖∇F_i(x_t)‖² − ‖∇F̃(x_t)‖² so far,    β = 1,    Σ over t = 0 … T−1
 
     Σ ‖∇F̃(x_t)‖² / T ≤ 4 (F̃(x_0) − F̃_inf) / (η_l τ_eff T) + 12 η_l² L² κ² C
 
-for η_l τ_eff L ≤ 1/2 and 12 η_l² L² C ≤ 1, with w_i, τ_eff and C of `coefficients`. The least ‖∇F̃(x_t)‖² of Theorem 2
-is at most the mean. Its budgets τ_i are the same in all rounds: here those drawn for the first. A run's record has no
-gradients, so the rounds are trained here, in one process.
+for η_l τ_eff L ≤ 1/2 and 12 η_l² L² C ≤ 1, with w_i, τ_eff and C of `coefficients` and L the largest smoothness of an
+F_i. Theorem 2 bounds the least ‖∇F̃(x_t)‖², which is at most this mean, for budgets τ_i that are equal in all rounds:
+here those drawn for the first. A run's record has no gradients, so the rounds are trained here, in one process.
 
 Reference: Boukhari et al., GeL, appendix C.4, eq. (11); constants: Wang et al., "FedNova", NeurIPS 2020, appendix C.
 """
@@ -37,14 +37,14 @@ from hpcfed.ranks.world import World
 
 @dataclass(frozen=True)
 class SurrogateBound:
-    """Both sides of Theorem 2's bound for T = 1, 2, …, and the quantities that its conditions limit; arrays are (T,).
+    """Both sides of the bound of GeL's Theorem 2 after T = 1, 2, … rounds, one entry per T, and its conditions.
 
     Attributes:
-        slope: mean of ‖∇F̃(x_t)‖².
-        bound, start: the right side, and its first term.
-        step: η_l τ_eff L, at most 1/2.
-        drift: 12 η_l² L² C, at most 1.
-        unevenness: the largest w_i over the least.
+        slope: left side, the mean of ‖∇F̃(x_t)‖² over the rounds, F̃ = Σ w_i F_i the surrogate objective.
+        bound, start: right side, and its first term.
+        step: η_l τ_eff L, with τ_eff effective steps and smoothness L; the theorem needs at most 1/2.
+        drift: 12 η_l² L² C, with GeL's constant C; the theorem needs at most 1.
+        unevenness: the largest client weight w_i divided by the least.
     """
 
     slope: np.ndarray
@@ -56,7 +56,7 @@ class SurrogateBound:
 
 
 def with_fixed_budgets(recipe: Recipe, num_clients: int, folder: Path) -> Recipe:
-    """Return the recipe with the first round's budgets in all rounds, written to ``budgets.json`` in `folder`.
+    """Return the recipe with the first round's step budgets in all rounds; write them to ``folder/budgets.json``.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -70,7 +70,7 @@ def with_fixed_budgets(recipe: Recipe, num_clients: int, folder: Path) -> Recipe
 
 
 def measure_surrogate(recipe: Recipe, problem: Problem) -> SurrogateBound:
-    """Train a resolved recipe (linear model, full batches, uniform weights, fixed budgets); return both sides."""
+    """Train a resolved recipe (linear, full batches, uniform weights, fixed budgets); return the bound's two sides."""
     from hpcfed.simulation import Simulation
 
     parts, _ = assemble(recipe, World())
@@ -99,7 +99,9 @@ def measure_surrogate(recipe: Recipe, problem: Problem) -> SurrogateBound:
 
 
 def compare_surrogate(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting once; return the table of how many T the bound holds for, and the figures in `folder`.
+    """Train each setting once and draw each case's figure into `folder`; return the table and the PNG files.
+
+    The table counts the numbers of rounds T for which the bound holds.
 
     Raises:
         EnvironmentFailure: the disk refuses.

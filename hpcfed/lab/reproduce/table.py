@@ -1,4 +1,4 @@
-"""The paper's table beside the new results, one row per method and case, and per target if there are targets."""
+"""Tables of new results beside the paper's numbers: a row per method and case, and per target if there are any."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hpcfed.lab.reproduce.measure import (
 
 Row = tuple[str, ...]
 BYTES = 4
-"""Bytes of a parameter on the wire."""
+"""Bytes per parameter sent, in float32."""
 
 
 def make_table(experiment: Experiment, measured: Sequence[SettingRuns]) -> Table:
@@ -45,7 +45,7 @@ def make_table(experiment: Experiment, measured: Sequence[SettingRuns]) -> Table
 
 
 def _without_papers(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without the columns of a paper's numbers; a "Ratio" belongs to the column before it."""
+    """Return header and rows without the columns of a paper's numbers; a "Ratio" belongs to the column before it."""
     named = itertools.pairwise(("", *rows[0]))
     titles = [f"{before}, {title}" if title == "Ratio" else title for before, title in named]
     papers = ("Paper", "Code", "Its score", "Place")
@@ -102,15 +102,13 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
 
 
 def _references(experiment: Experiment) -> dict[str, str]:
-    """Return method → the method that its ratios divide by; without methods that have no ratio."""
+    """Return method → the reference method of its ratios; methods without ratios are left out."""
     found = {name: entry.reference or experiment.measure.reference for name, entry in experiment.methods.items()}
     return {name: reference for name, reference in found.items() if reference and reference != name}
 
 
 def setting_records(experiment: Experiment, measured: Sequence[SettingRuns]) -> list[dict[str, Any]]:
-    """Return a row for each point of the methods' grids: its values, runs, mean score and deviation; [] without
-    grids.
-    """
+    """Return a row per case, method and grid point: values, number of runs, mean score, deviation; [] without grids."""
     keys = dict.fromkeys(key for one in measured for key in one.setting.point.keys)
     rows = []
     for one in measured if keys else ():
@@ -164,7 +162,7 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[SettingRuns])
 def _beyond(
     experiment: Experiment, case: Case, one: SettingRuns, settings: Sequence[SettingRuns], target: float | Goal
 ) -> Row:
-    """Return two cells: by how much a setting's reference has passed the target, as measured and in the paper."""
+    """Return two cells, measured and from the paper: by how much a setting's reference has passed the target."""
     name = _references(experiment).get(one.setting.method)
     reference = next((other for other in settings if other.setting.method == name), None)
     if reference is None or isinstance(target, Goal):
@@ -180,7 +178,7 @@ def _beyond(
 
 
 def _saved(cost: TargetCost, reference: TargetCost | None) -> Row:
-    """Return two cells: bytes and minibatch gradients that a method's reference saves, means over seeds."""
+    """Return two cells: bytes sent and minibatch gradients that a method's reference saves, means over seeds."""
     if reference is None or math.isnan(cost.mean) or math.isnan(reference.mean):
         return ABSENT, ABSENT
     params, gradients = _difference(cost.params, reference.params), _difference(cost.gradients, reference.gradients)
@@ -220,7 +218,7 @@ def _tuned(experiment: Experiment, case: Case, settings: Sequence[SettingRuns]) 
 
 
 def _logarithms(one: SettingRuns) -> list[float]:
-    """Return the base-10 logarithms of a point's values."""
+    """Return the base-10 logarithms of a grid point's values."""
     numbers = [value.number for value in one.setting.point.values]
     return [round(math.log10(number), 3) for number in numbers if number]
 
@@ -255,7 +253,7 @@ def _ratio(number: float, reference: float | None) -> str:
 
 
 def _exact(paper: Number | None) -> float:
-    """Return a number of the paper as float; nan for a bound, such as ``1000+``, or None."""
+    """Return a paper's number as float; nan for a bound such as ``1000+``, and for None."""
     return float(paper) if isinstance(paper, int | float) else math.nan
 
 

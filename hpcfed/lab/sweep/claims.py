@@ -1,12 +1,12 @@
 """Claims on runs: files in the sweep's folder that coordinate the groups of one job, and independent jobs.
 
-    claims/<run>.<n>     the n-th claim on a run: its holder, and finally how the run ended
+    claims/<run>.<n>     the n-th claim on a run: the process that holds it, and in the end how the run ended
 
 A claim is made with O_EXCL, which is atomic on NFS, Lustre and GPFS too: exactly one of several contenders gets it,
-without locks. Its holder touches it every few seconds. A claim is dead when its process is gone from this node or, made
-on another node, when it has not been touched for `LEASE`; the process that then creates the next number holds the run
-and resumes it from its checkpoint. Times are compared by the file server's clock alone. A holder that revives and finds
-a successor ends its job. The files stay, as a log of which job ran what, and when.
+without locks. Its holder touches it every few seconds. A claim is dead when its process is gone from this node or, if
+made on another node, when it has not been touched for `LEASE`; the process that then creates the next number holds the
+run and resumes it from its checkpoint. Times are compared by the file server's clock alone. A holder that revives and
+finds a successor ends its job. The files stay, as a log of which job ran what, and when.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ BEAT = 10.0
 LEASE = 90.0
 """Seconds without a touch after which a claim is dead; NFS may show a touch a minute late."""
 POLL = 1.0
-"""Seconds between two looks at a claim that may be dead."""
+"""Seconds between two checks of a claim that may be dead."""
 DEATHS = 3
-"""Deaths of holders after which a run counts as lost: the run itself may kill them."""
+"""Number of dead claims after which a run counts as lost: the run itself may kill its process."""
 
 NUMBERED = re.compile(r"(.+)\.([1-9][0-9]{0,8})", re.DOTALL)
-"""Name of a claim's file: the run, and the number of the claim."""
+"""Name of a claim's file: the run's name, a dot, and the number of the claim."""
 
 DECIDED = ("finished", "diverged", "refused", "failed", "lost")
 """Final endings: the run is not claimed again."""
@@ -54,17 +54,17 @@ RETRYABLE = ("refused", "failed", "lost")
 
 @dataclass(frozen=True)
 class Claim:
-    """The content of a claim's file.
+    """A process's claim on a run: the content of a claim's file.
 
     Attributes:
-        session: the job that made it; the same for all its groups.
-        node, pid, born: the holder's process: node, process number, and start in seconds since the node was booted.
+        session: identifier of the job that made the claim; the same for all its groups.
+        node, pid, born: the holding process: node, process number, and start in seconds since the node was booted.
         host: the node's host name.
         recipe: digest of the run's recipe.
-        taken, ended: times, UTC.
-        ending: one of `DECIDED`; ``stopped``, ``busy`` or ``again`` if it may be claimed anew; None while it is held.
-        message: the final error message.
-        seconds: time that the holder spent on the run.
+        taken, ended: UTC times in ISO 8601; `ended` is "" while the claim is held.
+        ending: one of `DECIDED`; ``stopped``, ``busy`` or ``again`` if the run may be claimed anew; None while held.
+        message: the final error message; "" without an error.
+        seconds: time that the process spent on the run.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(strict=True, revalidate_instances="always")
@@ -86,14 +86,14 @@ CLAIM = TypeAdapter(Claim)
 
 @dataclass(frozen=True)
 class RunState:
-    """State of a run: decided, held, or open.
+    """State of a run: decided (ended for good), held by a process, or open (may be claimed).
 
     Attributes:
-        last: number of its last claim, 0 without any.
-        claim: the deciding claim, else the last one.
-        held: whether its holder is not known to be dead.
-        vouched: whether its holder is known to be alive.
-        deaths: holders that died since the run last ended in any way.
+        last: number of the run's last claim; 0 without claims.
+        claim: the claim that decided the run, else the last one.
+        held: whether a process holds the run and is not known to be dead.
+        vouched: whether that process is known to be alive.
+        deaths: number of claims that died since the run was last stopped, reopened or given another recipe.
     """
 
     last: int = 0
@@ -104,6 +104,7 @@ class RunState:
 
     @property
     def decided(self) -> bool:
+        """Whether the run has ended for good."""
         return self.claim.ending in DECIDED
 
     @property
@@ -113,11 +114,11 @@ class RunState:
 
 
 class Claims:
-    """Reads and makes the claims of a sweep for one process.
+    """The claims of a sweep, read and made by one process.
 
     Args:
-        folder: the sweep's.
-        session: a unique word for this job; the same for all its groups.
+        folder: the sweep's folder.
+        session: unique identifier of this job; the same for all its groups.
     """
 
     def __init__(self, folder: Path, session: str):
@@ -129,7 +130,7 @@ class Claims:
         self._touched: dict[Path, float] = {}
 
     def look(self, runs: Sequence[tuple[str, str]]) -> dict[str, RunState]:
-        """Return name → state of runs, each given as its name and its recipe's digest."""
+        """Return run name → state, for `runs` given as pairs of name and recipe digest."""
         numbers: dict[str, list[int]] = {}
         try:
             names = [path.name for path in self._folder.iterdir()]
@@ -141,7 +142,7 @@ class Claims:
         return {run: self._state_of(run, digest, sorted(numbers.get(run, ()), reverse=True)) for run, digest in runs}
 
     def take(self, run: str, digest: str, state: RunState) -> int | None:
-        """Claim an open run; return the claim's number; None if another process was faster or the run is lost."""
+        """Claim an open run; return the claim's number, or None if another process was faster or the run is lost."""
         number = state.last + 1
         claim = Claim(**{**asdict(self._me), "recipe": digest, "taken": _now()})
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -172,7 +173,7 @@ class Claims:
 
     @contextmanager
     def held(self, run: str, number: int, end_all: Callable[[int, str], None]) -> Iterator[None]:
-        """Touch a claim while the block runs; end all ranks if another job has taken the run over."""
+        """Touch a claim every `BEAT` seconds in the block; call `end_all` if another job has taken the run over."""
         done = threading.Event()
         thread = start(
             threading.Thread(target=self._beat, args=(run, number, end_all, done), name="claim", daemon=True)
@@ -209,7 +210,7 @@ class Claims:
                 end_all(EnvironmentFailure.exit_code, what)
 
     def _state_of(self, run: str, digest: str, numbers: Sequence[int]) -> RunState:
-        """Derive a run's state from its claims, the last one first."""
+        """Return a run's state, derived from its claims; `numbers` has the last claim first."""
         if not numbers:
             return RunState()
         newest, deaths = Claim(), 0
@@ -282,7 +283,7 @@ def _touched(path: Path) -> float:
 
 
 def _lives(pid: int, born: float) -> bool:
-    """Return whether the process with this number and start time is alive, and no zombie."""
+    """Return whether the process with this number and start time is alive and not a zombie."""
     try:
         process = psutil.Process(pid)
         return abs(_born(process) - born) < 1 and process.status() != psutil.STATUS_ZOMBIE

@@ -1,4 +1,4 @@
-"""The error raised if runs of a sweep, study or experiment have no result."""
+"""Errors raised if runs of a sweep, study or experiment have no result."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ def endings(plan: Plan) -> dict[str, Claim]:
 
 
 def raise_if_failed(plan: Plan, ended: Mapping[str, Claim], *, takes_fresh: bool = True) -> None:
-    """Raise an error if runs of a plan were refused, failed or lost, with their number and the first one's message.
+    """Raise an error if runs of a plan were refused, failed or lost; it has their number and the first one's message.
 
-    `takes_fresh`: whether the command has the option ``--fresh``, which the error may then suggest.
+    Args:
+        plan: the plan of the runs.
+        ended: run name → claim, see `endings`.
+        takes_fresh: whether the command has the option ``--fresh``, which the error may then suggest.
 
     Raises:
-        InputError: each of these runs was refused, so that the recipe must change.
+        InputError: all runs without a result were refused, so that the recipe must change.
         EnvironmentFailure: at least one failed or was lost, so that ``--retry`` may help.
     """
     broken = [unit for unit in plan.units if ended[unit.name].ending in RETRYABLE]

@@ -1,8 +1,8 @@
-"""The figures of a sweep: a curve for one grid of numbers, a row per value for one of words, heat maps for several.
+"""The figures of a sweep: a curve for one grid of numbers, a row per value for one grid of words, else heat maps.
 
 Each pair of grids has a heat map, as in FedExP's figure 1 and GeL's figure 7.
 
-With three or more grids, a cell of a pair is the best value over the other grids.
+With three or more grids, a heat map's cell has the best value over all grids outside the pair.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from hpcfed.lab.sweep.select import Candidate, Rule
 
 FONT = 10.5
 CELL = 0.78
-"""Inches of a cell's side."""
+"""Side of a heat map's cell, in inches."""
 BROAD = 5
-"""Columns of a heat map from which its title fits on a line."""
+"""Minimum number of columns with which a heat map's title fits on one line."""
 LINE = 0.42
-"""Inches between the lines of a grid of words."""
+"""Distance between the rows of a grid of words, in inches."""
 WIDE, MOST = 8, 40
-"""Characters from which labels across are turned, and that are shown."""
+"""Length in characters above which labels below the axis are rotated, and maximum length of a label."""
 DECADES = 3.0
-"""Orders of magnitude that the shades of a heat map tell apart."""
+"""Orders of magnitude that the shades of a heat map span."""
 
 
 def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, bytes]:
-    """Return the figures as PNG and PDF by file name; empty if no configuration has a score, or there is no grid."""
+    """Return file name → content, PNG and PDF; empty if no configuration is ranked or no grid has two values."""
     if not any(candidate.rank for candidate in ranked):
         return {}
     by_point = {candidate.point: candidate for candidate in ranked}
@@ -61,9 +61,9 @@ def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, by
 def table_of(
     plan: Plan, first: int, second: int, by_point: Mapping[int, Candidate], rule: Rule
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a heat map's cells, (rows, columns): the best mean in each, and whether a best configuration lies in it.
+    """Return for each cell of a heat map, (rows, columns), its best mean and whether the best configuration is in it.
 
-    A cell without a mean is nan; rows are the first grid's values, columns the second's.
+    Rows are the values of grid `first`, columns those of grid `second`; a cell without a mean is nan.
     """
     shape = len(plan.grids[first].values), len(plan.grids[second].values)
     means, best = np.full(shape, math.nan), np.zeros(shape, dtype=bool)
@@ -161,9 +161,9 @@ def _lines(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
 
 
 def _shades(means: np.ndarray, rule: Rule) -> np.ndarray:
-    """Return each cell's shade, from the worst (0) to the best (1).
+    """Return each cell's shade, from 0 for the worst to 1 for the best.
 
-    Losses that span a decade are compared by logarithm, cut off at `DECADES` from the best.
+    Shades of losses that span more than a factor of 10 are logarithmic, cut off `DECADES` decades above the least.
     """
     values = means if rule.largest else -means
     finite = means[np.isfinite(means)]
@@ -175,7 +175,7 @@ def _shades(means: np.ndarray, rule: Rule) -> np.ndarray:
 
 
 def _labels(grid: Grid) -> list[str]:
-    """Return the tick labels of a grid's axis; logarithmic grids of (half) powers of ten have labels 10^k."""
+    """Return the tick labels of a grid's axis; those of a logarithmic grid of (half) powers of ten are 10^k."""
     numbers = grid.numbers
     if numbers is not None and grid.is_logarithmic:
         exponents = [round(math.log10(number), 6) for number in numbers]
@@ -185,7 +185,7 @@ def _labels(grid: Grid) -> list[str]:
 
 
 def _in_words(label: str) -> str:
-    """Return a value's label; that of a mapping lists its name and keys, ``fedprox, mu 0.1``."""
+    """Return a value's label, cut to `MOST` characters; a mapping is shown as name and keys: ``fedprox, mu 0.1``."""
     if not label.startswith("{"):
         return cut(label, MOST)
     try:

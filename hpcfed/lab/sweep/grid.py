@@ -1,7 +1,7 @@
 """The grids of a sweep, ``key=values``, parsed strictly: no input is ever evaluated as code.
 
 local.lr=0.01,0.1,1                      a YAML list without its brackets
-local.lr=10**-2,10**-1.5                 powers may stand in a list
+local.lr=10**-2,10**-1.5                 a list may have powers
 algorithm.mu=0:1:5                       5 values from 0 to 1, evenly spaced
 local.lr=10**-2:10**0:5                  5 powers of 10, their exponents evenly spaced
 """
@@ -26,47 +26,47 @@ NOT_SWEPT = {"seed": "use --seeds", "seeds": "use --seeds", "output": "use --out
 MAX_VALUES = 1000
 """Maximum number of values of one grid."""
 MAX_DIGITS = 20
-"""Maximum number of digits of a seed or a count; all seeds of 64 bits have fewer or as many."""
+"""Maximum number of digits of a seed or a count; enough for all 64-bit seeds."""
 LABEL_DIGITS = 4
 """Significant digits of a number in labels and folder names."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value of a grid: its YAML text, and its label."""
+    """One value of a grid: its YAML text, and its label in tables and folder names."""
 
     text: str
     label: str
 
     @property
     def number(self) -> float | None:
-        """The value as a number, None for other values."""
+        """The value as a number; None if it is not one."""
         return float(self.text) if NUMBER.fullmatch(self.text) else None
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The values of one key."""
+    """A grid: the values that one recipe key takes in a sweep."""
 
     key: str
     values: tuple[Value, ...]
 
     @property
     def numbers(self) -> list[float] | None:
-        """All values as numbers; None if any is no number."""
+        """All values as numbers; None if any value is not a number."""
         numbers = [value.number for value in self.values if value.number is not None]
         return numbers if len(numbers) == len(self.values) else None
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether the values are positive and span a decade, so that their logarithms are compared."""
+        """Whether the values are positive numbers that span a factor of 10 or more, so that axes are logarithmic."""
         numbers = self.numbers
         return numbers is not None and min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
 
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration: a value for every grid's key, in the grids' order; empty without grids."""
+    """One configuration of a sweep: a value for every grid's key, in the grids' order; empty without grids."""
 
     keys: tuple[str, ...]
     values: tuple[Value, ...]
@@ -84,10 +84,10 @@ class Point:
 
 
 def parse_grid(text: str, option: str = "--grid") -> Grid:
-    """Parse ``key=values`` of a command's option.
+    """Parse a grid, ``key=values``; `option` is the command's option named in errors.
 
     Raises:
-        InputError: the text has none of this module's forms, a value twice, or a key that a sweep sets itself.
+        InputError: the text is not a grid, or has a value twice or a key that a sweep sets itself.
     """
     key, equals, values = text.partition("=")
     where = f"{option} {text}"
@@ -122,7 +122,7 @@ def parse_grids(texts: Sequence[str]) -> list[Grid]:
 
 
 def points(grids: Sequence[Grid]) -> list[Point]:
-    """Return the product of the grids, with the last grid varying fastest."""
+    """Return all configurations, the Cartesian product of the grids; the last grid varies fastest."""
     keys = tuple(grid.key for grid in grids)
     return [Point(keys, values) for values in itertools.product(*(grid.values for grid in grids))]
 
@@ -131,7 +131,7 @@ def parse_seeds(text: str) -> list[int]:
     """Parse ``5`` (the seeds 0 to 4) or a list, ``0,7,11`` (``7,`` is the seed 7 alone).
 
     Raises:
-        InputError: neither form, or a seed twice.
+        InputError: the text has neither form, a seed twice, or more than `MAX_VALUES` seeds.
     """
     words = [word.strip() for word in text.removesuffix(",").split(",")]
     if (

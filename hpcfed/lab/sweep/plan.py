@@ -23,7 +23,7 @@ from hpcfed.run_folder import files
 from hpcfed.run_folder.identity import WITHOUT_EFFECT, identity
 
 MAX_NAME_LENGTH = 120
-"""Maximum length of a run's name; file systems limit names."""
+"""Maximum length of a run's name in characters, since file systems limit names."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Unit:
     Attributes:
         name: unique in the sweep, valid as a file name.
         point: index of its configuration in `Plan.points`.
-        seed: as text; JSON by purpose if the recipe's seeds differ.
+        seed: the run's seed as text; a JSON object, purpose → seed, if the seeds of its random streams differ.
         recipe: resolved; its output lies in the sweep's folder.
     """
 
@@ -50,7 +50,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep: its folder, grids, configurations and runs; all configurations of one seed come before the next seed."""
+    """A sweep: its folder, grids, configurations (`points`) and runs (`units`), all runs of a seed before the next."""
 
     name: str
     folder: Path
@@ -77,13 +77,13 @@ def _has_equal_clients(path: Path) -> bool:
 def make_plan(
     source: str | Path, overrides: Sequence[str], grids: Sequence[Grid], seeds: Sequence[int], output: Path | None
 ) -> Plan:
-    """Validate every configuration × seed, and choose the folders' names.
+    """Return the plan of a sweep: every configuration × seed as a validated run with its folder.
 
     Args:
         source: the recipe's file.
         overrides: ``section.key=value`` texts, applied before those of a configuration.
         grids: see `hpcfed.lab.sweep.grid`.
-        seeds: those of the recipe if empty.
+        seeds: the seeds; empty: the recipe's.
         output: the sweep's folder; default: the recipe's output with ``-sweep`` appended.
 
     Raises:
@@ -118,7 +118,7 @@ def make_plan(
 
 
 def _at_existing_runs(recipes: list[Recipe], path: Path) -> list[Recipe]:
-    """Return a configuration's recipes, one per seed; a run that already is in `path` itself stays there.
+    """Return a configuration's recipes, one per seed; a run that is already in the folder `path` itself stays there.
 
     A sweep of one seed writes a configuration's run to `path`; runs of seeds added later have folders inside it.
     """

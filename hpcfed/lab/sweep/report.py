@@ -1,4 +1,4 @@
-"""The result of a sweep: tables, figures, and a summary for the terminal."""
+"""The results of a sweep: tables, figures, and a summary for the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SHOWN = 10
 
 @dataclass(frozen=True)
 class RankedSweep:
-    """A sweep's runs, and its configurations ranked by the rule, the best first."""
+    """A sweep's runs (`rows`), and its configurations ranked by the rule (`ranked`, the best first)."""
 
     plan: Plan
     rows: tuple[Row, ...]
@@ -31,13 +31,13 @@ class RankedSweep:
 
     @property
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """The header and the first rows of the table of configurations, as text."""
+        """Header and first `MAX_SHOWN` rows of the table of configurations, as text."""
         head, rows = self.whole_table
         return head, rows[:MAX_SHOWN]
 
     @property
     def whole_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """The header and all rows of the table of configurations, as text."""
+        """Header and all rows of the table of configurations, as text."""
         head = ("rank", *(grid.key for grid in self.plan.grids), self.rule.column, "±", "runs")
         return head, [self._row(candidate) for candidate in self.ranked]
 
@@ -63,9 +63,9 @@ class RankedSweep:
         """Raise an error if runs ended without a result; `takes_fresh`: whether the command has ``--fresh``.
 
         Raises:
-            InputError: some were refused, and none failed.
-            EnvironmentFailure: some failed or were lost.
-            Diverged: all diverged.
+            InputError: some runs were refused, and none failed or was lost.
+            EnvironmentFailure: some runs failed or were lost.
+            Diverged: all runs diverged.
         """
         ended = {row.unit.name: Claim(ending=row.status, message=row.message) for row in self.rows}
         raise_if_failed(self.plan, ended, takes_fresh=takes_fresh)
@@ -74,7 +74,7 @@ class RankedSweep:
 
 
 def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False) -> RankedSweep:
-    """Write tables and figures of the results so far; return the ranked sweep. Called on one rank only.
+    """Write tables and figures of a sweep's results so far; return the ranked sweep. Called on one rank only.
 
     Raises:
         InputError: a run's record is damaged, or no run recorded the rule's column.

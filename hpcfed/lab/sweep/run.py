@@ -35,20 +35,20 @@ ENDINGS: dict[type[HpcfedError], str] = {
     EnvironmentFailure: "failed",
     Stopped: "stopped",
 }
-"""Recorded ending by the class of a run's error, the nearest of its bases."""
+"""Class of a run's error → recorded ending; an error counts as its nearest base class listed here."""
 OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv"} | {
     *("summary.tex", "contributions.csv", "contributions.html", "values.csv")
 }
-"""Entries of a sweep's folder."""
+"""Names of the files and folders in a sweep's folder."""
 
 
 @dataclass(frozen=True)
 class Redo:
-    """Treatment of existing runs that differ from what the sweep would run now.
+    """Treatment of existing runs that have no result, or differ from those that the sweep would run now.
 
     Attributes:
         retry: whether refused, failed and lost runs are tried again.
-        fresh: whether runs of another recipe or other code start anew, the old ones set aside.
+        fresh: whether runs of another recipe or other code are moved aside and started anew.
         accept_code: whether runs continue although the user's code has changed.
     """
 
@@ -71,17 +71,17 @@ def run_sweep(
     Args:
         plan: the same on every rank.
         world: all ranks of the job.
-        groups: number of groups of ranks, each with one run at a time; default: the smaller of ranks and runs.
+        groups: number of groups of ranks, each with one run at a time; None: the number of ranks, or of runs if less.
         quiet: whether rank 0 prints no progress.
-        redo: treatment of existing runs; by default those of another recipe or other code are refused.
-        waits: whether to wait for the runs of other jobs, too, for a caller that needs every result.
+        redo: treatment of existing runs; None: an error if one is of another recipe or other code.
+        waits: whether to wait for runs that other jobs hold, too, for a caller that needs every result.
 
     Returns:
-        Whether runs are left: because a signal or the time limit ended this job or, with `waits`, because another
-        program uses their folders.
+        Whether unfinished runs are left: because a signal or the time limit ended this job or, with `waits`, because
+        another program uses their folders.
 
     Raises:
-        InputError: more groups than ranks; or the folder holds other files, or another recipe's runs.
+        InputError: there are more groups than ranks; or see `prepare`.
     """
     with world.united():
         groups = min(world.size, len(plan.units)) if groups is None else groups
@@ -105,7 +105,7 @@ def run_sweep(
 
 
 def run_states(plan: Plan, claims: Claims) -> dict[str, RunState]:
-    """Return the state of each run of the sweep, by name."""
+    """Return run name → state, for all runs of the sweep."""
     return _files(plan, lambda: claims.look([(unit.name, unit.digest) for unit in plan.units]))
 
 
@@ -120,10 +120,10 @@ def finished(states: Mapping[str, RunState]) -> set[str]:
 
 
 def states_until_stable(plan: Plan, claims: Claims) -> Iterator[dict[str, RunState]]:
-    """Yield the states of all runs, again each time other jobs ended runs while the caller wrote its results.
+    """Yield the states of all runs; yield them again if other jobs ended runs while the caller wrote its results.
 
-    Otherwise the caller's files could replace those of another job, which have more runs. While other jobs hold runs,
-    states are not yielded again: these jobs write the results later.
+    Otherwise the caller could overwrite another job's result files that cover more runs. While other jobs hold runs,
+    states are not yielded again, since those jobs write the results later.
     """
     seen = None
     while True:
@@ -136,11 +136,11 @@ def states_until_stable(plan: Plan, claims: Claims) -> Iterator[dict[str, RunSta
 
 
 def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
-    """Make the sweep's folder and check its content; write ``sweep.yaml``. On rank 0 only.
+    """Make the sweep's folder, check its content, apply `redo`, and write ``sweep.yaml``. On rank 0 only.
 
     Raises:
-        InputError: the folder holds other files, a sweep over other keys, a run of another recipe or other code, or a
-            finished run whose record was cut; or it cannot be written.
+        InputError: the folder holds files that are not a sweep's, a sweep over other keys, a run of another recipe or
+            other code, or a finished run with rounds missing in its record; or the folder cannot be written.
     """
     refuse_both(redo.fresh, redo.accept_code)
     try:
@@ -192,10 +192,10 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
 
 
 def _check_keys(plan: Plan) -> None:
-    """Check that the ``sweep.yaml`` in the folder has grids of the plan's keys: its tables have one set of columns.
+    """Check that the grids in the folder's ``sweep.yaml`` have the plan's keys: its tables have one set of columns.
 
     Raises:
-        InputError: it has other keys.
+        InputError: the keys differ.
     """
     grids = read_yaml(plan.folder / "sweep.yaml", "sweep", "grids").get("grids")
     there, here = (set(grids) if isinstance(grids, dict) else set()), {grid.key for grid in plan.grids}
@@ -211,7 +211,7 @@ def _check(unit: Unit, state: RunState, accept_code: bool) -> bool:
     """Check that a unit's existing folder holds its run; return False if the run has finished and its result is gone.
 
     Raises:
-        InputError: the folder's run is of another recipe or other code, or it had finished and its record was cut.
+        InputError: the run is of another recipe or other code, or has finished and its record lacks rounds.
     """
     folder, has_finished = RunFolder(unit.recipe.output), state.decided and state.claim.ending == "finished"
     if not folder.path.exists():
@@ -229,7 +229,7 @@ def _check(unit: Unit, state: RunState, accept_code: bool) -> bool:
 
 @dataclass
 class SweepProgress:
-    """Prints the progress of all groups, and of other jobs, as plain lines on rank 0."""
+    """The progress of a sweep in all groups and jobs, printed in plain lines on rank 0; `speaks` is false elsewhere."""
 
     plan: Plan
     claims: Claims
@@ -242,6 +242,7 @@ class SweepProgress:
     _shown: Counter[str] = field(default_factory=Counter)
 
     def begin(self) -> None:
+        """Print the numbers of runs, of runs done, of ranks and groups, and remarks on the plan."""
         if not self.speaks:
             return
         counts = self._counts()
@@ -253,7 +254,10 @@ class SweepProgress:
             self._say(line)
 
     def show(self, run: str = "", *, now: bool = False, if_changed: bool = False) -> None:
-        """Print how many runs are done, how they ended, the estimated time left, and a line `run` on one of them."""
+        """Print how many runs are done, how they ended, the estimated time left, and a line `run` on one of them.
+
+        At most once in `QUIET_SECONDS` unless `now`; with `if_changed`, only if the counts have changed.
+        """
         if not self.speaks or (not now and time.monotonic() - self._spoke < QUIET_SECONDS):
             return
         self._spoke = time.monotonic()
@@ -291,7 +295,7 @@ class SweepProgress:
 
 
 class _Between(Reporter):
-    """Reporter of a run in a sweep: prints the sweep's progress, too; stops the run if another group must stop."""
+    """Reporter of a sweep's run that also prints the sweep's progress, and stops the run if another group must stop."""
 
     def __init__(self, unit: Unit, progress: SweepProgress, caught: Signals, *, listens: bool):
         super().__init__(unit.name, unit.recipe.rounds, speaks=False, live=False)
@@ -309,14 +313,14 @@ class _Between(Reporter):
 
 @dataclass(frozen=True)
 class _Group:
-    """A group of ranks of this job that takes runs of a sweep.
+    """A group of ranks of this job that trains runs of a sweep, one at a time.
 
     Attributes:
         plan, claims: of the sweep.
         world: the group's ranks.
-        device_slots: this rank's, by the recipes' ``device``.
+        device_slots: a recipe's ``device`` → this rank's slot on it.
         caught: signals that this rank received.
-        progress: of all groups.
+        progress: the progress of all groups.
     """
 
     plan: Plan
@@ -346,7 +350,7 @@ class _Group:
         return self.world.on_root(partial(_files, self.plan, function))
 
     def _next(self, avoided: set[str], *, waits: bool) -> tuple[Unit, int] | None:
-        """Claim the next run; None if there is none, or this job is to stop.
+        """Claim the next run; return it and the claim's number, or None if there is no run, or this job is to stop.
 
         If no run is open, wait while a holder may be dead; with `waits`, also while live jobs hold runs.
         """

@@ -1,4 +1,4 @@
-"""Ranking of configurations by a rule such as the papers': a column's mean over the last K rounds, then over seeds.
+"""Ranking of configurations by a rule, as papers do: a column's mean over the last K rounds, then over seeds.
 
 train_accuracy:last10        FedExP, appendix D.3: of 50 rounds
 train_loss:last100           GeL, after Reddi et al., "Adaptive federated optimization"
@@ -32,14 +32,14 @@ RULE = re.compile(r"([\w.-]+?)(?::last(\d+))?(?::(max|min))?")
 LAST = 10
 """Default number of rounds to average."""
 REPORTED = "method."
-"""Beginning of the columns of numbers that a server rule reports; their names are known after a round."""
+"""Prefix of the columns that a server rule reports; their names are known only after a round."""
 DEFAULT_COLUMNS = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
 """Columns of the default rule: the first that any run recorded."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Comparison of configurations: the mean of `column` over the `last` rounds; the largest or smallest is best."""
+    """Rule that ranks configurations by their mean `column` over the `last` rounds; the largest or smallest is best."""
 
     column: str
     last: int
@@ -51,9 +51,9 @@ class Rule:
         return f"{'largest' if self.largest else 'smallest'} mean {self.column} over {rounds}"
 
     def score(self, record: pd.DataFrame) -> float:
-        """Return a run's score, the mean over its last rounds; nan if none of them recorded the column.
+        """Return a run's score, the column's mean over the last rounds; nan if none of them recorded the column.
 
-        The last round is always evaluated: a loss missing there was not finite, so the run has no score.
+        The last round is always evaluated: a test or training value missing there was not finite, and gives no score.
         """
         if self.column not in record:
             return math.nan
@@ -64,12 +64,13 @@ class Rule:
         return statistics.fmean(found) if len(found) else math.nan
 
     def better(self, first: float, second: float) -> bool:
+        """Return whether the score `first` is better than `second`."""
         return first > second if self.largest else first < second
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run in the table: its status, the last value of each metric, and its score (nan without one)."""
+    """A run's row in the table of runs: status, last value of each metric, score (nan without one), error message."""
 
     unit: Unit
     status: str
@@ -83,9 +84,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One configuration: its runs, and the mean and standard deviation of their scores over seeds.
+    """One configuration: its runs (`rows`), and mean and standard deviation of their scores over seeds.
 
-    It has a mean, and a rank from 1, only if all its runs finished with a finite score.
+    The mean is nan and the rank None unless all runs finished with a finite score; rank 1 is the best.
     """
 
     point: int
@@ -105,10 +106,10 @@ class Candidate:
 
 
 def parse_rule(text: str, plan: Plan, option: str = "--select") -> Rule:
-    """Parse a rule, and check that the plan's runs record its column; `option` is named in errors.
+    """Parse a rule, and check that the plan's runs record its column; errors name the command's `option`.
 
     Raises:
-        InputError: they do not record it, or the text is no rule.
+        InputError: the text is not a rule, or the runs do not record the column.
     """
     match, where = RULE.fullmatch(text), f"{option} {text}"
     if match is None:
@@ -140,7 +141,7 @@ def parse_rule(text: str, plan: Plan, option: str = "--select") -> Rule:
 
 
 def _own_columns(recipe: Recipe) -> Iterator[str]:
-    """Yield the columns of the recipe's metrics, and of statistics over clients."""
+    """Yield the names of the columns of the recipe's own metrics, and of statistics over clients."""
     metrics = [name for name, metric in recipe.evaluate.metrics.items() if not is_matrix(metric)]
     yield from (f"{part}_{name}" for part in ("test", "train") for name in metrics)
     measures = (*ALWAYS_MEASURED, *metrics)
@@ -152,8 +153,8 @@ def _own_columns(recipe: Recipe) -> Iterator[str]:
 def usual_rule(plan: Plan, records: Iterable[pd.DataFrame]) -> Rule:
     """Return the default rule: the mean over the last rounds of the first of `DEFAULT_COLUMNS` that any run recorded.
 
-    Where a run may stop early by its score, only its last round counts: a fast run has few rounds, and early ones are
-    poor.
+    If runs may stop early by their scores, only the last round counts: a run that stops early has few rounds, and its
+    first ones are poor.
     """
     recorded = {column for one in records for column in one.columns[one.tail(1).notna().any()]}
     column = next((column for column in DEFAULT_COLUMNS if column in recorded), DEFAULT_COLUMNS[-1])
@@ -181,7 +182,7 @@ def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
 
 
 def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
-    """Return warnings about a selection: ties, a best value at the edge of its grid, missing or shorter results."""
+    """Return warnings on a selection: ties, a best value at its grid's edge, missing or shorter results, other code."""
     best = [candidate for candidate in ranked if candidate.rank == 1]
     said = []
     if len(best) > 1:

@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 
 def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) -> tuple[list[Row], Rule]:
-    """Return a row for each run of the plan, and the rule that scored them (the default rule for None).
+    """Return a row for each run of the plan, and the rule that scored them: `rule`, or the default rule if it is None.
 
     Raises:
         InputError: a run's record is damaged.
@@ -57,7 +57,7 @@ def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) 
 
 
 def code_of(recipe: Recipe) -> dict[str, str]:
-    """Return file → hash of the user's code that a run recorded; empty if its recipe names no code."""
+    """Return file → hash, for the user's code that a run recorded; empty if its recipe names no code."""
     return read_code(recipe.output / code.CODE_FILE) if code.references(recipe) else {}
 
 
@@ -71,13 +71,13 @@ def _record_of(recipe: Recipe) -> pd.DataFrame:
 
 
 def _final(record: pd.DataFrame) -> dict[str, float]:
-    """Return the last value of each metric, timers excluded."""
+    """Return the last recorded value of each metric, without timers."""
     final = record.ffill().tail(1).dropna(axis=1)
     return {name: column.item() for name, column in final.items() if not name.startswith("seconds.")}
 
 
 def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
-    """Return the table of runs: grid keys, seed, status, rounds, final metrics, score."""
+    """Return a record per run, for ``results.csv``: grid keys, seed, status, rounds, final metrics, score, and more."""
     names = _metric_names(rows)
     return [
         {
@@ -98,7 +98,7 @@ def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
 
 
 def summary_records(plan: Plan, ranked: Sequence[Candidate]) -> list[Record]:
-    """Return the table of configurations, the best first: mean and standard deviation over the seeds that finished."""
+    """Return a record per configuration, for ``summary.csv``: means and deviations over the seeds that finished."""
     names = _metric_names([row for candidate in ranked for row in candidate.rows])
     return [
         {
@@ -129,7 +129,7 @@ def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record
 
 
 def settings_of(plan: Plan, point: int) -> Record:
-    """Return a configuration's values by key, as numbers if the whole grid is numeric."""
+    """Return grid key → value of configuration `point`: a number if the whole grid is numeric, else text."""
     pairs = zip(plan.grids, plan.points[point].values, strict=True)
     return {grid.key: value.text if grid.numbers is None else value.number for grid, value in pairs}
 

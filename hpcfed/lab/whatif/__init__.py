@@ -1,1 +1,1 @@
-"""Counterfactual runs without some clients, to the bit; clients' leave-one-out and Shapley values."""
+"""Bit-exact counterfactual runs without some clients; clients' leave-one-out and Shapley values."""

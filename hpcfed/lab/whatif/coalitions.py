@@ -1,4 +1,4 @@
-"""A recorded run's recipe on subsets of its clients, as a sweep over ``cohort.without``."""
+"""Runs of a recorded run's recipe on subsets of its clients, as a sweep over ``cohort.without``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder.contents import refuse_link
 
 MOST_EXACT = 6
-"""Clients up to which all subsets are run by default."""
+"""Maximum number of clients for which all subsets are run."""
 KEY = "cohort.without"
 
 
@@ -32,11 +32,12 @@ class Contributions:
     """A request for the contributions of a recorded run's clients.
 
     Attributes:
-        run: the recorded run.
-        metric: rule for v(S), as a sweep's ``--select``; None: accuracy or loss on the test set in the last round.
-        seeds: of the runs to train; empty: the recorded run's.
+        run: folder of the recorded run.
+        metric: rule for the score v(S) of a model trained on subset S, as a sweep's ``--select``; None: test
+            accuracy in the last round, or test loss if the recorded run has no test accuracy.
+        seeds: seeds of the runs to train; empty: the recorded run's.
         permutations: number of random orders of clients to sample; 0: leave-one-out alone; None: all subsets.
-        cohorts: ``empty`` or ``redrawn``, as ``cohort.without`` has it.
+        cohorts: ``cohort.without.cohorts`` of the runs, ``empty`` or ``redrawn``.
         output: the sweep's folder; None: ``<run>-contributions`` beside the run's folder.
         data, code: present paths of the federation file and of the user's code; None if they have not moved.
     """
@@ -57,12 +58,12 @@ class Coalitions:
 
     Attributes:
         base: the recorded run.
-        plan: a configuration for each subset but the empty one, × seeds.
-        subsets: the clients that train in each of the plan's configurations, in the same order.
-        orders: sampled orders; None where all subsets are run, empty for leave-one-out alone.
-        rule: computes v(S) from a run's record.
+        plan: the sweep: a configuration for each subset but the empty one, × seeds.
+        subsets: the clients that train in each of the plan's configurations, in the order of the configurations.
+        orders: sampled orders of the clients; None if all subsets are run, empty for leave-one-out alone.
+        rule: the rule that computes the score v(S) from a run's record.
         names, sizes: the clients' names and numbers of training samples, (N,) each.
-        own_tests: whether clients have test sets.
+        own_tests: whether each client has its own test set.
     """
 
     base: RecordedRun
@@ -76,7 +77,7 @@ class Coalitions:
 
     @cached_property
     def unit_of(self) -> Mapping[tuple[Subset, str], Unit]:
-        """The run of each subset and seed."""
+        """The runs by subset and seed, the seed as text."""
         return {(self.subsets[unit.point], unit.seed): unit for unit in self.plan.units}
 
     @property
@@ -132,7 +133,7 @@ def _chosen(num_clients: int, permutations: int | None) -> tuple[list[Subset], O
 
 
 def _value(num_clients: int, subset: Subset, cohorts: str) -> Value:
-    """Return the grid's value for a subset: a ``cohort.without`` that names all other clients."""
+    """Return the grid's value for a subset: a ``cohort.without`` that names all clients outside the subset."""
     others = frozenset(range(num_clients)) - subset
     if not others:
         return Value("null", "none")
@@ -141,7 +142,7 @@ def _value(num_clients: int, subset: Subset, cohorts: str) -> Value:
 
 
 def _overrides(base: RecordedRun, own_tests: bool) -> list[str]:
-    """Return overrides of the run's recipe: present paths of data and code, and missing evaluations at the end."""
+    """Return overrides of the run's recipe: present paths of data and code, and a final evaluation if it has none."""
     recipe = base.recipe
     found = [f"data={json.dumps(str(recipe.data))}"]
     found.append(f"python_path={json.dumps([str(path) for path in recipe.python_path])}")
@@ -153,10 +154,10 @@ def _overrides(base: RecordedRun, own_tests: bool) -> list[str]:
 
 
 def _rule(text: str | None, base: RecordedRun, plan: Plan) -> Rule:
-    """Return the rule for v(S).
+    """Return the rule for v(S): `text` parsed, or the default rule for None.
 
     Raises:
-        InputError: the rule's column is no score on the test set.
+        InputError: `text` is not a rule, or its column is not a score on the test set.
     """
     if text is None:
         text = "test_loss" if base.rows[-1].get("test_accuracy") is None else "test_accuracy"
@@ -173,14 +174,14 @@ def run_coalitions(coalitions: Coalitions, world: World, groups: int | None, *, 
 
 
 def num_left(coalitions: Coalitions) -> tuple[int, int]:
-    """Return the number of runs that have not ended, and the number of these that other jobs hold."""
+    """Return the number of runs that have not ended for good, and how many of these runs other jobs hold."""
     plan = coalitions.plan
     left = [one for one in run_states(plan, Claims(plan.folder, "report")).values() if not one.decided]
     return len(left), sum(one.held for one in left)
 
 
 def _begin_all(coalitions: Coalitions, redo: Redo) -> None:
-    """Make the sweep's folder; copy the rounds that runs with the recorded run's seed share with it. On rank 0 only."""
+    """Make the sweep's folder; give runs with the recorded run's seed the rounds they share with it. On rank 0 only."""
     plan, base = coalitions.plan, coalitions.base
     prepare(plan, Claims(plan.folder, "contributions"), redo)
     for unit in plan.units:
@@ -189,7 +190,7 @@ def _begin_all(coalitions: Coalitions, redo: Redo) -> None:
 
 
 def rounds_of(coalitions: Coalitions) -> tuple[int, int, int]:
-    """Return numbers of rounds, summed over runs: all, to be computed, and different from the recorded run's."""
+    """Return numbers of rounds over all runs: in total, to be computed, and different from the recorded run's."""
     base, total, computed, needed = coalitions.base, 0, 0, 0
     for unit in coalitions.plan.units:
         rounds = unit.recipe.rounds

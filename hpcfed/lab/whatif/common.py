@@ -1,4 +1,4 @@
-"""The recorded run that runs without some clients start from, and scores of both on their common test samples."""
+"""Loading the recorded run that is repeated without some clients; scores of both runs on common test samples."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hpcfed.run_folder.folder import RunFolder
 
 
 def base_of(run: Path, data: Path | None, code: Path | None) -> RecordedRun:
-    """Return the recorded run that runs without some clients start from.
+    """Load the recorded run that is repeated without some clients.
 
     Args:
-        run: its folder.
+        run: the run's folder.
         data, code: present paths of the federation file and of the user's code; None if they have not moved.
 
     Raises:
-        InputError: it cannot be read, or it is private.
+        InputError: the run cannot be read, or it is private (``secret_seed``).
     """
     folder = run.resolve()
     base = recorded(folder, placed_recipe(folder, data, code))
@@ -42,9 +42,10 @@ def base_of(run: Path, data: Path | None, code: Path | None) -> RecordedRun:
 
 
 def on_common_samples(before: Recipe, folder: Path, recipe: Recipe) -> Iterator[str]:
-    """Yield a line that compares both runs' final models on their common test samples; nothing if they count the same.
+    """Yield a line that compares the final models of two runs on the test samples that both evaluate.
 
-    Accuracy if the task has one, else the loss.
+    The line has accuracies if the task has them, else losses. No line if both runs evaluate the same samples, have none
+    in common, or one has no result.
 
     Args:
         before, folder: the recorded run's recipe and folder.

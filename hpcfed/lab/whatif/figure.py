@@ -1,4 +1,4 @@
-"""The figure of contributions."""
+"""The bar chart of clients' contributions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hpcfed.io.figure import literal
 from hpcfed.io.figure_style import LIGHT, Medium, blank, to_files, to_svg
 
 FONT, WIDTH, MARGIN, EACH = 10.5, 6.4, 1.4, 0.34
-"""Points; inches of the figure's width, of its axes, and of a client."""
+"""Font size in points; the figure's width, its height without bars, and the height per client, in inches."""
 MAX_CLIENTS = 40
-"""Clients in the figure."""
+"""Maximum number of clients in the figure."""
 
 
 def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -> tuple[str, dict[str, bytes]]:
-    """Draw a bar per client with its interval; return the ``svg``, and PNG and PDF by file name.
+    """Draw a bar per client with its interval; return the figure's ``svg`` element, and file name → PNG or PDF.
 
     Args:
         clients: the contributions; the `MAX_CLIENTS` largest are drawn.
         column: the score's column in the record.
-        over: what means and intervals are taken over, ``5 seeds``.
+        over: number and kind of the values behind means and intervals, ``5 seeds``.
         has_shapley: whether bars are Shapley values; else they are leave-one-out values.
     """
     key, title = ("shapley", "Shapley value") if has_shapley else ("left_out", "leave-one-out value")

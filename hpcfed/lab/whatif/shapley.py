@@ -1,9 +1,10 @@
-"""Leave-one-out and Shapley values of clients, from the value v(S) of models trained on subsets of them.
+"""Leave-one-out and Shapley values of clients, from the scores v(S) of models trained on subsets S of them.
 
     leave-one-out   v(all) − v(all without i)
     Shapley         φ_i = Σ_{S without i} |S|! (N − |S| − 1)! / N! · (v(S and i) − v(S))
 
-or, sampled, the mean of what i adds to those before it over random orders of all clients. φ sums to v(all) − v(none).
+or, sampled, the mean increase of v when i joins the clients before it, over random orders of all clients. The φ_i sum
+to v(all) − v(none).
 
 References: Shapley, "A value for n-person games", 1953; Castro, Gómez, Tejada, "Polynomial calculation of the Shapley
 value based on sampling", Computers & Operations Research 2009.
@@ -22,8 +23,8 @@ from hpcfed.lab.report.paired import MeanEstimate, estimated
 Subset = frozenset[int]
 Orders = Sequence[Sequence[int]]
 ROUNDING = 64 * np.finfo(np.float64).eps
-"""Largest difference that is rounding, in units of the largest score: the terms of a Shapley value, 2^(N − 1) = 32 for
-6 clients, are each rounded twice, by half an ε or less, before they are averaged over seeds."""
+"""Largest difference that counts as rounding, relative to the largest score: the 2^(N − 1) = 32 terms of a Shapley
+value of N = 6 clients are each rounded twice, by half an ε or less, before they are averaged over seeds."""
 
 
 def all_subsets(num_clients: int) -> list[Subset]:
@@ -33,31 +34,31 @@ def all_subsets(num_clients: int) -> list[Subset]:
 
 
 def without_one(num_clients: int) -> list[Subset]:
-    """Return the subset of all clients, and the N subsets that leave one out."""
+    """Return the set of all clients, then the N subsets that leave out one client, in the clients' order."""
     every = frozenset(range(num_clients))
     return [every, *(every - {k} for k in range(num_clients))]
 
 
 def random_orders(num_clients: int, count: int) -> list[list[int]]:
-    """Return random orders of the clients; those for a larger `count` begin with the same ones."""
+    """Return `count` random orders of the clients; a larger `count` only adds orders at the end."""
     rng = np.random.default_rng(0)
     return [rng.permutation(num_clients).tolist() for _ in range(count)]
 
 
 def subsets_of(orders: Orders) -> list[Subset]:
-    """Return the subsets that orders pass through, each once."""
+    """Return the sets of an order's first 0, 1, … N clients, for all orders, each set once."""
     found = (frozenset(order[:size]) for order in orders for size in range(len(order) + 1))
     return list(dict.fromkeys(found))
 
 
 def leave_one_out(values: Mapping[Subset, float], num_clients: int) -> np.ndarray:
-    """Return v(all) − v(all without i), (N,)."""
+    """Return each client's leave-one-out value, v(all) − v(all without the client), (N,)."""
     every, *others = without_one(num_clients)
     return np.array([values[every] - values[other] for other in others])
 
 
 def shapley(values: Mapping[Subset, float], num_clients: int) -> np.ndarray:
-    """Return the Shapley values, (N,), from the value of every subset."""
+    """Return the clients' Shapley values, (N,), from the values v(S) of all subsets S."""
     found = np.zeros(num_clients)
     for subset in all_subsets(num_clients):
         for k in set(range(num_clients)) - subset:
@@ -67,7 +68,7 @@ def shapley(values: Mapping[Subset, float], num_clients: int) -> np.ndarray:
 
 
 def added_in(orders: Orders, values: Mapping[Subset, float]) -> np.ndarray:
-    """Return by how much v(S) rises when each client joins those before it in an order, (orders, N)."""
+    """Return the increase of v(S) when each client joins the clients before it in each order, (orders, N)."""
     found = np.zeros((len(orders), len(orders[0])))
     for row, order in enumerate(orders):
         for before, k in enumerate(order):
@@ -78,14 +79,15 @@ def added_in(orders: Orders, values: Mapping[Subset, float]) -> np.ndarray:
 def estimates(samples: np.ndarray, scores: Iterable[float]) -> list[MeanEstimate]:
     """Return mean and Student's t interval of each column of `samples`, (n, N), which are differences of `scores`.
 
-    Rounding is `ROUNDING` times the largest score: a mean below it is 0, and values that differ by less are equal.
+    Rounding errors are up to `ROUNDING` times the largest score: a smaller mean becomes 0, and values that differ by
+    less count as equal.
     """
     noise = ROUNDING * max((abs(score) for score in scores if math.isfinite(score)), default=0.0)
     return [estimated(own, noise) for own in samples.T]
 
 
 def mean_over(values: Sequence[Mapping[Subset, float]]) -> dict[Subset, float]:
-    """Return each subset's mean value over seeds."""
+    """Return subset → mean of its value over seeds; `values` has a mapping per seed."""
     return {subset: float(np.mean([one[subset] for one in values])) for subset in values[0]}
 
 

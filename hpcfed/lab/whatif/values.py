@@ -45,15 +45,15 @@ TABLE, VALUES, PAGE = "contributions.csv", "values.csv", "contributions.html"
 
 @dataclass(frozen=True)
 class Contribution:
-    """The gains from one client taking part, on the common test set and on its own one; larger is better.
+    """A client's contribution: the gains from its taking part, on the common test set and on its own; larger is better.
 
     Attributes:
         client, name, samples: the client's number, name and number of training samples.
         left_out: leave-one-out value.
         shapley: Shapley value; nan if it was not asked for.
         with_all, without, alone: mean over seeds of the metric on the client's own test set, for models trained by all
-            clients, by all others, and by this client alone; nan without such a test set or run.
-        takes: gain on its own test set from taking part.
+            clients, by all clients but this one, and by this client alone; nan without such a test set or run.
+        takes: gain on the client's own test set from taking part, `with_all` compared with `without`.
     """
 
     client: int
@@ -74,7 +74,7 @@ class CoalitionValues:
     Attributes:
         coalitions: the subsets and their runs.
         rows: a row for each run.
-        values: subset → v(S), the metric as recorded, for each seed; the empty subset has the initial model's.
+        values: for each seed, subset S → v(S), the metric as recorded; for the empty subset, that of the initial model.
         clients: the contribution of each client.
     """
 
@@ -121,7 +121,7 @@ def _stops_by_scores(coalitions: Coalitions) -> bool:
 
 
 def _over(coalitions: Coalitions) -> str:
-    """Return in words over what means and intervals are taken: seeds or random orders."""
+    """Return as text how values were computed, and whether means and intervals are over seeds or random orders."""
     seeds = counted(len(coalitions.seeds), "seed")
     if coalitions.orders:
         return f"Shapley values of {_drawn(coalitions)}, 95 % intervals over them; leave-one-out over {seeds}"
@@ -130,14 +130,14 @@ def _over(coalitions: Coalitions) -> str:
 
 
 def _drawn(coalitions: Coalitions) -> str:
-    """Say over what the figure's values are means: seeds or random orders."""
+    """Return as text the number of seeds or random orders over which the figure's values are means."""
     if coalitions.orders:
         return counted(len(coalitions.orders), "random order")
     return counted(len(coalitions.seeds), "seed")
 
 
 def contributed(coalitions: Coalitions) -> CoalitionValues:
-    """Return the clients' contributions, from finished runs. On rank 0 alone.
+    """Return the clients' contributions, computed from the finished runs of all subsets. On rank 0 alone.
 
     Raises:
         InputError, EnvironmentFailure, Diverged: runs ended without a result, or all diverged.
@@ -155,7 +155,7 @@ def contributed(coalitions: Coalitions) -> CoalitionValues:
 
 
 def _of_initial_model(coalitions: Coalitions, seed: str) -> float:
-    """Return v(∅), the initial model's score."""
+    """Return v(∅), the initial model's score; nan if it is not a number."""
     every = frozenset(range(len(coalitions.names)))
     recipe = coalitions.unit_of[every, seed].recipe
     parts, evaluator = assemble(recipe, World())
@@ -200,7 +200,7 @@ def _clients(
 
 
 def _own_score(coalitions: Coalitions, subset: Subset, seed: str, client: int, finished: Collection[str]) -> float:
-    """Return a client's metric on its own test set after a run; nan if the run is unfinished or did not measure it."""
+    """Return a client's metric on its own test set after a run; nan if the run is unfinished or did not record it."""
     unit = coalitions.unit_of.get((subset, seed))
     path = None if unit is None or unit.name not in finished else unit.recipe.output / "clients.csv"
     if path is None or not coalitions.own_tests or not path.exists():
@@ -213,7 +213,7 @@ def _own_score(coalitions: Coalitions, subset: Subset, seed: str, client: int, f
 
 
 def write_contributions(found: CoalitionValues) -> Path:
-    """Write ``contributions.csv``, ``values.csv``, the page and the figure; return the page's path.
+    """Write ``contributions.csv``, ``values.csv``, the HTML page and the figure; return the page's path.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -236,7 +236,7 @@ def write_contributions(found: CoalitionValues) -> Path:
 
 
 def table(found: CoalitionValues) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the header and rows of the table of clients, as text; columns without any value are left out."""
+    """Return header and rows of the table of clients, as text; columns without any value are left out."""
     head = ("client", "samples", "leave-one-out", "Shapley", "own: with all", "own: without it", "takes", "own: alone")
     rows = [
         (

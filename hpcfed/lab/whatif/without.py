@@ -36,11 +36,11 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import RECIPE
 
 COMPARED_FIELDS = ("clients", "shares", "counts", "steps", "guessed", "work")
-"""What a cohort must have in common with that of the recorded run; q(S) differs, which only some methods read."""
+"""Fields of a cohort that must equal the recorded run's; q(S) may differ, since only some methods read it."""
 _HERE = blake2b(process_space().encode(), digest_size=6).hexdigest()
-"""This node and process namespace, in the names of folders that its processes lay out."""
+"""Hash of this node and process namespace, for the names of its processes' temporary folders."""
 WORD, LONGEST = " without ", 80
-"""In the names of runs without clients, and the maximum length of the clients' names there."""
+"""Separates a run's name from its left-out clients' names; maximum length of these names, in characters."""
 Say = Callable[[str], None]
 
 
@@ -49,9 +49,9 @@ class WithoutRequest:
     """A request to repeat a recorded run without some of its clients.
 
     Attributes:
-        run: the recorded run.
+        run: folder of the recorded run.
         clients: numbers or names of the clients to leave out.
-        cohorts, evaluate: keys of the new recipe's ``cohort.without``; None: as in the recorded run, else the default.
+        cohorts, evaluate: keys of the new recipe's ``cohort.without``; None: the recorded run's, else the default.
         output: the new run's folder; None: ``<run>-without-<clients>`` beside the recorded run's.
         data, code: present paths of the federation file and of the user's code; None if they have not moved.
     """
@@ -72,8 +72,8 @@ class BranchPoint:
     Attributes:
         joined: first round whose cohort differs from the recorded one; one after the last recorded round if none does.
         first: first round that must be computed.
-        why: the reason if a round before `joined` differs; else "".
-        start: last checkpointed round before `first`, from which training goes on; 0: the initial model.
+        why: the reason if rounds before `joined` must be computed, too; else "".
+        start: last checkpointed round before `first`, from which training continues; 0: the initial model.
     """
 
     joined: int
@@ -85,7 +85,7 @@ class BranchPoint:
 def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool = False) -> Result:
     """Run a recorded recipe without some clients, on all ranks, from the first round that their absence changes.
 
-    The output is an ordinary run folder; the same command resumes a killed run.
+    The output is an ordinary run folder; the same command resumes a killed run. `say` prints a line.
 
     Raises:
         InputError, Diverged, EnvironmentFailure: the same on every rank.
@@ -106,10 +106,10 @@ def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool 
 
 
 def recipe_without(base: RecordedRun, request: WithoutRequest) -> Recipe:
-    """Return the resolved recipe without the requested clients and without those that the run left out already.
+    """Return the resolved recipe without the requested clients and those that the recorded run already left out.
 
     Raises:
-        InputError: there is no such client, no client is left, or the others are fewer than a cohort.
+        InputError: a client does not exist, no client is left, or fewer clients are left than a cohort has.
     """
     before = base.recipe.cohort.without
     asked: dict[str, Any] = {"clients": [*(before.clients if before else ()), *request.clients]}
@@ -133,7 +133,9 @@ def _names(recipe: Recipe) -> list[str]:
 
 
 def begin(base: RecordedRun, recipe: Recipe) -> BranchPoint | None:
-    """Make the new run's folder with the recorded rounds that both runs share; None if the folder has a run already.
+    """Copy the recorded rounds that both runs share into the new run's folder; return the branch point.
+
+    Return None and copy nothing if the folder is not empty.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -189,7 +191,7 @@ def branch_point_of(base: RecordedRun, recipe: Recipe) -> BranchPoint:
 
 
 def same(there: Cohort, here: Cohort) -> bool:
-    """Whether two cohorts have the same members, with the same weights and work, to the bit."""
+    """Return whether two cohorts have bitwise equal members, weights, steps and work."""
     return all(np.array_equal(getattr(there, name), getattr(here, name)) for name in COMPARED_FIELDS)
 
 
@@ -205,7 +207,7 @@ def _other_evaluations(there: Recipe, here: Recipe) -> Iterator[tuple[int, str]]
 
 
 def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
-    """Yield (first round that differs, reason) for whatever depends on all clients, not only on the cohort's."""
+    """Yield (first round that differs, reason) for each part of a recipe that depends on clients outside the cohort."""
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.own_rules or recipe.local.step is not None:
         yield 1, "code of yours may use the number of clients"
@@ -220,9 +222,7 @@ def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int,
 
 
 def _other_scores(base: RecordedRun, here: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
-    """Yield (first round, reason) for each score recorded over other clients, on schedule or in the recorded last
-    round.
-    """
+    """Yield (first round that has it, reason) for each score that the two runs evaluate on different clients."""
     before, now = (measured_in(one, federation.num_clients) for one in (base.recipe, here))
     if np.array_equal(before, now):
         return
@@ -241,7 +241,7 @@ def _other_scores(base: RecordedRun, here: Recipe, federation: Federation) -> It
 
 
 def described(branch: BranchPoint, base: RecordedRun, recipe: Recipe) -> Iterator[str]:
-    """Yield lines on the first round that differs, and on the rounds to be computed."""
+    """Yield lines to print: the first round that differs, and the rounds to be computed."""
     total, who = recipe.rounds, ", ".join(_names(recipe))
     if branch.joined <= len(base.rows):
         yield f"the first round that is another without {who}: {branch.joined}"
