@@ -8,8 +8,8 @@
     Σ η_g ‖∇F(w_t)‖² / Σ η_g ≤ 8 (F(w_0) − F(w*)) / (η_l τ Σ η_g) + (40 η_l² L² τ(τ−1) + 24 η_l L τ) σ_g²   eq. (76)
 
 from which Theorems 1 and 2 follow. A run's record has no gradients at w_t, so the rounds are trained here, in one
-process. The paper's σ_g bounds the gradients' variance on all of R^d, where that of least squares has no bound; its
-proof needs the bound only at the points w_t.
+process. The paper's σ_g² bounds the variance of the clients' gradients on all of R^d. Least squares has no such bound,
+but the proof needs it only at the points w_t.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, appendices C.2 and C.3.
 """
@@ -50,7 +50,10 @@ class Bounds:
 
 
 def measure_bounds(recipe: Recipe, problem: Problem) -> Bounds:
-    """Train a resolved recipe (linear model, full batches, uniform weights); return both sides of the bounds."""
+    """Train a resolved recipe (linear model, full batches, uniform weights); return both sides of the bounds.
+
+    `problem` is read from the recipe's federation.
+    """
     from hpcfed.simulation import Simulation
 
     parts, _ = assemble(recipe, World())
@@ -83,7 +86,11 @@ def measure_bounds(recipe: Recipe, problem: Problem) -> Bounds:
 def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
     """Train each setting once and draw each case's figure into `folder`; return the table and the PNG files.
 
-    The table counts the numbers of rounds T for which each bound holds.
+    The table shows for how many T each bound holds after T rounds.
+
+    Raises:
+        InputError: the federation's task is not regression.
+        EnvironmentFailure: the disk refuses.
     """
     rows: list[tuple[str, ...]] = []
     pictures = []
@@ -112,5 +119,8 @@ def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Pat
 
 
 def held(left: np.ndarray, right: np.ndarray) -> str:
-    """Return as text the number of entries with left ≤ right, (T,) each, and the last ratio left / right."""
+    """Return as text how many of T entries have left ≤ right, and the last left / right: ``18 of 20, 0.93``.
+
+    `left` and `right` are (T,) each.
+    """
     return f"{int(at_most(left, right).sum())} of {len(left)}, {left[-1] / right[-1]:.2g}"

@@ -57,7 +57,7 @@ def read(file: Traversable, name: str, paper: str = OWN_PAPER) -> Experiment:
 
 
 def read_own(path: Path) -> Experiment:
-    """Read and check a user's experiment file; its relative paths start in its folder.
+    """Read and check a user's experiment file; relative paths in it start in the file's folder.
 
     If it sets no name, the experiment is named like the file, or ``own-<file>`` if the catalogue has an experiment of
     that name. A file of the catalogue keeps the catalogue's name.
@@ -100,8 +100,8 @@ def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool]
     Args:
         name: an experiment's name, the path of a YAML file, or a paper's table or figure, ``<paper>-<item>``.
         scale: ``full`` or ``small``.
-        images: function that returns whether the data of an experiment's small variant on images are available; if
-            not, its plain small variant is returned.
+        images: function of a small variant on images that returns whether its data are available; if not, the small
+            variant without images is returned.
 
     Raises:
         InputError: nothing has that name, the file is invalid, or there is no small variant.

@@ -77,8 +77,8 @@ def check(experiment: Experiment, where: str) -> None:
     """Raise an error if an experiment's keys contradict each other, at full scale or in a small variant.
 
     Args:
-        experiment: at full scale.
-        where: its file, for the message.
+        experiment: the experiment at full scale.
+        where: path of the experiment's file, for the message.
 
     Raises:
         InputError: with the file, the key, the expected and the actual value.
@@ -92,7 +92,7 @@ def check(experiment: Experiment, where: str) -> None:
 
 
 def variants(experiment: Experiment) -> dict[str, Experiment]:
-    """Return scale → experiment for the scales that it has: ``full``, ``small``, and ``images`` (small, on images)."""
+    """Return scale → experiment for the experiment's scales: ``full``, ``small``, and ``images`` (small, on images)."""
     found = {"full": experiment}
     if experiment.small is not None:
         found["small"] = experiment.at("small")

@@ -21,6 +21,8 @@ SHARES = (0.4, 0.6, 0.8)
 def class_counts(labels: np.ndarray, offsets: np.ndarray, num_classes: int, share: float) -> np.ndarray:
     """Return for each client the smallest number of classes that hold at least `share` of its samples, (N,).
 
+    The number is 1 for a client without samples.
+
     Args:
         labels: (n,) labels of all samples, sorted by client.
         offsets: (N+1,); client k has samples ``offsets[k]:offsets[k+1]``.
@@ -35,10 +37,11 @@ def class_counts(labels: np.ndarray, offsets: np.ndarray, num_classes: int, shar
 
 
 def compare_classes(experiment: Experiment, places: Places, folder: Path) -> tuple[Table, list[Path]]:
-    """Return a table of the class counts in all cases, and the PNG files of the figures in `folder`, one per share.
+    """Return a table of class counts per case and share of `SHARES`, and the PNG files in `folder`, one per share.
 
     Raises:
         InputError: a case's samples have no labels.
+        EnvironmentFailure: the disk refuses.
     """
     found = {case.title: _of_file(places.federation(case.data, 0)) for case in experiment.cases.values()}
     rows = []

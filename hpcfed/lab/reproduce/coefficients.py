@@ -1,4 +1,4 @@
-"""GeL's figure 3, the weights of a client's gradients, and the constants of GeL's convergence bound for drawn cohorts.
+"""GeL's figure 3 (the weights of a client's gradients), and the constants of GeL's convergence bound for drawn cohorts.
 
     a_i = (1 − ρ^(τ'_i+τ_i), …, 1 − ρ^(τ'_i+1)) / (1 − ρ)        eq. (6)
     w_i = p_i ‖a_i‖₁ / τ_eff,      τ_eff = Σ p_i ‖a_i‖₁
@@ -6,7 +6,7 @@
     B = Σ w_i (‖a_i‖₂² − a²_i,−1),   C = max_i {‖a_i‖₁² − ‖a_i‖₁ a_i,−1}         eq. (12)
 
 with τ_i the steps, τ'_i the guessed steps and p_i the weight of client i, a_i,−1 the coefficient of its last gradient,
-m clients in the cohort and ρ the momentum. Nothing is trained.
+m the number of the cohort's clients that take steps, and ρ the momentum. Nothing is trained.
 
 Reference: Boukhari et al., GeL, section 3.3, appendix C.4; after Wang et al., "FedNova", NeurIPS 2020, Theorem 1.
 """
@@ -28,7 +28,7 @@ from hpcfed.lab.reproduce.plan import ExperimentLayout
 
 
 def coefficients(steps: int, guessed: float, momentum: float) -> np.ndarray:
-    """Return a_i, (steps,), the weights of client i's gradients in Δ_i / η_l, with sum ‖a_i‖₁. `guessed` may be inf."""
+    """Return a_i, (steps,), the weights of client i's gradients in Δ_i / η_l; `guessed`, τ'_i, may be inf."""
     left = guessed + steps - np.arange(steps)
     powers = np.zeros(steps) if math.isinf(guessed) else momentum**left
     return (1 - powers) / (1 - momentum)
@@ -60,7 +60,7 @@ def _vectors(cohort: Cohort, momentum: float) -> list[np.ndarray]:
 
 
 def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Return a table of each setting's mean constants over rounds, and the PNG files of a figure per case in `folder`.
+    """Return a table of each setting's constants, means over rounds, and the PNG files in `folder`, one per case.
 
     Raises:
         EnvironmentFailure: the disk refuses.

@@ -16,8 +16,8 @@ with L the largest smoothness and ρ the least strong convexity of an L_k, r = 1
     Σ r^t (ℓ(γ_t) − ℓ(w*)) / Σ r^t ≤ (‖γ_0 − w*‖² + κ C_0) / (κ₀ Σ r^t)              Theorem 3, α ≥ max(5Nρ/|S|, 30 L)
     Σ ‖∇ℓ(γ_t)‖² / T ≤ (ℓ(γ_0) − ℓ(w*)) / (κ₀ T)                                     Theorem 4, α ≥ 20 L N/|S|
 
-Each theorem has its own κ and κ₀ (`constants`, `nonconvex_constant`); Theorem 4's assume that clients begin at γ_0.
-κ₀ of Theorem 3 has a factor 1/α that the paper omits: without it, ρ = 0 would not give Lemma 1's.
+Each theorem has its own κ and κ₀ (`constants`, `nonconvex_constant`). Theorem 4 is stated for clients that begin at
+γ_0. Theorem 3's κ₀ has a factor 1/α that the paper omits: without this factor, ρ = 0 would not give Lemma 1's κ₀.
 
 Lemma 1 and the theorems bound expectations over cohorts; only if all clients take part do they bound each round. The
 lemmas assume exact local minimization; `Dynamics.gap` measures how far the run is from it. A run's record has no client
@@ -83,7 +83,7 @@ class Problem:
 
     @property
     def minimum(self) -> np.ndarray:
-        """w*, (d,), the minimum of the mean loss; of several minima, the one of least norm."""
+        """w*, (d,), the minimizer of the mean loss; of several, the one of least norm."""
         found: np.ndarray = np.linalg.lstsq(self.squares.mean(axis=0), self.linear.mean(axis=0))[0]
         return found
 
@@ -142,7 +142,7 @@ class Dynamics:
 
 
 def constants(alpha: float, smoothness: float, share: float = 1.0, convexity: float = 0.0) -> tuple[float, float]:
-    """Return κ and κ₀ of FedDyn's Lemma 8, which is Lemma 1 if `convexity` is 0; `share` is |S|/N."""
+    """Return κ and κ₀ of FedDyn's Theorem 3 (Lemma 8), or of Lemma 1 if `convexity`, ρ, is 0; `share` is |S|/N."""
     a, s, p, c = alpha, smoothness, share, convexity
     scale = a**3 * p + a**2 * c * (p - 1) - 20 * a * s**2 * p + 4 * s**2 * c - 20 * s**2 * p * c
     gain = 2 * a**3 * p + 2 * a**2 * c * (p - 1) - 40 * a**2 * s * p - 80 * a * s**2 * p
@@ -151,7 +151,7 @@ def constants(alpha: float, smoothness: float, share: float = 1.0, convexity: fl
 
 
 def nonconvex_constant(alpha: float, smoothness: float, share: float) -> float:
-    """Return κ₀ of FedDyn's Lemma 10; `share` is |S|/N."""
+    """Return κ₀ of FedDyn's Theorem 4 (Lemma 10); `share` is |S|/N."""
     a, s, p = alpha, smoothness, share
     scale = a**2 * p**2 - 32 * s**2 + 16 * s**2 * p - 20 * s**2 * p**2
     return (a**2 * p**2 - 4 * a * s * p**2 - 32 * s**2 - 16 * s**2 * p - 24 * s**2 * p**2) / (2 * a * scale)
@@ -164,7 +164,10 @@ def at_most(smaller: np.ndarray, larger: np.ndarray) -> np.ndarray:
 
 
 def measure_dynamics(recipe: Recipe, problem: Problem) -> Dynamics:
-    """Train a resolved recipe (FedDyn, linear model, uniform weights); return the lemmas' terms in each round."""
+    """Train a resolved recipe (FedDyn, linear model, uniform weights); return the lemmas' terms in each round.
+
+    `problem` is read from the recipe's federation.
+    """
     from hpcfed.simulation import Simulation
 
     parts, _ = assemble(recipe, World())
@@ -204,7 +207,11 @@ def _error(difference: np.ndarray, curvature: np.ndarray) -> tuple[float, float,
 def compare_dynamics(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
     """Train each setting once and draw each case's figures into `folder`; return the table and the PNG files.
 
-    The table counts the rounds in which each lemma holds, and the numbers of rounds T for which each theorem holds.
+    The table shows in how many rounds each lemma holds, and for how many T each theorem holds after T rounds.
+
+    Raises:
+        InputError: the federation's task is not regression.
+        EnvironmentFailure: the disk refuses.
     """
     rows: list[tuple[str, ...]] = []
     found: dict[str, dict[str, Dynamics]] = {name: {} for name in experiment.cases}

@@ -1,8 +1,8 @@
 """The schema of a paper's experiment, a YAML file in ``experiments/<paper>/``.
 
 An experiment is cases (data and settings) × methods × seeds. The recipe of a run is the experiment's, overridden first
-by the case's keys, then by the method's, then by the case's keys for that method. A file without methods
-(``measure.kind: classes``) only examines data.
+by the case's keys, then by the method's, then by the case's keys for that method, and at small scale by the small
+variant's. A file without methods (``measure.kind: classes``) only examines data.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ class Data(Section):
         raw: subfolder with the source's files, in the folder of all raw data, or ``subfolder/file`` for one of several
             files; "" for a source without files.
         partition, clients: the partition scheme and the number of clients, as in the command.
-        options: of the source and of the partition scheme.
+        options: options of the source and of the partition scheme, name → value.
         seed: seed of the data; None: the source's default; ``run``: the run's seed, so that each seed has its own data.
-        test: ``own``: the source's test set; ``training``: all training samples; d numbers, a point w*, or
-            ``solution``, the regression's w* of least norm: a test set with loss ‖w − w*‖²/2d for a linear model w.
+        test: ``own``: the source's test set; ``training``: all training samples; d numbers w*: a test set on which a
+            linear model w has loss ‖w − w*‖²/2d; ``solution``: the same, w* being the regression's solution of least
+            norm.
         noise: standard deviation of the last client's feature noise, as `data_prep.dealt.Partition.clients` has it.
-        start: the initial parameters of a linear model: ``0`` for all, or the d weights; None: random ones.
+        start: initial parameters of a linear model: ``0``: all are zero; d numbers: its weights; None: random ones.
     """
 
     source: str = ""
@@ -90,7 +91,7 @@ class Data(Section):
 
 
 class Goal(Section):
-    """A target set by a run of method `of` with the same seed: the value of its measured column in `round`."""
+    """A target set by method `of`: the best value of the measured column in `round` over its runs of the same seed."""
 
     of: str
     round: Count
@@ -120,7 +121,7 @@ class Case(Section):
         paper: method → the paper's numbers, by `Measure.kind`: ``rounds``: one per target; ``final``, ``best``: the
             value; ``tuned``: base-10 logarithms of the tuned values; ``sites``: mean ± deviation on each test set;
             ``published``: mean and deviation, in percent.
-        paper_beyond: method → the paper's percentage points for `Measure.beyond`.
+        paper_beyond: method → the paper's number for `Measure.beyond`; fractions in percentage points.
     """
 
     title: str
@@ -164,20 +165,21 @@ class Measure(Section):
             evaluation; ``published``: the best and the last evaluation, beside means that others published, and whether
             they agree; ``tuned``: the grid values with the best ``final`` mean; ``projections``: FedExP's condition
             (6); ``sites``: the last model on each site's test set and on all, in cases ``sites`` and ``pooled``.
-            Without runs: ``classes``: number of classes in a client's data; ``coefficients``: weights of GeL's steps
-            and guesses. From rounds trained for the table alone: ``dynamics``: terms of FedDyn's lemmas and theorems;
-            ``bounds``: terms of FedExP's theorems; ``surrogate``: terms of GeL's theorem.
+            Nothing is trained for ``classes``, the number of classes in a client's data, and ``coefficients``, the
+            weights of GeL's steps and guesses. Rounds are trained for the table, but not recorded, for ``dynamics``,
+            terms of FedDyn's lemmas and theorems, ``bounds``, terms of FedExP's theorems, and ``surrogate``, terms of
+            GeL's theorem.
         column: the measured column of the record.
         last: number of evaluations to average at the end.
-        window: number of evaluations in the moving average that has to reach a target; figures of other columns
-            average over as many rounds.
+        window: number of evaluations in the moving averages that targets and ``best`` use; figures average over as many
+            rounds.
         unit: the paper's unit of the cost of a target: rounds, or models sent.
         reference: the method whose numbers are the divisors in a column of ratios; "": no such column.
-        beyond: whether to show by how much a method's reference has passed the target when the method reaches it.
-        savings: whether to show how many bytes sent and gradients a method's reference saves until the target.
+        beyond: whether to show by how much a method's reference is better than the target once the method reaches it.
+        savings: whether to show the bytes and gradients that a method's reference saves on the way to the target.
         intervals: whether ± is half the 95 % confidence interval of the mean over seeds, not the standard deviation.
         figures: columns of the record to draw against rounds, one figure per column and case.
-        cells: the column in the heat maps of two grids; default: the measured one.
+        cells: the column in the heat maps of methods with two grids; "": the measured column.
         choice: origin of the cases' grid values in `Case.paper`: the paper, or its code if the paper states none.
     """
 
@@ -209,11 +211,11 @@ class Measure(Section):
 
 
 class Images(Section):
-    """The small variant on CIFAR-10 images, used if the files are available; its cases are those of `Small` by default.
+    """The small variant on CIFAR-10 images, used if the image files are available.
 
     Attributes:
         says: note below the table: what is smaller than in the paper.
-        cases: names of its cases; default: all.
+        cases: names of its cases; default: for `Small` all, for `Small.images` those of `Small`.
         seeds: number of seeds; default: the experiment's.
         data: keys that replace those of every case's data.
         options: keys added to the options of every case's data.
@@ -234,7 +236,7 @@ class Small(Images):
     """The variant that takes minutes on two cores: the same protocol on smaller data.
 
     Attributes:
-        images: a second variant, on images.
+        images: a second variant, on images; no key of this one but `cases` applies to it.
     """
 
     images: Images | None = None
@@ -259,9 +261,11 @@ class Experiment(Section):
     Attributes:
         name: name of the experiment and of its folder; default: ``<paper>-<file>``, or the name of the user's file.
         title, note: title of the table, and note below it: how and why the experiment differs from the paper.
-        paper: name of its paper's folder.
+        paper: name of the paper's folder.
         shows: table or figure of the paper → the cases shown in it; all cases if the list is empty.
-        seeds: number of seeds, counted from 0.
+        seeds: number of seeds, which are 0, 1, …
+        recipe: keys of the recipes of all runs.
+        cases, methods: name → case, and name → method, in the order of the table's rows.
         small: the small variant; None if no smaller data preserves the protocol.
     """
 
@@ -293,11 +297,11 @@ class Experiment(Section):
 
     @property
     def trains(self) -> bool:
-        """Whether the experiment has recorded runs; if not, it examines data or trains only for its table."""
+        """Whether the experiment's runs are recorded; if not, it examines data or trains only for its table."""
         return self.measure.kind not in ("classes", "coefficients", *TRAINED_FOR_THE_TABLE)
 
     def at(self, scale: str, *, images: bool = False) -> Experiment:
-        """Return the experiment at ``full`` or ``small`` scale; with `images`, the image variant if it has one.
+        """Return the experiment at ``full`` or ``small`` scale; with `images`, the variant on images if any.
 
         Raises:
             InputError: the experiment has no small variant.
@@ -322,7 +326,7 @@ class Experiment(Section):
         return self.model_copy(update={"cases": {n: c for n, c in self.cases.items() if not names or n in names}})
 
     def methods_of(self, case: Case) -> dict[str, MethodEntry]:
-        """Return the methods of a case."""
+        """Return name → method for the methods of a case: those in `Case.only`, or all."""
         return {name: entry for name, entry in self.methods.items() if not case.only or name in case.only}
 
     def recipe_parts(self) -> Iterator[Content]:

@@ -27,7 +27,10 @@ from hpcfed.lab.reproduce.experiment import Data, Experiment
 
 @dataclass(frozen=True)
 class Places:
-    """The folder `output` of all experiments, and the folder `raw`, if any, with a subfolder of files per data set."""
+    """The folder `output` of all experiments' data and runs, and the folder `raw` of raw data, None without raw data.
+
+    `raw` has a subfolder of files per data set.
+    """
 
     output: Path
     raw: Path | None = None
@@ -35,7 +38,8 @@ class Places:
     def federation(self, data: Data, seed: int) -> Path:
         """Return the path of a case's federation file, the same for all seeds unless ``data.seed`` is ``run``.
 
-        Its name has a digest of all settings that determine its content; the folder of raw data is none of them.
+        The file's name has a digest of all settings that determine its content; ``data.raw`` is one of them only if it
+        names a file, not a folder. ``data.file`` is returned as it is.
         """
         if data.file:
             return Path(data.file)
@@ -57,7 +61,7 @@ class Places:
         return None if data.start is None else self.federation(data, seed).with_suffix(".safetensors")
 
     def raw_of(self, data: Data) -> Path | None:
-        """Return the subfolder of `raw` that ``data.raw`` names, or the file in it; None if there is none."""
+        """Return the subfolder of `raw` that ``data.raw`` names, or the file in it; None if it does not exist."""
         name, _, file = data.raw.partition("/")
         found = self._folder(name)
         if found is None or not file:
@@ -77,7 +81,10 @@ def _plain(name: str) -> str:
 
 
 def missing(data: Data, places: Places) -> str:
-    """Return as text the missing files of a case's data; "" if its federation or raw files exist or none are needed."""
+    """Return as text the missing files of a case's data; "" if none is missing.
+
+    None is missing if the federation exists, or the raw files do, or the source needs no files.
+    """
     if data.file:
         return "" if Path(data.file).exists() else f"{data.file} (no such file)"
     if not data.raw or places.raw_of(data) is not None or places.federation(data, 0).exists():
@@ -99,7 +106,7 @@ def is_prepared(experiment: Experiment, case: str, places: Places) -> bool:
 
 
 def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
-    """Write the files of a case's federation and initial parameters that are missing; yield a line to print for each.
+    """Write the missing files of a case's data, federation and initial parameters; yield a line to print for each.
 
     Raises:
         InputError: the raw files are missing or malformed, or differ from those of the existing federation.

@@ -61,10 +61,10 @@ class TargetCost:
     """The cost of reaching a target, for a setting's runs.
 
     Attributes:
-        rounds, params, gradients: rounds, parameters sent and gradients computed up to the target, over the runs that
-            reached it; None if none did.
+        rounds, params, gradients: mean and deviation of the rounds, parameters sent and gradients computed up to the
+            target, over the runs that reached it; None if none did.
         arrived, runs: number of runs that reached the target, and number of all runs.
-        is_known: whether any run's target is known; a target that another method sets needs that method's runs.
+        is_known: whether the target is known for at least one seed; a `Goal` needs the runs of its method.
     """
 
     rounds: Spread | None
@@ -148,9 +148,9 @@ def criterion_of(experiment: Experiment) -> Criterion:
 def reached(
     experiment: Experiment, one: SettingRuns, of_case: Sequence[SettingRuns], target: float | Goal
 ) -> TargetCost:
-    """Return a setting's cost of reaching a target.
+    """Return the cost of reaching a target, for the runs of the setting `one`.
 
-    The target may be another method's value with the same seed, looked up in `of_case`, all settings of the case.
+    `of_case` has the runs of all settings of the case; a `Goal` is looked up there.
     """
     criterion, window = criterion_of(experiment), experiment.measure.window
     goals = {seed: _goal(target, of_case, seed, criterion) for seed in one.runs}
@@ -166,7 +166,7 @@ def reached(
 
 
 def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None:
-    """Return mean and deviation over seeds (``measure.intervals``: half the 95 % interval); None if none is finite."""
+    """Return mean and deviation of `values`, one per seed, as `shown` in tables; None if no value is finite."""
     return shown(experiment, spread(values))
 
 
@@ -178,10 +178,10 @@ def shown(experiment: Experiment, found: Spread | None) -> Spread | None:
 
 
 def beyond(experiment: Experiment, one: SettingRuns, reference: SettingRuns, target: float) -> Spread | None:
-    """Return by how much a setting's reference has passed the target in the round in which the setting reaches it.
+    """Return by how much `reference` is better than the target in the round in which `one` reaches the target.
 
-    Mean and deviation over seeds, positive if better. None unless the setting reaches the target with every seed, and
-    each run of the reference has had that round.
+    Mean and deviation over seeds; negative if `reference` is worse than the target. None unless `one` reaches the
+    target with every seed, and `reference` has a run of as many rounds with each seed.
     """
     criterion, window = criterion_of(experiment), experiment.measure.window
     found = []
@@ -208,7 +208,7 @@ def _goal(target: float | Goal, of_case: Sequence[SettingRuns], seed: int, crite
 
 
 def tuned_to(settings: Sequence[SettingRuns], costs: Sequence[TargetCost]) -> dict[str, int]:
-    """Return method → index of its best setting: most runs that reached the target, then fewest rounds on average."""
+    """Return method → index in `settings` of its best one: most runs at the target, then fewest rounds on average."""
     places: dict[str, int] = {}
     for place, one in enumerate(settings):
         known = places.setdefault(one.setting.method, place)
@@ -222,7 +222,10 @@ def _cost(reached: TargetCost) -> tuple[int, float]:
 
 
 def final_of(experiment: Experiment, one: SettingRuns) -> Spread | None:
-    """Return mean and deviation over runs of the measured column's last evaluations, or the best (``kind: best``)."""
+    """Return mean and deviation over runs of a run's last evaluations, or of its best one (``kind: best``).
+
+    The evaluations are of the measured column. None if no run has a finite value.
+    """
     measure, criterion = experiment.measure, criterion_of(experiment)
     if measure.kind == "best":
         return over_seeds(experiment, (best(run, criterion, measure.window) for run in one.runs.values()))
@@ -241,7 +244,7 @@ def best_of(experiment: Experiment, grid: Sequence[SettingRuns]) -> list[Setting
 
 
 def by_case(experiment: Experiment, measured: Sequence[SettingRuns]) -> dict[str, tuple[Case, list[SettingRuns]]]:
-    """Return case name → the case, and the runs of its settings."""
+    """Return case name → (the case, the runs of each of its settings)."""
     return {
         name: (case, [one for one in measured if one.setting.case == name]) for name, case in experiment.cases.items()
     }
@@ -255,6 +258,6 @@ def rounds_apart(settings: Iterable[SettingRuns], column: str) -> int:
 
 
 def last_rounds(experiment: Experiment, settings: Iterable[SettingRuns], column: str) -> int:
-    """Return the number of rounds that a column's ``measure.last`` last evaluations span."""
+    """Return the number of rounds that the last ``measure.last`` evaluations of a column span."""
     last = experiment.measure.last
     return 1 if last == 1 else last * rounds_apart(settings, column)

@@ -38,7 +38,7 @@ class ExperimentLayout:
     settings: tuple[Setting, ...]
 
     def recipe_of(self, number: int) -> Recipe:
-        """Return the recipe of the first run of setting `number`."""
+        """Return the recipe of the first run of ``settings[number]``."""
         return next(unit.recipe for unit in self.plan.units if unit.point == number)
 
 

@@ -1,6 +1,6 @@
 """FedExP's condition (6) and its consequences, measured in each round of a run whose minimum w* is known.
 
-With uniform weights and D_t = ‖w^t − w*‖², all terms follow from a run's record:
+With uniform weights, D_t = ‖w^t − w*‖² and Δ_i = w − w_i, w_i client i's model, all terms follow from a run's record:
 
     ⟨w − w*, Δ̄⟩ = (D_t − D_{t+1} + η_g² ‖Δ̄‖²) / 2η_g                                    eq. (7)
     residual    = mean ‖w_i − w*‖² / D_t = 1 + (mean ‖Δ_i‖² − 2⟨w − w*, Δ̄⟩) / D_t
@@ -10,8 +10,8 @@ and condition (6) holds in rounds whose residual is at most 1.
 
 In these rounds |η_opt − η_g| ≤ |η_opt − 1|, and η_g ≤ η_opt unless η_g is 1, its lower limit.
 
-FedExP-M steps along v_t = Δ̄ + β v_{t−1}. Without ε its η_g is M_t / 2‖v‖², with M_t = m_t + (β/2) M_{t−1} and m_t =
-mean ‖Δ_i‖², so that ‖v‖² and, by eq. (7) with v for Δ̄, ⟨w − w*, v⟩ follow from the record, too, and for Δ̄ itself
+FedExP-M steps along v_t = Δ̄ + β v_{t−1}. Without ε its η_g is M_t / 2‖v_t‖², with M_t = m_t + (β/2) M_{t−1} and m_t =
+mean ‖Δ_i‖². Hence the record gives ‖v_t‖², then eq. (7) with v for Δ̄ gives ⟨w_t − w*, v_t⟩, and for Δ̄ itself
 
     ⟨w_t − w*, Δ̄⟩ = ⟨w_t − w*, v_t⟩ − β (⟨w_{t−1} − w*, v_{t−1}⟩ − η_g,t−1 ‖v_{t−1}‖²).
 
@@ -50,7 +50,7 @@ class Projections:
         optimal, used: η_opt, the server step that comes closest to w*, and η_g, the server step taken.
         falls: whether the distance decreased.
         assumed: whether ⟨w − w*, Δ̄⟩ ≥ mean ‖Δ_i‖² in this round and all before it, as for exact projections.
-        momentum: ⟨w − w*, v⟩ / M_t of FedExP-M, at least 1 by Lemma 11; None for other methods.
+        momentum: ⟨w − w*, v⟩ / M_t of FedExP-M, by Lemma 11 at least 1 if `assumed`; None for other methods.
     """
 
     distance: np.ndarray
@@ -107,7 +107,13 @@ def projections(
 def compare_projections(
     experiment: Experiment, measured: Sequence[SettingRuns], places: Places, folder: Path
 ) -> tuple[Table, list[Path]]:
-    """Return a table counting the rounds in which each statement held, and a PNG per case in `folder`, of residuals."""
+    """Return a table of the number of rounds in which each statement holds, and the PNG files, one per case.
+
+    Only runs of the first seed count. The figures, drawn into `folder`, show the residuals.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
     rows, pictures = [], []
     for name, case in experiment.cases.items():
         seed = experiment.seed_numbers[0]

@@ -41,7 +41,7 @@ UNRECORDED = {
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """An experiment's results: its table, and the paths of the files of table and figures."""
+    """An experiment's results: its table, and the paths of all files written: table, settings and figures."""
 
     table: Table
     files: Sequence[Path]
@@ -57,7 +57,7 @@ class ReproduceSession:
         scale: ``full`` or ``small``.
         rounds, to_targets: see `lay_out`.
         methods: the methods to run, all if empty; the table shows earlier runs of all methods.
-        groups: number of groups of ranks, each of which trains one run at a time; None: one group per rank.
+        groups: number of groups of ranks, each training one run at a time; None: as many as ranks, or as runs if fewer.
         redo: treatment of existing runs that failed, or differ from those that would run now.
     """
 
@@ -159,6 +159,7 @@ class ReproduceSession:
         """Write the table and the figures into the experiment's folder, on rank 0 only, and return them.
 
         Raises:
+            InputError: a run's record is damaged.
             EnvironmentFailure: the disk refuses.
         """
         if not experiment.trains:

@@ -1,13 +1,14 @@
 """GeL's Theorem 2, measured: both sides of its bound on a least-squares problem, with the constants of its proof.
 
     F_i(x) = ½‖A_i x − b_i‖²,    F̃ = Σ w_i F_i, the surrogate objective, minimum F̃_inf;  full batches, so σ = 0
-    κ² = the largest Σ w_i ‖∇F_i(x_t)‖² − ‖∇F̃(x_t)‖² so far,    β = 1,    Σ over t = 0 … T−1
+    κ² = the largest Σ w_i ‖∇F_i(x_t)‖² − β² ‖∇F̃(x_t)‖² so far, with β = 1;    Σ over t = 0 … T−1
 
     Σ ‖∇F̃(x_t)‖² / T ≤ 4 (F̃(x_0) − F̃_inf) / (η_l τ_eff T) + 12 η_l² L² κ² C
 
 for η_l τ_eff L ≤ 1/2 and 12 η_l² L² C ≤ 1, with w_i, τ_eff and C of `coefficients` and L the largest smoothness of an
-F_i. Theorem 2 bounds the least ‖∇F̃(x_t)‖², which is at most this mean, for budgets τ_i that are equal in all rounds:
-here those drawn for the first. A run's record has no gradients, so the rounds are trained here, in one process.
+F_i. Theorem 2 bounds the least ‖∇F̃(x_t)‖², which is at most this mean. It assumes that budgets τ_i are equal in all
+rounds; here all rounds have those drawn for the first. A run's record has no gradients, so the rounds are trained here,
+in one process.
 
 Reference: Boukhari et al., GeL, appendix C.4, eq. (11); constants: Wang et al., "FedNova", NeurIPS 2020, appendix C.
 """
@@ -70,7 +71,10 @@ def with_fixed_budgets(recipe: Recipe, num_clients: int, folder: Path) -> Recipe
 
 
 def measure_surrogate(recipe: Recipe, problem: Problem) -> SurrogateBound:
-    """Train a resolved recipe (linear, full batches, uniform weights, fixed budgets); return the bound's two sides."""
+    """Train a resolved recipe (linear, full batches, uniform weights, fixed budgets); return the bound's two sides.
+
+    `problem` is read from the recipe's federation.
+    """
     from hpcfed.simulation import Simulation
 
     parts, _ = assemble(recipe, World())
@@ -101,9 +105,10 @@ def measure_surrogate(recipe: Recipe, problem: Problem) -> SurrogateBound:
 def compare_surrogate(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
     """Train each setting once and draw each case's figure into `folder`; return the table and the PNG files.
 
-    The table counts the numbers of rounds T for which the bound holds.
+    The table shows for how many T the bound holds after T rounds.
 
     Raises:
+        InputError: the federation's task is not regression.
         EnvironmentFailure: the disk refuses.
     """
     rows: list[tuple[str, ...]] = []

@@ -108,7 +108,10 @@ def _references(experiment: Experiment) -> dict[str, str]:
 
 
 def setting_records(experiment: Experiment, measured: Sequence[SettingRuns]) -> list[dict[str, Any]]:
-    """Return a row per case, method and grid point: values, number of runs, mean score, deviation; [] without grids."""
+    """Return the rows of ``settings.csv``, one per setting: grid values, runs, mean score, deviation.
+
+    Without grids, there are no rows.
+    """
     keys = dict.fromkeys(key for one in measured for key in one.setting.point.keys)
     rows = []
     for one in measured if keys else ():
@@ -162,7 +165,7 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[SettingRuns])
 def _beyond(
     experiment: Experiment, case: Case, one: SettingRuns, settings: Sequence[SettingRuns], target: float | Goal
 ) -> Row:
-    """Return two cells, measured and from the paper: by how much a setting's reference has passed the target."""
+    """Return two cells, measured and from the paper: by how much a setting's reference is better than the target."""
     name = _references(experiment).get(one.setting.method)
     reference = next((other for other in settings if other.setting.method == name), None)
     if reference is None or isinstance(target, Goal):
