@@ -173,7 +173,10 @@ class Claims:
 
     @contextmanager
     def held(self, run: str, number: int, end_all: Callable[[int, str], None]) -> Iterator[None]:
-        """Touch a claim every `BEAT` seconds in the block; call `end_all` if another job has taken the run over."""
+        """Touch a claim every `BEAT` seconds in the block; call `end_all` if another job has taken the run over.
+
+        `end_all` gets an exit code and an error message.
+        """
         done = threading.Event()
         thread = start(
             threading.Thread(target=self._beat, args=(run, number, end_all, done), name="claim", daemon=True)

@@ -21,7 +21,7 @@ def endings(plan: Plan) -> dict[str, Claim]:
 
 
 def raise_if_failed(plan: Plan, ended: Mapping[str, Claim], *, takes_fresh: bool = True) -> None:
-    """Raise an error if runs of a plan were refused, failed or lost; it has their number and the first one's message.
+    """Raise an error if runs were refused, failed or lost; it states their number and the first one's message.
 
     Args:
         plan: the plan of the runs.
@@ -29,8 +29,8 @@ def raise_if_failed(plan: Plan, ended: Mapping[str, Claim], *, takes_fresh: bool
         takes_fresh: whether the command has the option ``--fresh``, which the error may then suggest.
 
     Raises:
-        InputError: all runs without a result were refused, so that the recipe must change.
-        EnvironmentFailure: at least one failed or was lost, so that ``--retry`` may help.
+        InputError: all of these runs were refused, so that the recipe must change.
+        EnvironmentFailure: at least one of them failed or was lost, so that ``--retry`` may help.
     """
     broken = [unit for unit in plan.units if ended[unit.name].ending in RETRYABLE]
     if not broken:

@@ -40,7 +40,10 @@ DECADES = 3.0
 
 
 def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, bytes]:
-    """Return file name → content, PNG and PDF; empty if no configuration is ranked or no grid has two values."""
+    """Return the figures, file name → content, PNG and PDF; empty if nothing is ranked or no grid has two values.
+
+    `ranked` has all configurations of the plan, in any order.
+    """
     if not any(candidate.rank for candidate in ranked):
         return {}
     by_point = {candidate.point: candidate for candidate in ranked}
@@ -61,9 +64,10 @@ def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, by
 def table_of(
     plan: Plan, first: int, second: int, by_point: Mapping[int, Candidate], rule: Rule
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each cell of a heat map, (rows, columns), its best mean and whether the best configuration is in it.
+    """Return the cells of a heat map: the best mean in each, and whether it has a best configuration; (rows, columns).
 
-    Rows are the values of grid `first`, columns those of grid `second`; a cell without a mean is nan.
+    Rows are the values of ``plan.grids[first]``, columns those of ``plan.grids[second]``; a cell without a mean is nan.
+    `by_point` is index in ``plan.points`` → configuration.
     """
     shape = len(plan.grids[first].values), len(plan.grids[second].values)
     means, best = np.full(shape, math.nan), np.zeros(shape, dtype=bool)

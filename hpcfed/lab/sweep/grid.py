@@ -131,7 +131,7 @@ def parse_seeds(text: str) -> list[int]:
     """Parse ``5`` (the seeds 0 to 4) or a list, ``0,7,11`` (``7,`` is the seed 7 alone).
 
     Raises:
-        InputError: the text has neither form, a seed twice, or more than `MAX_VALUES` seeds.
+        InputError: the text has neither form, no seed, a seed twice, or more than `MAX_VALUES` seeds.
     """
     words = [word.strip() for word in text.removesuffix(",").split(",")]
     if (

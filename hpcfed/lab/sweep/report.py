@@ -43,7 +43,7 @@ class RankedSweep:
 
     @property
     def notes(self) -> list[str]:
-        """The remarks below the table, one per line."""
+        """The lines below the table: the rule, the number of rows not shown, and `remarks`."""
         said = [f"{self.rule}, ± one standard deviation over seeds"]
         if len(self.ranked) > MAX_SHOWN:
             said.append(f"{len(self.ranked) - MAX_SHOWN} more in summary.csv")
@@ -51,7 +51,7 @@ class RankedSweep:
 
     @property
     def remarks(self) -> list[str]:
-        """Warnings about the ranking: ties, values at the edge of a grid, missing or shorter results."""
+        """Warnings about the ranking: ties, values at the edge of a grid, missing or shorter results, other code."""
         return [*remarks(self.plan, self.ranked, self.rule)]
 
     def _row(self, candidate: Candidate) -> tuple[str, ...]:

@@ -71,10 +71,10 @@ def run_sweep(
     Args:
         plan: the same on every rank.
         world: all ranks of the job.
-        groups: number of groups of ranks, each with one run at a time; None: the number of ranks, or of runs if less.
+        groups: number of groups of ranks, each training one run at a time; None: as many as ranks, or as runs if fewer.
         quiet: whether rank 0 prints no progress.
-        redo: treatment of existing runs; None: an error if one is of another recipe or other code.
-        waits: whether to wait for runs that other jobs hold, too, for a caller that needs every result.
+        redo: treatment of existing runs; None: an error if a run is of another recipe or other code.
+        waits: whether to wait also for runs that other live jobs hold, if the caller needs every result.
 
     Returns:
         Whether unfinished runs are left: because a signal or the time limit ended this job or, with `waits`, because
@@ -273,7 +273,7 @@ class SweepProgress:
         self._say(f"{line}; {run}" if run else line)
 
     def wait_for_others(self, caught: Signals) -> None:
-        """Keep printing progress until the other groups of this job have ended their runs."""
+        """Keep printing progress until the other groups of this job have ended their runs, or a signal comes."""
         while self.speaks and any(s.held and s.vouched for s in self._own().values()) and caught.name is None:
             time.sleep(POLL)
             self.show()

@@ -53,7 +53,7 @@ class Rule:
     def score(self, record: pd.DataFrame) -> float:
         """Return a run's score, the column's mean over the last rounds; nan if none of them recorded the column.
 
-        The last round is always evaluated: a test or training value missing there was not finite, and gives no score.
+        The last round is always evaluated: a test or training value missing there was not finite, and the score is nan.
         """
         if self.column not in record:
             return math.nan
@@ -70,7 +70,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Row:
-    """A run's row in the table of runs: status, last value of each metric, score (nan without one), error message."""
+    """A run's row in the table of runs: status, recorded rounds, their seconds, last value of each metric, score.
+
+    The score is nan if the run did not finish or has none; `message` is the error message, "" without an error.
+    """
 
     unit: Unit
     status: str
@@ -86,7 +89,8 @@ class Row:
 class Candidate:
     """One configuration: its runs (`rows`), and mean and standard deviation of their scores over seeds.
 
-    The mean is nan and the rank None unless all runs finished with a finite score; rank 1 is the best.
+    Both are nan and the rank is None unless all runs finished with a finite score; with one run, the deviation is nan.
+    Rank 1 is the best.
     """
 
     point: int
