@@ -54,7 +54,7 @@ class Contributions:
 
 @dataclass(frozen=True)
 class Coalitions:
-    """The subsets of a run's clients and their runs; the same on every rank.
+    """The subsets of a run's clients to be trained, and the plan of their runs; the same on every rank.
 
     Attributes:
         base: the recorded run.
@@ -190,7 +190,7 @@ def _begin_all(coalitions: Coalitions, redo: Redo) -> None:
 
 
 def rounds_of(coalitions: Coalitions) -> tuple[int, int, int]:
-    """Return numbers of rounds over all runs: in total, to be computed, and different from the recorded run's."""
+    """Return, summed over all runs: rounds, rounds to be computed, and rounds that differ from the recorded run's."""
     base, total, computed, needed = coalitions.base, 0, 0, 0
     for unit in coalitions.plan.units:
         rounds = unit.recipe.rounds

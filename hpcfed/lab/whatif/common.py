@@ -44,8 +44,8 @@ def base_of(run: Path, data: Path | None, code: Path | None) -> RecordedRun:
 def on_common_samples(before: Recipe, folder: Path, recipe: Recipe) -> Iterator[str]:
     """Yield a line that compares the final models of two runs on the test samples that both evaluate.
 
-    The line has accuracies if the task has them, else losses. No line if both runs evaluate the same samples, have none
-    in common, or one has no result.
+    The line has accuracies if the task has them, else losses, or the reason why the recorded run cannot be evaluated.
+    There is none if both runs evaluate the same samples, have no sample in common, or one has no result.
 
     Args:
         before, folder: the recorded run's recipe and folder.

@@ -46,7 +46,7 @@ def random_orders(num_clients: int, count: int) -> list[list[int]]:
 
 
 def subsets_of(orders: Orders) -> list[Subset]:
-    """Return the sets of an order's first 0, 1, … N clients, for all orders, each set once."""
+    """Return the sets formed by the first 0, 1, … N clients of each order, each set once."""
     found = (frozenset(order[:size]) for order in orders for size in range(len(order) + 1))
     return list(dict.fromkeys(found))
 

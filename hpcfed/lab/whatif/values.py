@@ -45,15 +45,15 @@ TABLE, VALUES, PAGE = "contributions.csv", "values.csv", "contributions.html"
 
 @dataclass(frozen=True)
 class Contribution:
-    """A client's contribution: the gains from its taking part, on the common test set and on its own; larger is better.
+    """A client's contribution: what its taking part adds to the scores on the common test set and on its own.
 
     Attributes:
         client, name, samples: the client's number, name and number of training samples.
-        left_out: leave-one-out value.
-        shapley: Shapley value; nan if it was not asked for.
+        left_out: leave-one-out value, positive if the client improves the score.
+        shapley: Shapley value, positive likewise; nan if it was not asked for.
         with_all, without, alone: mean over seeds of the metric on the client's own test set, for models trained by all
             clients, by all clients but this one, and by this client alone; nan without such a test set or run.
-        takes: gain on the client's own test set from taking part, `with_all` compared with `without`.
+        takes: gain on the client's own test set from taking part: `with_all` − `without`, negated if smaller is better.
     """
 
     client: int
@@ -85,7 +85,7 @@ class CoalitionValues:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks below the table."""
+        """Remarks below the table: the rule for v(S), v(all), v(none), rounds, diverged runs, skipped clients."""
         own, mean = self.coalitions, mean_over(self.values)
         every = frozenset(range(len(own.names)))
         said = [f"v(S): {own.rule}, on the test set of all clients; {_over(own)}"]

@@ -85,7 +85,7 @@ class BranchPoint:
 def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool = False) -> Result:
     """Run a recorded recipe without some clients, on all ranks, from the first round that their absence changes.
 
-    The output is an ordinary run folder; the same command resumes a killed run. `say` prints a line.
+    The output is an ordinary run folder; the same command resumes a killed run. `say` prints a line on rank 0.
 
     Raises:
         InputError, Diverged, EnvironmentFailure: the same on every rank.
@@ -191,7 +191,7 @@ def branch_point_of(base: RecordedRun, recipe: Recipe) -> BranchPoint:
 
 
 def same(there: Cohort, here: Cohort) -> bool:
-    """Return whether two cohorts have bitwise equal members, weights, steps and work."""
+    """Return whether two cohorts have equal members, weights, steps, guessed steps and work."""
     return all(np.array_equal(getattr(there, name), getattr(here, name)) for name in COMPARED_FIELDS)
 
 
