@@ -1,7 +1,8 @@
-"""Blocks: groups of small clients whose samples are read together for evaluation; scores are the same to the last bit.
+"""Blocks: groups of small clients whose samples are read together for evaluation.
 
-If the federation has `MANY` clients or more, each rank reads one contiguous share of the file, in large pieces. If it
-has fewer, each rank reads the clients placed on it, whose samples it has cached.
+Scores are bit-identical for any division into blocks. If the federation has `MANY` clients or more, each rank reads one
+contiguous share of the file, in large pieces. If it has fewer, each rank reads the clients placed on it, whose samples
+it has cached.
 """
 
 from __future__ import annotations

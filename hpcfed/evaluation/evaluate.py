@@ -47,7 +47,7 @@ class Evaluator:
     On the test set, a measure that is a sum over samples is Σ sums / Σ counts over chunks. On the training sets, a
     measure is the unweighted mean over the clients for which it is defined; a matrix of counts is summed over clients.
     If the model has private parts, a client's samples are measured with the client's part. Clients that `counted`
-    leaves out are measured one by one, for the column `APART`.
+    leaves out enter no score; the column `APART` has each such client's measures on its test set.
 
     Args:
         section: the recipe's ``evaluate``.
@@ -156,7 +156,7 @@ class Evaluator:
         return self._scores(of_test, self._of_training(clients)) | self._of_others(chunks, whole)
 
     def averaged_for(self, w: Tensor) -> State:
-        """Return the averaged buffers for evaluating `w`, (d,); ``statistics: training`` re-estimates them."""
+        """Return the averaged buffers with which `w`, (d,), is evaluated, re-estimated if ``statistics: training``."""
         return self._model.averaged if self._statistics is None else self._statistics(w)
 
     @property

@@ -203,7 +203,10 @@ def _in_full(output: Tensor) -> Tensor:
 
 
 def value_of(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:
-    """Return a measure's value from its cells, (numbers in `shape`, 2); None if undefined, that is, if a count is 0."""
+    """Return a measure's value from its cells, (cells, 2); None if it is undefined, that is, if a cell's count is 0.
+
+    If `shape` is (), the value is its only cell's quotient, sum / count; else a matrix of counts, as nested lists.
+    """
     if not pairs[:, 1].all():
         return None
     if shape:
@@ -212,5 +215,5 @@ def value_of(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:
 
 
 def counts(matrix: np.ndarray) -> list[Any]:
-    """Return a matrix of counts as nested lists of whole numbers."""
+    """Return a matrix of counts, rounded, as nested lists of int."""
     return np.rint(matrix).astype(np.int64).tolist()

@@ -1,7 +1,7 @@
 """Metrics that need all samples at once, since they are not sums over samples: scikit-learn's, ours, and the user's.
 
-They take outputs and targets of n samples in the data set's order. Outputs are logits, as for the losses. For ranking,
-the score of two classes is the single logit, or the difference of two: unlike probabilities, these never saturate.
+They take outputs and targets of n samples in the data set's order. Outputs are logits, as for the losses. Samples of
+two classes are ranked by the single logit, or by the difference of the two logits, since probabilities saturate.
 
     auroc, average-precision   two classes: the second is the positive one; more: unweighted mean over the classes,
                                each against the rest
@@ -71,6 +71,8 @@ def whole_metrics(
     metrics: Mapping[str, Metric], task: str, num_classes: int | None, python_path: Sequence[Path]
 ) -> dict[str, WholeMetric]:
     """Return the recipe's metrics that need all samples at once, by name.
+
+    `num_classes` is None for tasks without classes; `python_path` lists the folders of the user's modules.
 
     Raises:
         InputError: a function of the user cannot be imported.

@@ -38,7 +38,7 @@ class ClientScores:
         models: names of the measured models, as in ``evaluate.clients.models``.
         sizes: split (``train``; ``test`` if clients have test sets) → number of samples of each client, (N,) int64; 0
             for clients left out of evaluations.
-        directions: measure → whether larger values are better; None if this is unknown, or if its value is a matrix.
+        directions: measure → whether larger values are better; None if this is unknown, as it is for a matrix.
         layout: position of each measure in the last two axes of `cells`.
         cells: the measures, (N, models, splits, cells, 2) float64: see `Measures.cells`.
         names: names of the clients, (N,).
@@ -81,13 +81,13 @@ class ClientScores:
         return zip(*(found.get(name, [""] * len(cells)) for name in names), strict=True)
 
     def summary(self) -> dict[str, Any]:
-        """Return model → split → measure → its mean, worst decile and variance over clients.
+        """Return model → split → measure → mean, worst decile and variance over clients; matrices are left out.
 
         All clients with samples have equal weights. Clients for which a metric of the recipe is undefined are left out;
-        the metric's entry ``clients`` is the number of clients with a value. The worst decile is the mean over the
-        worst tenth of the clients, rounded up (Li et al., "Fair resource allocation in federated learning", ICLR 2020,
-        Table 1); it is omitted if the measure's direction is None. The variance is Σ (value − mean)² / clients. A
-        measure has None in place of these if no client has a value, or if a value is not finite.
+        the metric's entry ``clients`` is the number C of clients with a value. The worst decile is the mean over the
+        ⌈C/10⌉ clients with the worst values (Li et al., "Fair resource allocation in federated learning", ICLR 2020,
+        Table 1); it is omitted if the measure's direction is None. The variance is Σ (value − mean)² / C. A measure's
+        entry is None if no client has a value, or if a value is not finite.
         """
         return {
             model: {

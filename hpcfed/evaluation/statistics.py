@@ -2,10 +2,11 @@
 
     μ = Σ_b n_b μ_b / n,     σ² = Σ_b n_b (σ_b² + μ_b²) / n − μ²
 
-The sums run over minibatches b of n_b ≤ ``evaluate.batch_size`` samples, of all clients except those in
-``cohort.without``; n = Σ_b n_b. μ_b and σ_b² (unbiased) are mean and variance of the input of a layer with running
-statistics, while every such layer normalises by its minibatch's statistics; all else, such as dropout, is in evaluation
-mode. Sums over clients are taken in the order of client numbers, so values do not depend on the number of ranks.
+The sums run over minibatches b of n_b samples of each client outside ``cohort.without``; n = Σ_b n_b. A minibatch has
+at most ``evaluate.batch_size`` samples, or more if a minibatch would otherwise have a single sample. μ_b and σ_b²
+(unbiased) are mean and variance of the input of a layer with running statistics, while every such layer normalises by
+its minibatch's statistics; all else, such as dropout, is in evaluation mode. Sums over clients are taken in the order
+of client numbers, so values do not depend on the number of ranks.
 
 Reference: Izmailov et al., "Averaging weights leads to wider optima and better generalization", UAI 2018, section 3.2.
 """
@@ -32,15 +33,15 @@ ENTRIES = 1 << 22
 
 
 class TrainingStatistics:
-    """Estimates running statistics of a model's layers on all training samples; called on every rank.
+    """Estimates running statistics of a model's layers on all training samples; a call is collective.
 
     Args:
         model: the model.
         shards: the clients' samples.
         sizes: number of training samples of each client, (N,); 0 for clients to leave out.
-        placement, world: decide which clients this rank computes.
+        placement, world: decide which clients' samples this rank reads.
         private: the clients' private parts; None if the model has none.
-        batch_size: most samples in a minibatch.
+        batch_size: most samples in a minibatch; exceeded only to avoid minibatches of one sample.
         begin: called with a client's number before its samples go through the model.
     """
 

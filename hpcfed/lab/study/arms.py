@@ -1,12 +1,13 @@
 """The arms of a study: methods and baselines, each a recipe that is trained on every split and seed.
 
 With K local steps, R rounds and |S| sites a round, a federated run computes R · K · |S| gradients; a site that is in
-every round takes R · K steps. The baselines are plain SGD, run as FedAvg with one client a round, at these numbers of
-steps:
+every round takes R · K steps. The baselines are plain SGD, run as FedAvg with one client a round:
 
-    pooled        one client with all training samples: R · K steps, and R · K · |S| steps (K · |S| a round)
-    alone         each site by itself: R · K steps
-    travelling    one model passed from site to site, K steps at each: R · K steps, and R · K · |S| (R · |S| visits)
+    pooled        one client with all training samples; an arm of R · K steps, and an arm of K · |S| steps a round
+    alone         each site by itself; an arm of R · K steps for each
+    travelling    one model passed from site to site, K steps at each; an arm of R visits, and an arm of R · |S| visits
+
+If |S| is 1, the second arms are left out.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ class Arm:
         kind: ``federated``, ``pooled``, ``alone`` or ``travelling``.
         steps: gradient steps of one run, as text.
         rounds: rounds of one run.
-        overrides: a method's overrides of the study's recipe, ``key=value``; empty for baselines.
+        overrides: a method's overrides of the study's recipe, ``key=value``, then those of the tuned values.
         site: index of the site that trains alone; None for other kinds.
-        factor: |S|, the sites a round, for a baseline with |S| times the gradient steps of one site alone; else 1.
+        factor: |S| for a baseline with as many steps as the |S| sites of each round together; else 1.
         tunes: whether the model is also fine-tuned at each site, which gives the baseline ``personalised``.
         personal: whether each site trains a personal model beside the common one.
     """
@@ -107,7 +108,7 @@ def training_amount(recipe: Recipe, sizes: Sequence[np.ndarray]) -> TrainingAmou
     steps are those of a site of mean size.
 
     Raises:
-        InputError: the recipe has a schedule of cohorts, leaves clients out, or has an early-stopping rule.
+        InputError: the recipe has a schedule of cohorts, leaves clients out, or stops early by scores or time.
     """
     if recipe.cohort.without is not None:
         remedy = (

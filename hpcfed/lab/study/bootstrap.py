@@ -72,7 +72,7 @@ class _OfSplit:
 
 
 Measures = dict[tuple[str, str], dict[int, list[_OfSplit]]]
-"""Row and metric → site → the metric in each split where it is defined; a resample's value is the mean over these."""
+"""(Row's key, metric's name) → site → metric in each split where it is defined; resampled values are means of these."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class ResampleProgress:
         speaks: whether this rank prints.
         stops: returns True once resampling has been asked to stop.
         pace: the times of the printed lines.
-        done: the words after the numbers in a line.
+        done: the words after ``done/total`` in a line, unless `update` has others.
     """
 
     name: str
@@ -99,7 +99,7 @@ class ResampleProgress:
         self._say(f"{count:,} resamples of the patients of each of {sites} sites")
 
     def update(self, done: int, total: int, what: str = "") -> None:
-        """Print that `done` of `total` resamples of all sites are done, or `done` of `total` items as named by `what`.
+        """Print ``done/total`` and what is counted: `what`, or by default the resamples of all sites together.
 
         Raises:
             Stopped: resampling has been asked to stop.
@@ -116,9 +116,9 @@ class ResampleProgress:
 
 
 def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: ResampleProgress) -> Resampled:
-    """Return row and metric → B = `count` resampled values of each site, then of the mean of sites, (N + 1, B).
+    """Return (row's key, metric's name) → resampled values of each site, then of the mean of sites, (N + 1, `count`).
 
-    Rows without stored models are missing.
+    The mean is over the sites of `View.measured`. Undefined values are nan. Rows without stored models are missing.
 
     Raises:
         InputError: a model of the runs cannot be read.
@@ -146,7 +146,7 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: R
 
 
 def single_intervals(view: View) -> Single:
-    """Return row and metric → site → DeLong's interval of two-class AUROC.
+    """Return (row's key, metric's name) → site → DeLong's interval of two-class AUROC; sites without one are missing.
 
     Empty if several splits test on a site, if samples have groups, or if no metric is a two-class AUROC.
 
@@ -303,11 +303,11 @@ def _of_all(
 
 
 def auroc(output: torch.Tensor, target: torch.Tensor) -> Weighted:
-    """Return two-class AUROC as a function of multiplicities: the share of (positive, negative) pairs in which the
-    positive has the larger score, ties ½.
+    """Return two-class AUROC as a function of multiplicities: how often each sample is in each resample, (b, n).
 
-    Samples are sorted once. In a resample, each distinct score adds its positives times (negatives with a lower score
-    plus half of the negatives with this score).
+    AUROC is the share of (positive, negative) pairs in which the positive has the larger score, ties ½; nan if a class
+    is absent or an output is not finite. Samples are sorted once. In a resample, each distinct score adds its positives
+    times (negatives with a lower score plus half of the negatives with this score).
     """
     scores = ranking_scores(output.double().numpy())
     if not np.isfinite(scores).all():

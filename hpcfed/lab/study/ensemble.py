@@ -68,8 +68,9 @@ def _mean_output(modules: Sequence[torch.nn.Module], x: Tensor, task: str) -> Te
 
 
 def mean_prediction(outputs: Sequence[Tensor], task: str) -> Tensor:
-    """Return the mean prediction of M models from their outputs, (n, …) each: logits of the mean probability, or the
-    mean output for tasks without probabilities.
+    """Return the mean prediction of several models, (n, …), from their `outputs`, (n, …) each.
+
+    Classification: log of the mean probability; multi-label: logits of the mean probability; else: the mean output.
     """
     stacked = torch.stack(list(outputs))
     if task == "classification":
@@ -97,10 +98,10 @@ def _measure(functions: Functions, samples: Samples) -> Values:
 
 
 def functions_of(study: Study, split: int) -> Functions:
-    """Return a study's metrics as functions: sums over samples, with the loss, then metrics of all samples at once.
+    """Return a study's metrics as functions, by name: sums over samples; and metrics that need all samples at once.
 
-    The loss is computed in the runs' dtype with the class weights of the split's training samples. Cox's loss, which
-    needs all samples at once, is left out.
+    The sums include accuracy, if the task has it, and the loss, in the runs' dtype and with the class weights of the
+    split's training samples. Cox's loss, which needs all samples at once, is left out.
     """
     recipe, dataset, dtype = study.recipe, study.samples.dataset, getattr(torch, study.recipe.dtype)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)

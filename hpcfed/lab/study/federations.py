@@ -54,7 +54,7 @@ def write_split(
         files: the paths.
         samples: the samples of all sites, not scaled.
         split: which samples are for training and which for testing.
-        scale: which training samples standardize x: the ``client``'s, all (``pooled``), or ``none``.
+        scale: ``client``: x is standardized by each client's training samples; ``pooled``: by all; ``none``: not.
         about: provenance to store in the files: kind of split, number, seed.
 
     Raises:
@@ -81,7 +81,7 @@ def write_split(
 def remarks_on(files: SplitFiles) -> list[str]:
     """Return the remarks on filling and scaling that are stored in a split's files.
 
-    Remarks on the common test set are omitted: it is the left-out site, for which `Study.remarks` has a line.
+    Remarks on the common test set are omitted: that set is the left-out site, for which `Study.remarks` has a line.
 
     Raises:
         InputError: a file is damaged.

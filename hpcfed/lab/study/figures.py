@@ -29,7 +29,8 @@ SHADE = 0.55
 def curves_of(view: View, metric: StudyMetric, site: int) -> Curves:
     """Return each row's learning curve at a site: means over splits and seeds, against rounds.
 
-    Rounds of longer runs are rescaled to the methods' number of rounds.
+    Rounds of longer runs are rescaled to the methods' number of rounds. Rows of several arms have no curve, and curves
+    have no points at rounds that some run has not measured.
     """
     arms = {arm.key: arm for arm in view.study.arms}
     found = {}

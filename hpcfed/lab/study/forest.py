@@ -235,7 +235,7 @@ def _limits(every: Sequence[ForestPanel], domain: Ends) -> Ends:
 
 
 def draw_forest(forest: Forest, shown: Sequence[ForestPanel], medium: Medium) -> Figure:
-    """Draw panels in a grid of at most four columns."""
+    """Draw the panels `shown` in a grid of at most four columns, with the width and font size of `medium`."""
     columns = len(shown) if len(shown) <= 4 else 4 if len(shown) in (7, 8) or len(shown) > 9 else 3
     inch = medium.font / 72
     titles = ["\n".join(_wrapped(title, LABEL_WIDTH, 3)) for title in forest.titles]

@@ -33,7 +33,7 @@ class TestedLabels:
 
     @property
     def several(self) -> bool:
-        """Whether a sample has several labels."""
+        """Whether each sample has several labels, M > 1."""
         return self.present.shape[2] > 1
 
     @property
@@ -43,7 +43,7 @@ class TestedLabels:
 
     @property
     def of_one_class(self) -> np.ndarray:
-        """Whether a site's test samples all have the same value of a label, (J, N, M) bool."""
+        """Whether a site's test samples all have one value of a label, (J, N, M) bool; False without test samples."""
         return np.equal(self.present.sum(axis=3), 1)
 
     @property

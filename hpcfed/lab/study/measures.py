@@ -43,8 +43,8 @@ class StudyMetric:
 
     Attributes:
         name: its name in the recipe and in files.
-        larger_is_better: its direction, None if unknown.
-        best_by_one_class: whether a model that always predicts one class scores best on samples of that class alone.
+        larger_is_better: whether larger values are better; None if unknown.
+        best_by_one_class: whether always predicting a class gives the best value on samples of only that class.
         undefined: the condition, in words, under which it has no value; "" if it always has one.
         is_percentage: whether it is written in percent.
     """
@@ -62,7 +62,7 @@ class StudyMetric:
 
     @property
     def without_direction(self) -> str:
-        """The reason, as text, why the metric cannot rank values: its direction is unknown; "" if it is known."""
+        """Text saying that it is unknown whether larger or smaller values are better; "" if this is known."""
         known = self.larger_is_better is not None
         return "" if known else f"{self.title} has no direction (better: {' or '.join(DIRECTIONS)})"
 
@@ -96,7 +96,10 @@ def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
 
 
 def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:
-    """Return a recipe's scalar metrics, the main one first, then accuracy if the task has it; without any, the loss."""
+    """Return the scalar metrics of a recipe, then accuracy if the task has it; the loss if there are none.
+
+    The first is meant as the main metric.
+    """
     found = [
         StudyMetric(
             name,

@@ -30,7 +30,7 @@ class MethodChoice:
         title: its name in tables.
         overrides: overrides of the recipe that select it, ``key=value``.
         name: its ``algorithm.name``, or ``recipe``.
-        examples: keys of required parameters that the user did not set, which have example values; they can be tuned.
+        examples: recipe keys of required parameters with example values, since the user set none; they can be tuned.
         personal: whether each site trains a personal model beside the common one.
     """
 

@@ -43,7 +43,15 @@ STANDARDIZED = {
 
 @dataclass(frozen=True)
 class StudyChapter:
-    """A chapter of the page with tables and figures; `keys` are the titles of the table rows in the figures' legend."""
+    """A chapter of the page with tables and figures.
+
+    Attributes:
+        title: its heading.
+        tables, pictures: its tables and figures.
+        keys: titles of the table rows in the legend of the figures; empty without a legend.
+        note: text below the heading; "" for none.
+        is_small: whether the figures are small, so that more of them stand in a row.
+    """
 
     title: str
     tables: tuple[Table, ...] = ()
@@ -93,7 +101,7 @@ def _full_title(chapter: StudyChapter, table: Table) -> str:
 
 
 def without_results(view: View) -> list[str]:
-    """Return a line for each arm with missing results, and one for each arm that left out sites' updates in rounds."""
+    """Return warnings: one for each arm with runs that lack a result, and one for each with updates left out."""
     found = []
     for arm in view.study.arms:
         there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]

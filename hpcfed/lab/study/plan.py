@@ -46,7 +46,7 @@ PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING = "study.html", "tables", "figures", 
 
 @dataclass(frozen=True)
 class StudyPlan(Plan):
-    """The runs of a study as the plan of a sweep; each arm is a point of the sweep."""
+    """The runs of a study as the plan of a sweep, with a point for each arm; `splits` is the number of splits."""
 
     splits: int = 1
 

@@ -32,9 +32,9 @@ class RunResult:
     Attributes:
         split: index of the run's split.
         seed: the run's model seed.
-        sites: (model, site) → values after the last round; the model is ``global``, ``fine-tuned`` or ``personal``.
-        curves: (model, site, metric) → (round, value) of each evaluation.
-        whole: values on the test samples of all sites together.
+        sites: (model, site) → metrics after the last round; the model is ``global``, ``fine-tuned`` or ``personal``.
+        curves: (model, site, metric) → (round, value) of each evaluation with a finite value.
+        whole: metrics on the test samples of all sites together.
         skipped: sites whose update was left out in at least one round (see `why_skipped`).
     """
 

@@ -1,4 +1,4 @@
-"""The rows of a study's tables: one per arm, or combining arms, such as the models that sites train alone."""
+"""The rows of a study's tables: each for one arm, or for several arms, such as those of all sites that train alone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class StudyRow:
         key: its name in files.
         title: its name in tables.
         steps: its gradient steps, as text.
-        arms: for each site, the keys of the arms whose mean is the row's value there.
-        model: which model of these arms is measured: ``global``, ``fine-tuned`` or ``personal``.
+        arms: for each site, the keys of one or more arms; the row's value at the site is their mean.
+        model: the model of an arm that is measured: ``global``, ``fine-tuned`` or ``personal``.
     """
 
     key: str
@@ -59,7 +59,7 @@ def rows_of(study: Study, results: StudyResults) -> list[StudyRow]:
 def steps_of(study: Study, arm: Arm, rounds: int) -> str:
     """Return a method's gradient steps at a site over `rounds` rounds, as text.
 
-    A range if clients draw their numbers of steps; ``scheduled`` if the numbers are from a schedule.
+    A range if the number is drawn or differs between splits; ``scheduled`` if it is from a schedule.
     """
     budget = load_recipe(to_plain(study.recipe), arm.overrides).budget
     if budget is None:

@@ -31,7 +31,7 @@ class SiteSamples:
     Attributes:
         dataset: all n samples: first the file's training samples, then the clients' test samples.
         content: hash of the federation file's data.
-        label: (n,) int64, the label of each sample; None if a sample does not have exactly one label.
+        label: (n,) int64, each sample's label (survival: 1 for an event, else 0); None unless each has exactly one.
         labels: names of the labels.
         scale: how the file was standardized, ``client``, ``pooled`` or ``none``; each split is standardized anew.
         group: (n,) int64, the group of each sample, such as its patient; None without groups.
@@ -68,12 +68,13 @@ class SiteSamples:
 def read_samples(path: Path) -> SiteSamples:
     """Read a federation file's samples into temporary files.
 
-    Cells that were missing are NaN again; each split fills them anew. Clients without samples are left out.
-    Standardization by training samples is undone, whether by site or, if x (n, p) has one constant per feature, by all
-    sites. Other constants, such as those published for images, are kept.
+    Cells that were missing are NaN again; each split fills them anew. Clients without samples and a common test set are
+    left out. Standardization is undone if it is by the training samples of each site or, as is assumed if x is (n, p)
+    with one constant per feature, of all sites. Other constants, such as those published for images, are kept.
 
     Raises:
-        InputError: the file is not a federation, its task is ``next-token``, or it has too few or too many clients.
+        InputError: the file is not a federation, its task is ``next-token``, or too few or too many clients have
+            samples.
     """
     with Federation.open(path) as federation:
         if federation.task == "next-token":

@@ -40,6 +40,13 @@ def run_study(
 ) -> tuple[bool, list[str], Study]:
     """Prepare the splits, tune, and run the unfinished runs, on all ranks.
 
+    Args:
+        study: the study.
+        world: all ranks of the job.
+        groups: number of groups of ranks, each with one run at a time; None: one per rank, or per run if fewer.
+        redo: treatment of existing runs.
+        quiet: whether rank 0 prints no progress.
+
     Returns:
         Whether the call was stopped; remarks on the splits; the study, with the tuned values if there are any.
 

@@ -94,7 +94,7 @@ def make_splits(kind: str, samples: Divisible, count: int, fraction: float, seed
         purpose: prefix of the random streams' names; splits for different purposes are independent.
 
     Raises:
-        InputError: a site has too few samples or groups, or sites share a group when one is left out.
+        InputError: a site has too few samples or groups; or sites are left out, and a group is at several sites.
     """
     site, sites, label, group = samples.site, samples.sites, samples.label, samples.group
     if kind == SITE_OUT:
@@ -132,6 +132,8 @@ def make_splits(kind: str, samples: Divisible, count: int, fraction: float, seed
 
 def inner_split(split: TrainTestSplit, number: int, samples: Divisible, fraction: float, seed: int) -> TrainTestSplit:
     """Return a holdout of a split's training samples; the split's test samples are in neither part of the holdout.
+
+    `number` is the split's index, which selects the random stream.
 
     Raises:
         InputError: a site has too few training samples or groups.
@@ -239,8 +241,9 @@ def _strata(label: np.ndarray, least: int) -> tuple[list[np.ndarray], list[int]]
 def folds(strata: Sequence[np.ndarray], count: int, rng: np.random.Generator) -> np.ndarray:
     """Return which of a site's n samples are in each fold, (count, n) bool; each sample is in one fold.
 
-    Sizes of folds differ by at most 1, in total and within each stratum: samples are dealt to the folds in turn, one
-    stratum after another without starting again, in random order within each.
+    `strata` has the indices of each stratum's samples. They are dealt to the folds in turn, in random order; the
+    next stratum begins at the fold where the turn has come. So fold sizes differ by at most 1, in total and within each
+    stratum.
     """
     order = np.concatenate([rng.permutation(rows) for rows in strata])
     fold = np.empty(len(order), np.int64)
@@ -249,9 +252,10 @@ def folds(strata: Sequence[np.ndarray], count: int, rng: np.random.Generator) ->
 
 
 def holdout(strata: Sequence[np.ndarray], fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw a site's test samples, (n,) bool: `fraction` of each stratum and, up to rounding, of the site.
+    """Draw a site's test samples, (n,) bool: up to rounding, `fraction` of each stratum and of the site.
 
-    A stratum of two samples or more has at least one sample in each part.
+    `strata` has the indices of each stratum's samples. A stratum of two samples or more has at least one sample in each
+    part, even if the site's share then is not `fraction`.
     """
     sizes = np.array([len(rows) for rows in strata])
     tests = np.zeros(int(sizes.sum()), bool)

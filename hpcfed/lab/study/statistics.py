@@ -46,6 +46,8 @@ Ends = tuple[float, float]
 def corrected(values: Sequence[float], ratio: float, *, share: bool = False) -> MeanEstimate | None:
     """Return the mean of the finite values and its corrected 95 % interval; None if no value is finite.
 
+    There is no interval if only one value is finite, or if all finite values are equal.
+
     Args:
         values: one per split, (J,).
         ratio: n_test / n_train; 0 for independent values.
@@ -86,7 +88,10 @@ def cut(estimate: MeanEstimate | None) -> MeanEstimate | None:
 
 
 def wilson(share: float, count: int) -> Ends | None:
-    """Return Wilson's 95 % interval of a `share` of `count` independent samples; None without samples."""
+    """Return Wilson's 95 % interval of a `share` of `count` samples; None if `count` is 0 or `share` is nan.
+
+    The samples are assumed to be independent.
+    """
     if not count or not math.isfinite(share):
         return None
     square = NORMAL**2 / count
@@ -96,10 +101,11 @@ def wilson(share: float, count: int) -> Ends | None:
 
 
 def delong(scores: Sequence[np.ndarray], positive: np.ndarray) -> tuple[float, float]:
-    """Return the mean AUROC of models that score the same n samples, and its DeLong variance; nan if a class is absent.
+    """Return the mean AUROC of models that score the same n samples, and its DeLong variance.
 
-    A positive's placement is the share of negatives with a lower score, ties ½; a negative's, the share of positives
-    with a higher score. Placements are averaged over the models before the variance is computed.
+    Both are nan if a class is absent; the variance, too, if a class has one sample. The placement of a positive is the
+    share of negatives with a lower score, ties ½; the placement of a negative is the share of positives with a higher
+    score. Placements are averaged over the models before the variance is computed.
 
     Args:
         scores: one array per model, (n,).

@@ -296,5 +296,5 @@ def _unmeasured(view: View, metric: StudyMetric) -> str:
 
 
 def found_any(view: View, metric: StudyMetric) -> bool:
-    """Whether a metric is defined at any site in any split."""
+    """Whether any row has a value of a metric at any site in any split."""
     return any(np.isfinite(view.site_values(row, metric)).any() for row in view.rows)

@@ -19,7 +19,7 @@ FEW_UNITS = 10
 
 
 def splits_table(study: Study) -> Table:
-    """Return the table of sites: per site the numbers of samples in all, with each label, and tested in a split."""
+    """Return the table of sites: all samples, samples with each label, and test samples in a split, as numbers."""
     samples, tested = study.samples, tested_sizes(study)
     labels = [] if samples.label is None else list(samples.labels)
     rows = []
@@ -37,9 +37,10 @@ def tested_sizes(study: Study) -> list[str]:
 
 
 def tested_note(study: Study, metric: StudyMetric) -> str:
-    """Return a note on each site's test samples: their number, whether they have a single class, and number of events.
+    """Return a note on each site's test samples: how many, whether of a single class, and how many events.
 
-    With more than `MOST_COUNTED` sites, only those with a single class are named; "" if there is nothing to note.
+    With more than `MOST_COUNTED` sites, only those with a single class are named; "" if there is nothing to note. The
+    note warns if always predicting the single class gives the best `metric`.
     """
     held, labels, events = tested_counts(study), study.tested_labels, _events(study)
     said = []
@@ -68,7 +69,7 @@ def few_events_note(study: Study) -> str:
 
 
 def few_units(study: Study) -> list[str]:
-    """Return ``site (number)`` for each site with fewer than `FEW_UNITS` tested patients (samples, without groups)."""
+    """Return ``site (number)`` for each site with fewer than `FEW_UNITS` tested patients (without groups: samples)."""
     tested = np.any([split.tests for split in study.splits.each], axis=0)
     group = np.arange(len(tested)) if study.samples.group is None else study.samples.group
     counts = [len(np.unique(group[tested & (study.samples.owner == k)])) for k in range(len(study.samples.sites))]

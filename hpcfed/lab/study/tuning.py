@@ -3,8 +3,8 @@
 The inner split is a holdout of the training samples by site and label, or by group. Every arm is trained at every point
 of its grid on the inner training part, with the study's first seed. The split takes the point with the best mean over
 sites of the main metric on the inner test part; ties go to the smaller loss, then to the first point. The loss alone
-decides if the metric's direction is unknown, or if it is undefined at all sites. A site that trains alone is measured
-on its own samples. No sample of the split's test part is in the inner files.
+decides if the metric's direction is unknown, or if the metric is undefined at all sites. A site that trains alone is
+measured on its own samples. No sample of the split's test part is in the inner files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMMON = ("local.", "loss.", "model.")
 
 @dataclass(frozen=True)
 class Tuning:
-    """The grids of ``--tune``: `common` ones for all arms, and `own` ones for a method, by the method's key."""
+    """The grids of ``--tune``: `common` for all arms, and `own`: method's key → grids for this method alone."""
 
     common: tuple[Grid, ...]
     own: Mapping[str, tuple[Grid, ...]]
@@ -50,7 +50,10 @@ class Tuning:
 
 @dataclass(frozen=True)
 class TuningCandidate:
-    """One point of an arm's grid in one split; `value` and `loss` are means over sites, nan if unknown."""
+    """One point of an arm's grid in one split, with the main metric's `value` and the `loss`.
+
+    Both are means over sites on the inner test part; nan if unknown.
+    """
 
     arm: str
     split: int
@@ -61,7 +64,7 @@ class TuningCandidate:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """All candidates of a tuning, and the chosen one of each arm and split, by (arm's key, split)."""
+    """All candidates of a tuning, and `chosen`: (arm's key, split) → the chosen candidate."""
 
     candidates: tuple[TuningCandidate, ...]
     chosen: Mapping[tuple[str, int], TuningCandidate]

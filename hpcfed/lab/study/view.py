@@ -28,9 +28,9 @@ from hpcfed.lab.study.tested import tested_counts
 
 MEAN, TOGETHER = "Mean of sites", "All samples together"
 Resampled = dict[tuple[str, str], np.ndarray]
-"""Row and metric → B resampled values of each of N sites, then of their mean, (N + 1, B); nan where undefined."""
+"""(Row's key, metric's name) → B resampled values of each of N sites, then of their mean, (N + 1, B); or nan."""
 Single = Mapping[tuple[str, str], Mapping[int, Ends]]
-"""Row and metric → site → interval of the site's value, if only one split tests on the site."""
+"""(Row's key, metric's name) → site → interval of the site's value, if only one split tests on the site."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ class View:
     def measured(self, metric: StudyMetric) -> np.ndarray:
         """Return which sites enter the means, (N,) bool: complete cases, with a value in all splits and rows.
 
-        A site where some split tests on one class alone is in no mean: AUROC is undefined there, and a model that
-        always predicts that class has 100 % accuracy. Splits without finished runs do not count.
+        A site is left out if some split tests there on a single class, or without a class that the metric needs: AUROC
+        is undefined, and a model that always predicts the single class has 100 % accuracy. Splits without finished runs
+        do not count.
         """
         kept = self._with_classes(metric)
         found = np.zeros(len(self.sites), bool)
@@ -114,10 +115,10 @@ class View:
         return f"{own[kept].sum():,}" if kept.all() else f"{own[kept].sum():,} of {own.sum():,}"
 
     def over_sites(self, values: np.ndarray, measured: np.ndarray) -> np.ndarray:
-        """Return the mean over the sites `measured`, (N,) bool, in each split, (J,), from values (N, J).
+        """Return the mean of `values`, (N, J), over the sites `measured`, (N,) bool, for each split, (J,).
 
-        The mean is nan if a measured site has no value. If each split leaves one site out, the result is that site's
-        value instead, nan if the site is not measured.
+        The mean is nan if a measured site has no value. If each split leaves one site out, a split's result is the
+        value of its left-out site instead, nan if the site is not measured.
         """
         if self.study.leaves_out:
             return np.where(measured, np.diagonal(values), np.nan)
@@ -139,7 +140,7 @@ class View:
 
     @property
     def num_values(self) -> int:
-        """Number of splits in the mean of a complete estimate; 0 if each split leaves one site out."""
+        """Number of values, one per split, behind a complete estimate; 0 if each split leaves one site out."""
         return 0 if self.study.leaves_out else len(self.study.splits.each)
 
     @property
@@ -157,10 +158,9 @@ class View:
         return is_share(metric.name, self.study.recipe.evaluate.metrics)
 
     def estimates(self, row: StudyRow, metric: StudyMetric) -> list[MeanEstimate | None]:
-        """Return a row's estimates, (N + 2,): at each site, of the mean of the measured sites, and of all test samples
-        together.
+        """Return a row's N + 2 estimates: at each site, of the mean of the measured sites, and of `pooled`.
 
-        An estimate is None where the metric is undefined.
+        An estimate is None if the metric is undefined.
         """
         values, share = self.site_values(row, metric), self.is_share(metric)
         over = self.over_sites(values, self.measured(metric))
@@ -190,7 +190,7 @@ class View:
         return one if ends is None else replace(one, ends=ends, method=DELONG)
 
     def differences(self, row: StudyRow, metric: StudyMetric) -> list[MeanEstimate | None]:
-        """Return a row's differences from the reference, paired by split, (N + 2,) in the order of `estimates`.
+        """Return a row's N + 2 differences from the reference, paired by split, in the order of `estimates`.
 
         Intervals of differences of shares are cut at −1 and 1.
         """
