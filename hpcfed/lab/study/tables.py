@@ -138,7 +138,7 @@ def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
     note = (
         f"Mean over splits, and 95 % percentile interval over {view.study.options.bootstrap:,} resamples of the {unit} "
         "that each site is tested on, with the models as they are: other test samples are in it, other training "
-        f"samples are not. {ABSENT}: one resample in 20 or more has no value. Minus {reference.title}: of the paired "
+        f"samples are not. {ABSENT}: more than one resample in 20 has no value. Minus {reference.title}: of the paired "
         f"difference. [{ABSENT}]: all resamples have one value, which says nothing of other {unit}."
     ) + _unmeasured(view, metric)
     if few := few_units(view.study):
