@@ -33,7 +33,7 @@ from hpcfed.models.flat import PARAMETERS, FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
 from hpcfed.models.reading.program import Unreadable
-from hpcfed.ranks.accelerators import accelerator, is_full
+from hpcfed.ranks.accelerators import accelerator, is_full, watch_memory
 from hpcfed.ranks.graphs import Graphs, on_device
 from hpcfed.rng import Purpose
 
@@ -349,10 +349,15 @@ def try_compiled(build: Callable[[], SequentialSolver], like: Samples) -> Sequen
 
 
 def try_graphs(engine: Engine, graphs: Graphs, model: FlatModel, like: Samples, width: int) -> None:
-    """Try to record the engine's work as CUDA graphs; if that fails, turn recording off and keep the reason."""
+    """Try to record the engine's work as CUDA graphs; if that fails, turn recording off and keep the reason.
+
+    Raises:
+        OutOfMemoryError: the device's memory is too small for its kernels.
+    """
     if graphs.records:
-        initial = model.trained.clone()
+        initial, check_memory = model.trained.clone(), watch_memory(model.vector.device)
         graphs.hindrance = hindrance(engine, graphs, model, like, width)
+        check_memory()
         graphs.records = not graphs.hindrance
         model.forget()
         model.load(initial[: len(model.vector)])

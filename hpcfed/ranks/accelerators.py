@@ -36,12 +36,16 @@ class Accelerator(ABC):
         summed_by: the backend of torch.distributed that sums its memory over ranks.
         stack_bytes: parameters of the clients that are best trained together on it.
         has_tf32: whether it multiplies in TensorFloat-32.
+        is_deterministic: whether kernels were chosen that add in one order.
+        answered: refusals of memory after which the package itself did without.
     """
 
     kind: str
     summed_by: str
     stack_bytes: int = 1 << 30
     has_tf32: bool = False
+    is_deterministic: bool = True
+    answered: int = 0
 
     @abstractmethod
     def uuids(self) -> list[str]:
@@ -78,6 +82,10 @@ class Accelerator(ABC):
     @abstractmethod
     def peak_bytes(self, device: torch.device) -> int:
         """Return the most that this process's tensors have taken of it at a time."""
+
+    @abstractmethod
+    def refusals(self, device: torch.device) -> int:
+        """Return how often it had too little memory for this process, also where a library then did with less."""
 
     @abstractmethod
     def synchronize(self, device: torch.device) -> None:
@@ -189,6 +197,7 @@ class Cuda(Accelerator):
     def be_deterministic(self, wanted: bool) -> None:
         import torch
 
+        self.is_deterministic = wanted
         torch.use_deterministic_algorithms(wanted, warn_only=True)
 
     def name(self, device: torch.device) -> str:
@@ -210,6 +219,11 @@ class Cuda(Accelerator):
         import torch
 
         return torch.cuda.max_memory_allocated(device)
+
+    def refusals(self, device: torch.device) -> int:
+        import torch
+
+        return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_ooms", 0))
 
     def synchronize(self, device: torch.device) -> None:
         import torch
@@ -320,6 +334,7 @@ class Cuda(Accelerator):
 ACCELERATORS: dict[str, Accelerator] = {kind.kind: kind for kind in (Cuda(),)}
 """By their kinds, the one that ``device: auto`` takes first."""
 DEFAULT_ACCELERATOR = next(iter(ACCELERATORS))
+LESS_MEMORY = "too little for the workspace of a convolution, whose smaller kernels have other last bits"
 FAULTS = ("CUDA error", "cuDNN error", "HIP error", "NCCL error")
 """Words in errors of devices, which torch before 2.8 raises as a RuntimeError."""
 
@@ -351,6 +366,29 @@ def download(tensors: Mapping[str, Tensor]) -> Callable[[], Mapping[str, Tensor]
         return copies
 
     return arrived
+
+
+def watch_memory(device: torch.device) -> Callable[[], None]:
+    """Return a function that raises where a library has had less memory than it asked for since this call.
+
+    cuDNN's convolutions take the first of their kernels whose workspace is to be had, and say nothing: the last bits
+    would follow from what is free. Nothing is raised where kernels may add in any order anyway.
+
+    Raises:
+        OutOfMemoryError: by the function.
+    """
+    if device.type == "cpu":
+        return lambda: None
+    own = accelerator(device)
+    before = own.refusals(device) - own.answered
+
+    def check() -> None:
+        import torch
+
+        if own.is_deterministic and own.refusals(device) - own.answered > before:
+            raise torch.cuda.OutOfMemoryError(LESS_MEMORY)
+
+    return check
 
 
 def generator(device: torch.device) -> torch.Generator:
