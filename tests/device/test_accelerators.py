@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.ranks.accelerators import Cuda, is_full, upload
+from hpcfed.ranks.accelerators import ACCELERATORS, Cuda, is_full, upload, watch_memory
 
 PACKAGE = Path(hpcfed.__file__).parent
 WORDS_OF_USERS = {"config/recipe.py", "config/elsewhere.py", "cli/bench.py"}
@@ -34,6 +36,9 @@ DOCUMENTED: dict[str, Any] = {
     "max_memory_allocated": lambda device=None: 7,
     "synchronize": lambda device=None: None,
     "current_stream": lambda device=None: f"the stream of {device}",
+    "set_stream": lambda stream: None,
+    "memory_stats_as_nested_dict": lambda device=None: {"num_ooms": 3},
+    "graph_pool_handle": lambda: object(),
 }
 
 
@@ -51,11 +56,21 @@ class FakeEvent:
         self.asked.append("waited")
 
 
+class FakeGraph:
+    """``torch.cuda.CUDAGraph``."""
+
+    def replay(self) -> None:
+        raise AssertionError("nothing was recorded")
+
+
 class FakeCuda:
     """``torch.cuda`` as documented: any other name, or any other argument, is an error; `calls` has what was asked."""
 
+    CUDAGraph = FakeGraph
+
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
+        self.captures: list[tuple[object, object]] = []
         self.events: list[FakeEvent] = []
         self.default_generators = (torch.Generator(), torch.Generator())
         self.OutOfMemoryError = torch.cuda.OutOfMemoryError
@@ -72,6 +87,16 @@ class FakeCuda:
     def Event(self, **options: bool) -> FakeEvent:
         self.events.append(FakeEvent(**options))
         return self.events[-1]
+
+    def Stream(self, device: torch.device) -> object:
+        return object()
+
+    @contextmanager
+    def graph(
+        self, cuda_graph: FakeGraph, pool: object = None, stream: object = None, capture_error_mode: str = "global"
+    ) -> Iterator[None]:
+        self.captures.append((pool, stream))
+        yield
 
 
 @pytest.fixture
@@ -121,6 +146,43 @@ def test_a_mark_waits_for_the_stream_of_its_device(cuda: FakeCuda) -> None:
     assert cuda.events[0].asked == ["the stream of cuda:1"]
     wait()
     assert cuda.events[0].asked[1:] == ["waited"]
+
+
+def test_all_graphs_of_a_device_share_a_pool_and_a_stream(cuda: FakeCuda) -> None:
+    """Until a capture fails, which may leave both unusable."""
+    kind, (first, second) = Cuda(), (torch.device("cuda", number) for number in (0, 1))
+    for device in (first, first, second):
+        kind.capture(device, lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        kind.capture(first, lambda: 1 / 0)
+    kind.capture(first, lambda: None)
+    one, again, other, failed, after = cuda.captures
+    assert one == again == failed
+    assert all(mine is not others for each in (other, after) for mine, others in zip(one, each, strict=True))
+
+
+def test_what_is_compiled_makes_no_graphs_of_its_own(monkeypatch) -> None:
+    """As torch's modes ``reduce-overhead`` and ``max-autotune`` do: steps are recorded with all that is in them."""
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda module, **options: asked.append(options) or module)
+    Cuda().compiled(torch.nn.Linear(1, 1))
+    assert asked == [{}]
+
+
+def test_refusals_of_memory_are_watched_but_those_that_were_answered(cuda: FakeCuda, monkeypatch) -> None:
+    kind, device, refused = Cuda(), torch.device("cuda", 0), {"num_ooms": 3}
+    monkeypatch.setitem(ACCELERATORS, "cuda", kind)
+    monkeypatch.setitem(DOCUMENTED, "memory_stats_as_nested_dict", lambda device: refused)
+    check = watch_memory(device)
+    check()
+    refused["num_ooms"] += 1
+    kind.answered += 1
+    check()
+    refused["num_ooms"] += 1
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="workspace of a convolution"):
+        check()
+    kind.be_deterministic(False)
+    check()
 
 
 def test_only_a_full_device_is_full() -> None:
