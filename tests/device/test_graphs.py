@@ -184,6 +184,15 @@ def rounds_of(sizes: list[int], cohorts: list[list[int]], world, graphs: str = "
     return found
 
 
+def test_all_ranks_record_or_none(stub, world, folder, monkeypatch) -> None:  # noqa: F811
+    if world.rank == world.size - 1:
+        monkeypatch.setattr("hpcfed.client.engine.hindrance", lambda *about: "it waits here")
+    parts, _ = assemble(resolve(load_recipe(small("run", device="auto"))), world)
+    assert str(parts.engine.graphs) == "it waits here"
+    assert not parts.engine.graphs.records
+    parts.federation.close()
+
+
 @pytest.mark.serial
 def test_rare_short_minibatches_of_a_batchnorm_are_trained_step_by_step(stub, world, folder) -> None:  # noqa: F811
     """They keep their own shapes, and are recorded when they come again."""
