@@ -65,6 +65,15 @@ def test_waits_grow_neither_with_clients_nor_with_steps(engine, hidden, reductio
         assert found.waits == 2, (cohort, steps)
 
 
+def test_private_parts_are_checked_in_the_clients_one_copy(counted) -> None:
+    """Each client's, of every name: a BatchNorm's scale, shift and statistics here."""
+    for cohort in (2, 12):
+        found, _ = counted(
+            model={"factory": "tests.mpi.nets:mlp"}, parameters={"private": ["2.*"]}, cohort={"size": cohort}
+        )
+        assert found.waits == 2, cohort
+
+
 STATES = {"feddyn": {"name": "feddyn", "alpha": 0.1}, "scaffold": {"name": "scaffold"}}
 
 
