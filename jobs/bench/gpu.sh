@@ -105,7 +105,7 @@ ratio, workload = max(found, default=(1.0, ""))
 print(workload, f"{ratio:.2f}")
 PYTHON
 )
-[[ -z $worst || $worst == 1.00 ]] ||
+[[ -z $worst || $ratio == 1.00 ]] ||
     stage "Profile: $worst, at $ratio of the fastest" 60 "$PYTHON" jobs/bench/profile_round.py "$worst" "$DEVICE"
 echo "$SECONDS s; $page${failed:+; failed: ${failed[*]}}"
 exit $((right > 0))
