@@ -103,7 +103,9 @@ def trained_by(
     if section.noise is not None:
         _check_tile(section.tile, 1, "local.noise")
         training = Training("sequential", "blas", "auto", section.memory_format)
-        return PrivateSolver(model, loss, section, seed, like), training
+        private = PrivateSolver(model, loss, section, seed, like)
+        private.graphs = _graphs_of_none(section, model, "local.noise has minibatches of random sizes")
+        return private, training
     network, read, why = None, "", _keeps_apart(model, private_first)
     if section.engine == "batched" and why:
         raise InputError(f"local.engine: batched with {why}", remedy="use local.engine: sequential")
@@ -136,11 +138,17 @@ def trained_by(
             private_first=private_first,
         )
         solver = try_compiled(build, like) if section.compile else build()
-        if own_step is None and loss.by_client is None and not private_first:
-            _record_steps(solver, section, model, like, work)
         training = Training("sequential", "blas", "auto", section.memory_format, why=why)
         if own_step is not None:
-            return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed), training
+            own = OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
+            own.graphs = _graphs_of_none(section, model, "local.step is your own")
+            return own, training
+        if loss.by_client is not None:
+            solver.graphs = _graphs_of_none(section, model, "each client has a loss of its own")
+        elif private_first:
+            solver.graphs = _graphs_of_none(section, model, "parameters.private_first trains parts in turn")
+        else:
+            _record_steps(solver, section, model, like, work)
         return solver, training
     build_stacked = partial(
         StackedSolver,
@@ -224,6 +232,16 @@ def engine_for(*arguments: Any, **named: Any) -> Engine:
 def _graphs(section: Local, model: FlatModel) -> Graphs:
     """Return what records the work of a device."""
     return Graphs(model.vector.device, records=section.graphs == "auto")
+
+
+def _graphs_of_none(section: Local, model: FlatModel, why: str) -> Graphs | None:
+    """Return what says that a device's work is not recorded; None on a CPU."""
+    if model.vector.device.type == "cpu":
+        return None
+    graphs = Graphs(model.vector.device, records=False)
+    if section.graphs == "auto":
+        graphs.give_up(why)
+    return graphs
 
 
 def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tuple[StackedNetwork | None, str, str]:

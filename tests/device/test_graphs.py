@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,38 @@ def rounds_of(sizes: list[int], cohorts: list[list[int]], world, graphs: str = "
             STUB[0].counts = Counts()
             found.append((simulation.round(number).hash, STUB[0].counts.kernels))
     return found
+
+
+OWN_STEP = """
+def plain(parameters, batch, context):
+    gradient, loss = context.gradient(parameters, batch)
+    return parameters - context.lr * gradient, loss
+"""
+OF_ANOTHER_LOOP: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "a step": ({"local": {"steps": 2, "lr": 0.1, "step": "own_step:plain"}}, "local.step is your own"),
+    "noise": (
+        {"local": {"steps": 2, "lr": 0.1, "noise": {"clip": 1.0, "multiplier": 1.0}}},
+        "local.noise has minibatches of random sizes",
+    ),
+    "parts in turn": (
+        {
+            "model": {"factory": "tests.mpi.nets:mlp"},
+            "parameters": {"private": ["4.*"], "buffers": "averaged", "private_first": 2},
+        },
+        "parameters.private_first trains parts in turn",
+    ),
+}
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("case", OF_ANOTHER_LOOP)
+def test_what_is_never_recorded_says_so(case, stub, world, folder, capfd) -> None:  # noqa: F811
+    world.on_root(lambda: (folder / "own_step.py").write_text(OWN_STEP))
+    changes, why = OF_ANOTHER_LOOP[case]
+    run = hpcfed.run(small("run", device="auto", rounds=1, evaluate={"every": 0}, **changes), world=world)
+    assert json.loads((run.folder / "environment.json").read_text())["graphs"] == why
+    if world.is_root:
+        assert f"one by one, since they cannot be recorded: {why}" in " ".join("".join(capfd.readouterr()).split())
 
 
 def test_all_ranks_record_or_none(stub, world, folder, monkeypatch) -> None:  # noqa: F811
