@@ -29,7 +29,7 @@ from hpcfed.client.state_store import ClientStates
 from hpcfed.errors import RAISED
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
-from hpcfed.ranks.accelerators import upload, watch_memory
+from hpcfed.ranks.accelerators import answer, upload
 from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
 from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.rng import Purpose, stream
@@ -163,6 +163,7 @@ class Sentinel:
                 try:
                     buffer.check(check.place, self._trained_again(plan, check, state))
                 except RAISED as error:  # the round stands without it
+                    answer(error)
                     log.warning("round %d, client %d: not trained once more", plan.round, client, exc_info=error)
         return time.perf_counter() - started if checks else 0.0
 
@@ -192,9 +193,7 @@ class Sentinel:
         states = _OneState(self._parts.clients, int(plan.cohort.clients[check.place]), state)
         parts = replace(self._parts, clients=cast(ClientStates, states), skips_bad=False)
         copies = self._parts.engine.tile if check.variant == "slots" else 1
-        check_memory = watch_memory(self._parts.model.vector.device)
         Training(parts, cast(RoundBuffer, keeper), self._averaged).train_tile(plan, [check.place] * copies, {})
-        check_memory()
         return keeper.hashes
 
 

@@ -33,7 +33,7 @@ from hpcfed.models.flat import PARAMETERS, FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
 from hpcfed.models.reading.program import Unreadable
-from hpcfed.ranks.accelerators import accelerator, is_full, watch_memory
+from hpcfed.ranks.accelerators import accelerator, answer, check_refusals, is_full
 from hpcfed.ranks.graphs import Graphs, on_device
 from hpcfed.rng import Purpose
 
@@ -200,6 +200,7 @@ def _stacked(
     except RuntimeError as error:
         if not is_full(error):
             raise
+        answer(error)
         what = f"memory for tiles of {tile} clients (local.tile) is short"
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
 
@@ -373,9 +374,9 @@ def try_graphs(engine: Engine, graphs: Graphs, model: FlatModel, like: Samples, 
         OutOfMemoryError: the device's memory is too small for its kernels.
     """
     if graphs.records:
-        initial, check_memory = model.trained.clone(), watch_memory(model.vector.device)
+        initial = model.trained.clone()
         graphs.hindrance = hindrance(engine, graphs, model, like, width)
-        check_memory()
+        check_refusals(model.vector.device)
         graphs.records = not graphs.hindrance
         model.forget()
         model.load(initial[: len(model.vector)])

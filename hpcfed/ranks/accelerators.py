@@ -37,7 +37,7 @@ class Accelerator(ABC):
         stack_bytes: parameters of the clients that are best trained together on it.
         has_tf32: whether it multiplies in TensorFloat-32.
         is_deterministic: whether kernels were chosen that add in one order.
-        answered: refusals of memory after which the package itself did without.
+        answered: refusals of memory that the package knows of, as errors, or from before it took the device.
     """
 
     kind: str
@@ -157,6 +157,7 @@ class Cuda(Accelerator):
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
         self._pools: dict[torch.device, Any] = {}
+        self._is_taken = False
 
     def uuids(self) -> list[str]:
         """Return UUIDs as torch reports them; those of a GPU's slices (MIG) may be the GPU's."""
@@ -193,6 +194,8 @@ class Cuda(Accelerator):
         self._allow_tf32(False)
         torch.cuda.set_device(index)
         torch.cuda.mem_get_info()
+        if not self._is_taken:
+            self._is_taken, self.answered = True, self.refusals(torch.device(self.kind, index))
 
     def be_deterministic(self, wanted: bool) -> None:
         import torch
@@ -334,7 +337,9 @@ class Cuda(Accelerator):
 ACCELERATORS: dict[str, Accelerator] = {kind.kind: kind for kind in (Cuda(),)}
 """By their kinds, the one that ``device: auto`` takes first."""
 DEFAULT_ACCELERATOR = next(iter(ACCELERATORS))
-LESS_MEMORY = "too little for the workspace of a convolution, whose smaller kernels have other last bits"
+LESS_MEMORY = (
+    "too little for a convolution's workspace, now or before in this process; its other kernels have other bits"
+)
 FAULTS = ("CUDA error", "cuDNN error", "HIP error", "NCCL error")
 """Words in errors of devices, which torch before 2.8 raises as a RuntimeError."""
 
@@ -368,27 +373,30 @@ def download(tensors: Mapping[str, Tensor]) -> Callable[[], Mapping[str, Tensor]
     return arrived
 
 
-def watch_memory(device: torch.device) -> Callable[[], None]:
-    """Return a function that raises where a library has had less memory than it asked for since this call.
+def check_refusals(device: torch.device) -> None:
+    """Raise if a library has had less memory than it asked for in this process; nothing where kernels add in any order.
 
-    cuDNN's convolutions take the first of their kernels whose workspace is to be had, and say nothing: the last bits
-    would follow from what is free. Nothing is raised where kernels may add in any order anyway.
+    cuDNN's convolutions take the first of their kernels whose workspace is to be had, say nothing, and keep to it: the
+    last bits would follow from what was free.
 
     Raises:
-        OutOfMemoryError: by the function.
+        OutOfMemoryError: one has.
     """
+    import torch
+
     if device.type == "cpu":
-        return lambda: None
+        return
     own = accelerator(device)
-    before = own.refusals(device) - own.answered
+    if own.is_deterministic and own.refusals(device) > own.answered:
+        raise torch.cuda.OutOfMemoryError(LESS_MEMORY)
 
-    def check() -> None:
-        import torch
 
-        if own.is_deterministic and own.refusals(device) - own.answered > before:
-            raise torch.cuda.OutOfMemoryError(LESS_MEMORY)
-
-    return check
+def answer(error: BaseException) -> None:
+    """Note that an error is dealt with: if it says that memory is full, no library has kept that to itself."""
+    if is_full(error) and str(error) != LESS_MEMORY and not getattr(error, "is_answered", False):
+        error.is_answered = True  # type: ignore[attr-defined]
+        for own in ACCELERATORS.values():
+            own.answered += 1
 
 
 def generator(device: torch.device) -> torch.Generator:

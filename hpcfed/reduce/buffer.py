@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.errors import Diverged, HpcfedError
-from hpcfed.ranks.accelerators import is_fault, watch_memory
+from hpcfed.ranks.accelerators import check_refusals, is_fault
 from hpcfed.ranks.devices import fault
 from hpcfed.ranks.graphs import Graphs
 from hpcfed.ranks.world import World
@@ -141,7 +141,6 @@ class RoundBuffer:
         self._clients = self._ranks = np.empty(0, RANK_SLOT)
         self._status = self._slots
         self.seconds: dict[str, float] = {}
-        self._check_memory: Callable[[], object] = bool
 
     def open(
         self,
@@ -159,7 +158,6 @@ class RoundBuffer:
         """
         self._masks, self._numbers, self._left_over = masks, np.zeros(self._extra, np.int64), np.empty(0, np.uint64)
         self._to_check = frozenset(to_check)
-        self._check_memory = watch_memory(self._device)
         layout = tuple(units), [self._kind.words_of(own) for own in units.values()], cohort_size, tuple(scalars)
         if layout == self._layout:
             self._slots.fill(0)
@@ -472,8 +470,7 @@ class RoundBuffer:
             self._add_waiting()
             self.seconds["pack"] += time.perf_counter() - started
             self._read_back()
-            self._check_memory()
-            self._check_memory = bool  # what the sentinel goes without changes nothing
+            check_refusals(self._device)
         except RuntimeError as error:  # the first wait after the clients' work: here a device's errors show
             if not is_fault(error):
                 raise

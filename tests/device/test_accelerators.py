@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.ranks.accelerators import ACCELERATORS, Cuda, is_full, upload, watch_memory
+from hpcfed.ranks.accelerators import ACCELERATORS, Cuda, answer, check_refusals, is_full, upload
 
 PACKAGE = Path(hpcfed.__file__).parent
 WORDS_OF_USERS = {"config/recipe.py", "config/elsewhere.py", "cli/bench.py"}
@@ -134,7 +134,8 @@ def test_a_device_of_cuda_is_taken_and_its_kernels_are_deterministic(cuda: FakeC
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     Cuda().take(1)
     assert not torch.utils.deterministic.fill_uninitialized_memory
-    assert cuda.calls == [(True,), ("set_device", 1), ("mem_get_info",)]
+    counted = "memory_stats_as_nested_dict", torch.device("cuda", 1)
+    assert cuda.calls == [(True,), ("set_device", 1), ("mem_get_info",), counted]
     assert not torch.backends.cuda.matmul.allow_tf32
     with Cuda().in_tf32():
         assert torch.backends.cuda.matmul.allow_tf32
@@ -173,16 +174,23 @@ def test_refusals_of_memory_are_watched_but_those_that_were_answered(cuda: FakeC
     kind, device, refused = Cuda(), torch.device("cuda", 0), {"num_ooms": 3}
     monkeypatch.setitem(ACCELERATORS, "cuda", kind)
     monkeypatch.setitem(DOCUMENTED, "memory_stats_as_nested_dict", lambda device: refused)
-    check = watch_memory(device)
-    check()
+    kind.take(0)
+    check_refusals(device)  # what was before is not the package's
+    full = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     refused["num_ooms"] += 1
-    kind.answered += 1
-    check()
+    for _ in range(2):
+        answer(full)
+    check_refusals(device)
     refused["num_ooms"] += 1
-    with pytest.raises(torch.cuda.OutOfMemoryError, match="workspace of a convolution"):
-        check()
+    for _ in range(2):
+        with pytest.raises(torch.cuda.OutOfMemoryError, match="a convolution's workspace") as error:
+            check_refusals(device)
+        answer(error.value)
+    kind.take(0)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="before in this process"):
+        check_refusals(device)
     kind.be_deterministic(False)
-    check()
+    check_refusals(device)
 
 
 def test_only_a_full_device_is_full() -> None:

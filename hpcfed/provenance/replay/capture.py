@@ -14,7 +14,7 @@ from hpcfed.cohort import members
 from hpcfed.errors import RAISED, HpcfedError
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
-from hpcfed.ranks.accelerators import watch_memory
+from hpcfed.ranks.accelerators import answer, check_refusals
 from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
 from hpcfed.reduce.finite import check_own
 from hpcfed.reduce.rows import Number
@@ -146,11 +146,11 @@ def reports_of(
     averaged = AveragedBuffers(parts.model)
     updates, engine = _ReportKeeper(parts, plan, averaged), _WatchedEngine(parts.engine, watch)
     training = Training(replace(parts, engine=engine, skips_bad=False), cast(RoundBuffer, updates), averaged)
-    own, check_memory = sorted(places), watch_memory(parts.model.vector.device)
+    own = sorted(places)
     _, failure = training(_part_of(plan, own))
     if failure is not None:
         raise failure
-    check_memory()
+    check_refusals(parts.model.vector.device)
     found = {}
     for place, (vectors, scalars, loss_sum, steps) in updates.kept.items():
         client = int(plan.cohort.clients[own[place]])
@@ -171,13 +171,13 @@ def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]
     for tile in tiles:
         updates = _ReportKeeper(parts, plan, averaged)
         training = Training(replace(parts, skips_bad=False), cast(RoundBuffer, updates), averaged)
-        check_memory = watch_memory(parts.model.vector.device)
         try:
             training.train_tile(_part_of(plan, tile), range(len(tile)), {})
-            check_memory()
-        except RAISED:
+        except RAISED as error:
+            answer(error)
             found.append([])
             continue
+        check_refusals(parts.model.vector.device)
         found.append([updates.hash(place) for place in range(len(tile))])
     return found
 
