@@ -23,7 +23,7 @@ from hpcfed.cohort import Cohort
 from hpcfed.config.user_code.blame import blamed, see_log
 from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.parts import Parts
-from hpcfed.ranks.accelerators import is_fault, is_full
+from hpcfed.ranks.accelerators import answer, is_fault, is_full
 from hpcfed.ranks.devices import fault
 from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
 from hpcfed.reduce.checks import checked, client_label
@@ -279,6 +279,7 @@ class Training:
         if isinstance(error, HpcfedError):
             return type(error)(f"{place}: {error}")
         if is_full(error) and self._parts.engine.tile > 1:
+            answer(error)
             what = f"the device's memory is full with tiles of {self._parts.engine.tile} clients (local.tile)"
             return EnvironmentFailure(what, where=place, remedy="use a smaller local.tile, which changes last bits")
         if is_fault(error):

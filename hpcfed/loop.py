@@ -26,7 +26,7 @@ from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError, Stopped, coun
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.parts import Parts
-from hpcfed.ranks.accelerators import is_fault
+from hpcfed.ranks.accelerators import check_refusals, is_fault
 from hpcfed.ranks.devices import DeviceSlot, device_faults, fault
 from hpcfed.ranks.platform.malloc import return_freed_memory
 from hpcfed.ranks.signals import catch_signals
@@ -406,4 +406,6 @@ def scores_of(
     w = simulation.evaluated()
     with parts.model.with_averaged(evaluator.averaged_for(w)):
         scores = evaluator(w, test=test, train=train, meanwhile=meanwhile)
-        return scores, client_evaluator(w, round) if clients else None
+        of_clients = client_evaluator(w, round) if clients else None
+    check_refusals(parts.model.vector.device)
+    return scores, of_clients

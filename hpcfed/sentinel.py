@@ -29,7 +29,7 @@ from hpcfed.client.state_store import ClientStates
 from hpcfed.errors import RAISED
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
-from hpcfed.ranks.accelerators import upload
+from hpcfed.ranks.accelerators import answer, upload
 from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
 from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.rng import Purpose, stream
@@ -163,6 +163,7 @@ class Sentinel:
                 try:
                     buffer.check(check.place, self._trained_again(plan, check, state))
                 except RAISED as error:  # the round stands without it
+                    answer(error)
                     log.warning("round %d, client %d: not trained once more", plan.round, client, exc_info=error)
         return time.perf_counter() - started if checks else 0.0
 

@@ -59,6 +59,7 @@ def assemble(
             parts, evaluator = world.together(partial(checked, alone, *others))
             training = replace(parts.training, why="a GPU and a CPU would take tiles of different sizes")
             assembled = replace(parts, training=training), evaluator
+        _record_alike(assembled[0], world)
         check_hosts(recipe, world)
         _check_reports(assembled[0].method, world)
         if recipe.algorithm.factory is not None and assembled[0].method.normalize is not None:
@@ -88,6 +89,14 @@ def _assemble(
 def _cut_alike(parts: Parts, world: World) -> bool:
     """Whether all ranks cut a cohort into the same tiles, from which its placement follows; called on every rank."""
     return len({*world.gather((parts.engine.tile, parts.engine.fixed_slots))}) == 1
+
+
+def _record_alike(parts: Parts, world: World) -> None:
+    """Let no rank record its clients' work as graphs where one cannot; called on every rank."""
+    graphs = parts.engine.graphs
+    hindrances = world.gather("" if graphs is None else graphs.hindrance)
+    if graphs is not None and any(hindrances):
+        graphs.give_up(next(filter(None, hindrances)))
 
 
 def _one_by_one(recipe: Recipe) -> Recipe:

@@ -29,6 +29,8 @@ MOST_TOGETHER = 16
 """Steps of a piece."""
 MOST_OF_A_GRAPH = 64
 """Steps of a round that is recorded as a whole."""
+MOST_WHOLE = 16
+"""Kinds of rounds that are recorded as a whole: clients of many sizes share the graphs of pieces."""
 GATHERED_BYTES = 1 << 26
 """Samples of a piece, all clients' together, are no more than this, or those of one step."""
 
@@ -94,6 +96,7 @@ class DeviceRounds:
         self._count = torch.arange(MOST_TOGETHER, device=like.device)
         self._sums = torch.zeros(slots, dtype=torch.float64, device=like.device)
         self._none = torch.zeros((), dtype=like.dtype, device=like.device)
+        self._whole = set[Hashable]()
         self.kind: Hashable = None
 
     def open(
@@ -120,7 +123,9 @@ class DeviceRounds:
         steps = sizes.shape[1]
         self._most = max(self._most, steps)
         most, slots, width = self._most, self._slots, self._width
-        firsts = self._tables.hold([samples[slot] for slot in orders])
+        table, firsts = self._tables.number, self._tables.hold([samples[slot] for slot in orders])
+        if self._tables.number != table:
+            self._whole.clear()  # they come no more: a graph is of its memory
         places = np.zeros((most, slots, width), np.int64)
         for (slot, order), first in zip(orders.items(), firsts, strict=True):
             np.add(order, first, out=places[: len(order), slot, : order.shape[1]])
@@ -139,10 +144,17 @@ class DeviceRounds:
         self.kind = self._copied.layout, self._tables.number, most
 
     def whole(self, steps: int, kind: Hashable, begin: Callable[[], None], end: Callable[[], None]) -> bool:
-        """Begin, take all steps of the round, and end, in one graph; do nothing and return False if they are many."""
+        """Begin, take all steps of the round, and end, in one graph.
+
+        Do nothing and return False if they are many, or many other kinds of rounds have come before.
+        """
         if steps > MOST_OF_A_GRAPH:
             return False
         pieces = tuple(self._pieces(0, steps, in_powers=False))
+        key = "round", pieces, self._has_short, self.kind, kind
+        if key not in self._whole and len(self._whole) >= MOST_WHOLE:
+            return False
+        self._whole.add(key)
 
         def work() -> None:
             begin()
@@ -150,7 +162,7 @@ class DeviceRounds:
                 self._piece(count, size)
             end()
 
-        self._graphs(("round", pieces, self._has_short, self.kind, kind), work)
+        self._graphs(key, work)
         return True
 
     def begin(self) -> None:

@@ -33,7 +33,7 @@ from hpcfed.models.flat import PARAMETERS, FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
 from hpcfed.models.reading.program import Unreadable
-from hpcfed.ranks.accelerators import accelerator, is_full
+from hpcfed.ranks.accelerators import accelerator, answer, check_refusals, is_full
 from hpcfed.ranks.graphs import Graphs, on_device
 from hpcfed.rng import Purpose
 
@@ -103,7 +103,9 @@ def trained_by(
     if section.noise is not None:
         _check_tile(section.tile, 1, "local.noise")
         training = Training("sequential", "blas", "auto", section.memory_format)
-        return PrivateSolver(model, loss, section, seed, like), training
+        private = PrivateSolver(model, loss, section, seed, like)
+        private.graphs = _graphs_of_none(section, model, "local.noise has minibatches of random sizes")
+        return private, training
     network, read, why = None, "", _keeps_apart(model, private_first)
     if section.engine == "batched" and why:
         raise InputError(f"local.engine: batched with {why}", remedy="use local.engine: sequential")
@@ -136,11 +138,17 @@ def trained_by(
             private_first=private_first,
         )
         solver = try_compiled(build, like) if section.compile else build()
-        if own_step is None and loss.by_client is None and not private_first:
-            _record_steps(solver, section, model, like, work)
         training = Training("sequential", "blas", "auto", section.memory_format, why=why)
         if own_step is not None:
-            return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed), training
+            own = OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
+            own.graphs = _graphs_of_none(section, model, "local.step is your own")
+            return own, training
+        if loss.by_client is not None:
+            solver.graphs = _graphs_of_none(section, model, "each client has a loss of its own")
+        elif private_first:
+            solver.graphs = _graphs_of_none(section, model, "parameters.private_first trains parts in turn")
+        else:
+            _record_steps(solver, section, model, like, work)
         return solver, training
     build_stacked = partial(
         StackedSolver,
@@ -192,6 +200,7 @@ def _stacked(
     except RuntimeError as error:
         if not is_full(error):
             raise
+        answer(error)
         what = f"memory for tiles of {tile} clients (local.tile) is short"
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
 
@@ -224,6 +233,16 @@ def engine_for(*arguments: Any, **named: Any) -> Engine:
 def _graphs(section: Local, model: FlatModel) -> Graphs:
     """Return what records the work of a device."""
     return Graphs(model.vector.device, records=section.graphs == "auto")
+
+
+def _graphs_of_none(section: Local, model: FlatModel, why: str) -> Graphs | None:
+    """Return what says that a device's work is not recorded; None on a CPU."""
+    if model.vector.device.type == "cpu":
+        return None
+    graphs = Graphs(model.vector.device, records=False)
+    if section.graphs == "auto":
+        graphs.give_up(why)
+    return graphs
 
 
 def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tuple[StackedNetwork | None, str, str]:
@@ -349,10 +368,15 @@ def try_compiled(build: Callable[[], SequentialSolver], like: Samples) -> Sequen
 
 
 def try_graphs(engine: Engine, graphs: Graphs, model: FlatModel, like: Samples, width: int) -> None:
-    """Try to record the engine's work as CUDA graphs; if that fails, turn recording off and keep the reason."""
+    """Try to record the engine's work as CUDA graphs; if that fails, turn recording off and keep the reason.
+
+    Raises:
+        OutOfMemoryError: the device's memory is too small for its kernels.
+    """
     if graphs.records:
         initial = model.trained.clone()
         graphs.hindrance = hindrance(engine, graphs, model, like, width)
+        check_refusals(model.vector.device)
         graphs.records = not graphs.hindrance
         model.forget()
         model.load(initial[: len(model.vector)])

@@ -88,7 +88,7 @@ class Engine(Protocol):
         tile: R, clients that are trained together.
         fixed_slots: whether a client's slot follows from its place in the cohort, since its bits may depend on it; the
             clients of one tile then have different slots.
-        graphs: records the work of a device; None on a CPU, and where steps are the user's.
+        graphs: records the work of a device; None on a CPU.
     """
 
     tile: int

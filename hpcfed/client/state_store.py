@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.node import temporary_folder
-from hpcfed.ranks.accelerators import is_full, upload
+from hpcfed.ranks.accelerators import answer, is_full, upload
 from hpcfed.types import State
 
 TIERS = ("device", "host", "disk")
@@ -271,6 +271,7 @@ class _Memory(_Tier):
         except RuntimeError as error:
             if not is_full(error):
                 raise
+            answer(error)
             self._room = 0
             return False
         return True

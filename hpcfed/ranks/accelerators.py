@@ -36,12 +36,16 @@ class Accelerator(ABC):
         summed_by: the backend of torch.distributed that sums its memory over ranks.
         stack_bytes: parameters of the clients that are best trained together on it.
         has_tf32: whether it multiplies in TensorFloat-32.
+        is_deterministic: whether kernels were chosen that add in one order.
+        answered: refusals of memory that the package knows of, as errors, or from before it took the device.
     """
 
     kind: str
     summed_by: str
     stack_bytes: int = 1 << 30
     has_tf32: bool = False
+    is_deterministic: bool = True
+    answered: int = 0
 
     @abstractmethod
     def uuids(self) -> list[str]:
@@ -78,6 +82,10 @@ class Accelerator(ABC):
     @abstractmethod
     def peak_bytes(self, device: torch.device) -> int:
         """Return the most that this process's tensors have taken of it at a time."""
+
+    @abstractmethod
+    def refusals(self, device: torch.device) -> int:
+        """Return how often it had too little memory for this process, also where a library then did with less."""
 
     @abstractmethod
     def synchronize(self, device: torch.device) -> None:
@@ -149,6 +157,7 @@ class Cuda(Accelerator):
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
         self._pools: dict[torch.device, Any] = {}
+        self._is_taken = False
 
     def uuids(self) -> list[str]:
         """Return UUIDs as torch reports them; those of a GPU's slices (MIG) may be the GPU's."""
@@ -185,10 +194,13 @@ class Cuda(Accelerator):
         self._allow_tf32(False)
         torch.cuda.set_device(index)
         torch.cuda.mem_get_info()
+        if not self._is_taken:
+            self._is_taken, self.answered = True, self.refusals(torch.device(self.kind, index))
 
     def be_deterministic(self, wanted: bool) -> None:
         import torch
 
+        self.is_deterministic = wanted
         torch.use_deterministic_algorithms(wanted, warn_only=True)
 
     def name(self, device: torch.device) -> str:
@@ -210,6 +222,11 @@ class Cuda(Accelerator):
         import torch
 
         return torch.cuda.max_memory_allocated(device)
+
+    def refusals(self, device: torch.device) -> int:
+        import torch
+
+        return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_ooms", 0))
 
     def synchronize(self, device: torch.device) -> None:
         import torch
@@ -320,6 +337,9 @@ class Cuda(Accelerator):
 ACCELERATORS: dict[str, Accelerator] = {kind.kind: kind for kind in (Cuda(),)}
 """By their kinds, the one that ``device: auto`` takes first."""
 DEFAULT_ACCELERATOR = next(iter(ACCELERATORS))
+LESS_MEMORY = (
+    "too little for a convolution's workspace, now or before in this process; its other kernels have other bits"
+)
 FAULTS = ("CUDA error", "cuDNN error", "HIP error", "NCCL error")
 """Words in errors of devices, which torch before 2.8 raises as a RuntimeError."""
 
@@ -351,6 +371,32 @@ def download(tensors: Mapping[str, Tensor]) -> Callable[[], Mapping[str, Tensor]
         return copies
 
     return arrived
+
+
+def check_refusals(device: torch.device) -> None:
+    """Raise if a library has had less memory than it asked for in this process; nothing where kernels add in any order.
+
+    cuDNN's convolutions take the first of their kernels whose workspace is to be had, say nothing, and keep to it: the
+    last bits would follow from what was free.
+
+    Raises:
+        OutOfMemoryError: one has.
+    """
+    import torch
+
+    if device.type == "cpu":
+        return
+    own = accelerator(device)
+    if own.is_deterministic and own.refusals(device) > own.answered:
+        raise torch.cuda.OutOfMemoryError(LESS_MEMORY)
+
+
+def answer(error: BaseException) -> None:
+    """Note that an error is dealt with: if it says that memory is full, no library has kept that to itself."""
+    if is_full(error) and str(error) != LESS_MEMORY and not getattr(error, "is_answered", False):
+        error.is_answered = True  # type: ignore[attr-defined]
+        for own in ACCELERATORS.values():
+            own.answered += 1
 
 
 def generator(device: torch.device) -> torch.Generator:

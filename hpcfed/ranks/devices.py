@@ -20,7 +20,7 @@ import numpy as np
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.node import node
-from hpcfed.ranks.accelerators import ACCELERATORS, DEFAULT_ACCELERATOR, VISIBLE, is_fault, is_full
+from hpcfed.ranks.accelerators import ACCELERATORS, DEFAULT_ACCELERATOR, VISIBLE, answer, is_fault, is_full
 from hpcfed.ranks.affinity import distance
 from hpcfed.ranks.cpu import cores
 from hpcfed.ranks.world import World
@@ -247,6 +247,7 @@ def device_faults(world: World) -> Iterator[None]:
 
 def fault(error: BaseException, where: str) -> EnvironmentFailure:
     """Return the one-line error for an error of a device."""
+    answer(error)
     got = str(error).partition("\n")[0]
     if is_full(error):
         remedy = "take a smaller local.batch_size or evaluate.batch_size, client_state: host, or fewer ranks per GPU"

@@ -81,8 +81,7 @@ class Graphs:
         except RAISED as error:  # a user's model may raise anything
             if self._is_trial or is_full(error):
                 raise
-            self.records, self.hindrance = False, in_a_line(error)
-            self.forget()
+            self.give_up(in_a_line(error))
             log.warning("clients are trained step by step from here on, without graphs: %s", self.hindrance)
             work()  # nothing of it was done; an error of its own is raised here
             return
@@ -97,6 +96,11 @@ class Graphs:
         finally:
             self._is_trial = False
             self.forget()
+
+    def give_up(self, hindrance: str) -> None:
+        """Record nothing from here on."""
+        self.records, self.hindrance = False, hindrance
+        self.forget()
 
     def forget(self) -> None:
         """Drop all graphs: memory that they touch is given up."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.errors import Diverged, HpcfedError
-from hpcfed.ranks.accelerators import is_fault
+from hpcfed.ranks.accelerators import check_refusals, is_fault
 from hpcfed.ranks.devices import fault
 from hpcfed.ranks.graphs import Graphs
 from hpcfed.ranks.world import World
@@ -470,6 +470,7 @@ class RoundBuffer:
             self._add_waiting()
             self.seconds["pack"] += time.perf_counter() - started
             self._read_back()
+            check_refusals(self._device)
         except RuntimeError as error:  # the first wait after the clients' work: here a device's errors show
             if not is_fault(error):
                 raise

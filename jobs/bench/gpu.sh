@@ -54,8 +54,9 @@ say() { echo "$@" | tee -a "$page"; }
 : >"$page"
 say "# $(date +%F), $name"
 say
-say "$(nvidia-smi --query-gpu=driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1 || true)" \
-    "$(lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(getconf _NPROCESSORS_ONLN) cores. $versions. By \`jobs/bench/gpu.sh\`."
+memory=$(nvidia-smi --query-gpu=driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
+say "${memory:+Driver and memory: $memory. }$(lscpu | sed -n 's/^Model name: *//p' | head -n 1)," \
+    "$(getconf _NPROCESSORS_ONLN) cores. $versions. By \`jobs/bench/gpu.sh\`."
 failed=()
 
 stage() {                           # stage TITLE SECONDS-OF-480 COMMAND...: its output is a section of the page
@@ -73,7 +74,11 @@ stage() {                           # stage TITLE SECONDS-OF-480 COMMAND...: its
     timeout -k 5 "$most" "$@" 2>&1 | tee -a "$page"
     code=${PIPESTATUS[0]}
     say '```'
-    ((code == 0)) || say "exit code $code"
+    case $code in
+        0) ;;
+        124 | 137) say "not done after $most s, its share of $LIMIT" ;;
+        *) say "exit code $code" ;;
+    esac
     ((code == 0)) || failed+=("$title")
     echo "== $title: $((SECONDS - start)) s"
 }
@@ -100,7 +105,7 @@ ratio, workload = max(found, default=(1.0, ""))
 print(workload, f"{ratio:.2f}")
 PYTHON
 )
-[[ -z $worst || $worst == 1.00 ]] ||
+[[ -z $worst || $ratio == 1.00 ]] ||
     stage "Profile: $worst, at $ratio of the fastest" 60 "$PYTHON" jobs/bench/profile_round.py "$worst" "$DEVICE"
 echo "$SECONDS s; $page${failed:+; failed: ${failed[*]}}"
 exit $((right > 0))

@@ -9,7 +9,8 @@ refused here at once:
 - MPI may read a device's memory only after a synchronisation, and only if it is said to know such memory;
 - while a thread's work is recorded as a graph nothing of it is done: it cannot wait, read or copy; what a replay leaves
   in memory that was allocated meanwhile holds `POISON` once another graph is replayed; memory from before must live on;
-- nothing runs on a device that was not taken (`Accelerator.take`); what would not fit its memory raises as CUDA does.
+- nothing runs on a device that was not taken (`Accelerator.take`); what would not fit its memory raises as CUDA does,
+  but for a convolution's workspace, without which another kernel with other last bits is taken in silence.
 
 A replay repeats the recorded operators on the memory that they had, with the host's numbers of then.
 
@@ -24,6 +25,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary, ref
 
@@ -52,6 +54,8 @@ SIZED_BY_VALUES = {
     aten.repeat_interleave.Tensor,
 }
 """Operators whose result's shape the host waits for."""
+CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
+"""Operators that ask for memory to work in, and take other kernels without a word where there is none."""
 
 
 @dataclass
@@ -157,11 +161,17 @@ def _tensors_of(value: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple
 
 
 class StubDevice:
-    """One device: its memory's size and use, its counts, copies under way, and after how many kernels it fails."""
+    """One device: its memory's size and use, its counts, copies under way, and after how many kernels it fails.
+
+    Attributes:
+        workspace: memory that a convolution asks for, in bytes a byte of its input.
+    """
 
     def __init__(self, index: int):
         self.index, self.limit, self.allocated, self.peak = index, UNLIMITED, 0, 0
         self.counts, self.fails_after = Counts(), UNLIMITED
+        self.refusals, self.workspace = 0, 0
+        self._smaller = set[tuple[Any, torch.Size]]()
         self.taken = False
         self.late: RuntimeError | None = None
         self.busy = False
@@ -196,11 +206,25 @@ class StubDevice:
                 asked, free = storage.nbytes(), self.limit - self.allocated
                 has = f"{KIND}:{self.index} has a total capacity of {self.limit} bytes of which {free} bytes are free."
                 text = f"Tried to allocate {asked} bytes. {has}"
+                self.refusals += 1
                 self.fail(torch.cuda.OutOfMemoryError(f"{KIND} out of memory. {text}"))
             found = self.pieces[storage._cdata] = Memory(self, storage)
             if self.recording is not None:
                 self.recording.pool.append(found)
         return found
+
+    def has_workspace(self, func: Any, x: Any) -> bool:
+        """Whether an operator on x finds the memory that it works in; one that has not once goes on without."""
+        if func not in CONVOLUTIONS:
+            return True
+        asked = self.workspace * x.nbytes
+        if (func, x.shape) not in self._smaller and self.allocated + asked <= self.limit:
+            self.peak = max(self.peak, self.allocated + asked)
+            return True
+        if (func, x.shape) not in self._smaller:
+            self._smaller.add((func, x.shape))
+            self.refusals += 1
+        return False
 
     def refuse_recording(self, what: str) -> None:
         """Refuse what cannot be recorded.
@@ -272,7 +296,7 @@ class Stub(Accelerator):
         self.devices = {index: StubDevice(index) for index in range(8)}
         self.locked: dict[int, Tensor] = {}
         self.recordings: WeakSet[Recording] = WeakSet()
-        self.says_free, self.inverts, self.is_deterministic = None, False, True
+        self.says_free, self.inverts, self.is_deterministic, self.answered = None, False, True, 0
 
     def __getitem__(self, device: torch.device | int | None) -> StubDevice:
         return self.devices[device if isinstance(device, int) else (device and device.index) or 0]
@@ -297,6 +321,9 @@ class Stub(Accelerator):
 
     def peak_bytes(self, device: torch.device) -> int:
         return self[device].peak
+
+    def refusals(self, device: torch.device) -> int:
+        return self[device].refusals
 
     def synchronize(self, device: torch.device) -> None:
         self[device].wait()
@@ -455,9 +482,11 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func in READS or func in SIZED_BY_VALUES or _picks_by_mask(func, bare_args):
         own.refuse_recording(str(func))
 
+    kernel = FUSED.get(func, func) if own.has_workspace(func, bare_args[0]) else partial(_in_float64, func)
+
     def work() -> Any:
         with _seeded(func, own, bare_kwargs):
-            return FUSED.get(func, func)(*bare_args, **bare_kwargs)
+            return kernel(*bare_args, **bare_kwargs)
 
     recording = own.recording
     if recording is not None:
@@ -663,6 +692,15 @@ def _lstm_cell_backward(
     each += by_after * i * (1 - g * g), by_hidden * tanh * o * (1 - o)
     by_gates = torch.cat(each, 1)
     return by_gates, by_after * f, by_gates.sum(0) if has_bias else None
+
+
+def _in_float64(func: Any, *args: Any) -> Any:
+    """Do an operator in twice the precision, as kernels of other last bits."""
+    dtype = args[0].dtype
+    result = func(*(arg.double() if isinstance(arg, Tensor) else arg for arg in args))
+    if isinstance(result, Tensor):
+        return result.to(dtype)
+    return tuple(one if one is None else one.to(dtype) for one in result)
 
 
 FUSED: dict[Any, Callable[..., Any]] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.ranks.accelerators import Cuda, is_full, upload
+from hpcfed.ranks.accelerators import ACCELERATORS, Cuda, answer, check_refusals, is_full, upload
 
 PACKAGE = Path(hpcfed.__file__).parent
 WORDS_OF_USERS = {"config/recipe.py", "config/elsewhere.py", "cli/bench.py"}
@@ -34,6 +36,9 @@ DOCUMENTED: dict[str, Any] = {
     "max_memory_allocated": lambda device=None: 7,
     "synchronize": lambda device=None: None,
     "current_stream": lambda device=None: f"the stream of {device}",
+    "set_stream": lambda stream: None,
+    "memory_stats_as_nested_dict": lambda device=None: {"num_ooms": 3},
+    "graph_pool_handle": lambda: object(),
 }
 
 
@@ -51,11 +56,21 @@ class FakeEvent:
         self.asked.append("waited")
 
 
+class FakeGraph:
+    """``torch.cuda.CUDAGraph``."""
+
+    def replay(self) -> None:
+        raise AssertionError("nothing was recorded")
+
+
 class FakeCuda:
     """``torch.cuda`` as documented: any other name, or any other argument, is an error; `calls` has what was asked."""
 
+    CUDAGraph = FakeGraph
+
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
+        self.captures: list[tuple[object, object]] = []
         self.events: list[FakeEvent] = []
         self.default_generators = (torch.Generator(), torch.Generator())
         self.OutOfMemoryError = torch.cuda.OutOfMemoryError
@@ -72,6 +87,16 @@ class FakeCuda:
     def Event(self, **options: bool) -> FakeEvent:
         self.events.append(FakeEvent(**options))
         return self.events[-1]
+
+    def Stream(self, device: torch.device) -> object:
+        return object()
+
+    @contextmanager
+    def graph(
+        self, cuda_graph: FakeGraph, pool: object = None, stream: object = None, capture_error_mode: str = "global"
+    ) -> Iterator[None]:
+        self.captures.append((pool, stream))
+        yield
 
 
 @pytest.fixture
@@ -109,7 +134,8 @@ def test_a_device_of_cuda_is_taken_and_its_kernels_are_deterministic(cuda: FakeC
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     Cuda().take(1)
     assert not torch.utils.deterministic.fill_uninitialized_memory
-    assert cuda.calls == [(True,), ("set_device", 1), ("mem_get_info",)]
+    counted = "memory_stats_as_nested_dict", torch.device("cuda", 1)
+    assert cuda.calls == [(True,), ("set_device", 1), ("mem_get_info",), counted]
     assert not torch.backends.cuda.matmul.allow_tf32
     with Cuda().in_tf32():
         assert torch.backends.cuda.matmul.allow_tf32
@@ -121,6 +147,50 @@ def test_a_mark_waits_for_the_stream_of_its_device(cuda: FakeCuda) -> None:
     assert cuda.events[0].asked == ["the stream of cuda:1"]
     wait()
     assert cuda.events[0].asked[1:] == ["waited"]
+
+
+def test_all_graphs_of_a_device_share_a_pool_and_a_stream(cuda: FakeCuda) -> None:
+    """Until a capture fails, which may leave both unusable."""
+    kind, (first, second) = Cuda(), (torch.device("cuda", number) for number in (0, 1))
+    for device in (first, first, second):
+        kind.capture(device, lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        kind.capture(first, lambda: 1 / 0)
+    kind.capture(first, lambda: None)
+    one, again, other, failed, after = cuda.captures
+    assert one == again == failed
+    assert all(mine is not others for each in (other, after) for mine, others in zip(one, each, strict=True))
+
+
+def test_what_is_compiled_makes_no_graphs_of_its_own(monkeypatch) -> None:
+    """As torch's modes ``reduce-overhead`` and ``max-autotune`` do: steps are recorded with all that is in them."""
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda module, **options: asked.append(options) or module)
+    Cuda().compiled(torch.nn.Linear(1, 1))
+    assert asked == [{}]
+
+
+def test_refusals_of_memory_are_watched_but_those_that_were_answered(cuda: FakeCuda, monkeypatch) -> None:
+    kind, device, refused = Cuda(), torch.device("cuda", 0), {"num_ooms": 3}
+    monkeypatch.setitem(ACCELERATORS, "cuda", kind)
+    monkeypatch.setitem(DOCUMENTED, "memory_stats_as_nested_dict", lambda device: refused)
+    kind.take(0)
+    check_refusals(device)  # what was before is not the package's
+    full = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    refused["num_ooms"] += 1
+    for _ in range(2):
+        answer(full)
+    check_refusals(device)
+    refused["num_ooms"] += 1
+    for _ in range(2):
+        with pytest.raises(torch.cuda.OutOfMemoryError, match="a convolution's workspace") as error:
+            check_refusals(device)
+        answer(error.value)
+    kind.take(0)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="before in this process"):
+        check_refusals(device)
+    kind.be_deterministic(False)
+    check_refusals(device)
 
 
 def test_only_a_full_device_is_full() -> None:

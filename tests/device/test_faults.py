@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ import torch
 import hpcfed
 from hpcfed.client.state_store import ClientStates
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.ranks.accelerators import check_refusals
 from hpcfed.ranks.devices import DeviceSlot
 from hpcfed.reduce.device import device_sum
+from hpcfed.sentinel import Sentinel
 from tests.device.strict import KIND, Stub
 from tests.mpi.recipes import small, write_small
+from tests.mpi.test_models import write_all
 from tests.soak import often
 
 pytestmark = pytest.mark.one_mpi
@@ -73,6 +78,9 @@ def test_a_model_that_does_not_fit_is_one_line(stub, world, folder) -> None:
         device.limit = 1000
     with pytest.raises(EnvironmentFailure, match="the device's memory is full: got stub out of memory"):
         run("full", world)
+    for device in stub.devices.values():
+        device.limit = 1 << 40
+    run("fits", world)
 
 
 @pytest.mark.every(3)
@@ -91,6 +99,66 @@ def test_memory_that_is_nearly_full_ends_the_run_wherever_it_is(eighths, stub, w
         run("full", world, **large)
     assert "\n" not in str(error.value)
     assert error.value.exit_code == 4
+
+
+WORKS_IN: Mapping[str, tuple[int, Mapping[str, Any]]] = {
+    "set-up": (1 << 30, {"local": ALONE}),
+    "round": (1 << 30, {"local": {**ALONE, "graphs": "off"}}),
+    "evaluation": (36000, {"local": {**ALONE, "batch_size": 1}, "evaluate": {"batch_size": 11}}),
+}
+"""Bytes of a convolution's workspace for each byte of its input, by where the first does not fit."""
+
+
+@pytest.fixture
+def convolve(world, shared_tmp, monkeypatch) -> Callable[..., hpcfed.Result]:
+    """A function that trains a CNN for a round, in a folder that all ranks work in."""
+    world.on_root(lambda: write_all(shared_tmp))
+    monkeypatch.chdir(shared_tmp)
+    cnn = {"data": "colours.h5", "model": {"name": "cifar-cnn"}, "rounds": 1, "evaluate": {"every": 0}}
+    return lambda name="run", **changes: run(name, world, **{**cnn, **changes})
+
+
+@pytest.mark.parametrize("where", ["set-up", "round", pytest.param("evaluation", marks=pytest.mark.serial)])
+def test_a_convolution_without_its_workspace_ends_the_run(where, stub, convolve) -> None:
+    """It takes another kernel, and other last bits, in silence: they would follow from what is free."""
+    (stub[0].workspace, changes), stub[0].limit = WORKS_IN[where], 1 << 30
+    place = "^round 1, evaluation, " if where == "evaluation" else "^"
+    full = f"{place}rank .*: the device's memory is full: got too little for a convolution's workspace.*; take a small"
+    with pytest.raises(EnvironmentFailure, match=full) as error:
+        convolve(**changes)
+    assert error.value.exit_code == 4
+    assert Path("run/environment.json").is_file() == (where != "set-up")
+    stub[0].limit = 1 << 40
+    with pytest.raises(EnvironmentFailure, match="now or before in this process"):
+        convolve(**changes)
+
+
+@pytest.mark.serial
+def test_the_sentinel_leaves_no_other_kernel_to_the_rounds(stub, convolve, monkeypatch) -> None:
+    """Of memory that was full as an error, it goes without; a convolution keeps to the kernel that it takes."""
+    trained_again = Sentinel._trained_again
+
+    def full(*about: Any) -> list[int]:
+        stub[0].refusals += 1  # as torch counts it
+        raise torch.cuda.OutOfMemoryError("stub out of memory")
+
+    def without_workspace(*about: Any) -> list[int]:
+        stub[0].workspace, stub[0].limit = 1 << 30, 1 << 30
+        return trained_again(*about)
+
+    monkeypatch.setattr(Sentinel, "_trained_again", full)
+    convolve("goes-on", local=ALONE, rounds=2)
+    assert stub[0].refusals
+    monkeypatch.setattr(Sentinel, "_trained_again", without_workspace)
+    with pytest.raises(EnvironmentFailure, match="too little for a convolution's workspace"):
+        convolve("ends", local=ALONE, rounds=2)
+
+
+def test_kernels_of_any_order_do_without_a_workspace(stub, convolve) -> None:
+    stub[0].workspace, stub[0].limit = 1 << 30, 1 << 30
+    result = convolve(local=ALONE, deterministic=False)
+    assert stub[0].refusals
+    assert json.loads((result.folder / "environment.json").read_text())["bitwise"] is False
 
 
 @pytest.mark.every(2)
@@ -119,6 +187,7 @@ def test_a_state_for_which_a_device_has_no_room_goes_to_the_host(stub, monkeypat
         given = {client: {"c": torch.full((100,), float(client), device=device)} for client in range(4)}
         stub[0].limit = stub[0].allocated + 2 * 448
         states.commit(given)
+        check_refusals(device)
         assert sorted(states) == [0, 1, 2, 3]
         assert stub[0].allocated == stub[0].limit
         stub[0].limit += 4000

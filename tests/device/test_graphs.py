@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +16,10 @@ from hpcfed.assembly import assemble, resolve
 from hpcfed.config.load import load_recipe
 from hpcfed.ranks.graphs import Graphs, Inputs
 from hpcfed.run_folder.identity import deciding
-from tests.device.strict import KIND, Stub
+from hpcfed.simulation import Simulation
+from tests.device.strict import KIND, STUB, Counts, Stub
 from tests.device.test_runs import PATHS, folder  # noqa: F401 (a fixture)
+from tests.federations import write_federation
 from tests.mpi import tensor_kinds
 from tests.mpi.recipes import small
 from tests.mpi.test_models import CASES as MODELS
@@ -145,6 +149,103 @@ def test_a_capture_that_is_interrupted_leaves_the_next_one_free(device, stub) ->
     for _ in range(3):
         graphs("other", lambda: x.add_(1))
     assert x.cpu().tolist() == [4.0] * 3
+
+
+def test_the_number_of_graphs_is_bounded_and_what_comes_once_is_none(device, stub, monkeypatch) -> None:
+    """Whatever comes when there are so many is done step by step."""
+    monkeypatch.setattr("hpcfed.ranks.graphs.MOST_GRAPHS", 2)
+    x, graphs = torch.zeros(3, device=device), Graphs(device, records=True)
+
+    def work() -> None:
+        for _ in range(5):
+            x.add_(1)
+
+    launched = []
+    for key in (0, 1, 2, 0, 1, 3, 3, 3, 0):
+        before = stub[0].counts.kernels
+        graphs(key, work)
+        launched.append(stub[0].counts.kernels - before)
+    assert launched == [5, 5, 5, 1, 1, 5, 5, 5, 1]
+    assert x.cpu().tolist() == [45.0] * 3
+
+
+def rounds_of(sizes: list[int], cohorts: list[list[int]], world, graphs: str = "auto", **changes: Any) -> list[tuple]:
+    """Return the kernels and the hash of each round on clients of these sizes, in a world of one."""
+    rng = np.random.default_rng(3)
+    pieces = [(rng.normal(size=(n, 12)).astype(np.float32), rng.integers(4, size=n)) for n in sizes]
+    write_federation(Path("uneven.h5"), pieces, num_classes=4)
+    local = {"epochs": 1, "batch_size": 10, "lr": 0.1, "engine": "sequential", "graphs": graphs}
+    about = {"data": "uneven.h5", "evaluate": {"every": 0}, "cohort": {"schedule": cohorts}, "rounds": len(cohorts)}
+    parts, _ = assemble(resolve(load_recipe(small("run", device="auto", local=local, **about, **changes))), world)
+    simulation, found = Simulation(parts), []
+    with parts.clients:
+        for number in range(1, len(cohorts) + 1):
+            STUB[0].counts = Counts()
+            found.append((simulation.round(number).hash, STUB[0].counts.kernels))
+    return found
+
+
+OWN_STEP = """
+def plain(parameters, batch, context):
+    gradient, loss = context.gradient(parameters, batch)
+    return parameters - context.lr * gradient, loss
+"""
+OF_ANOTHER_LOOP: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "a step": ({"local": {"steps": 2, "lr": 0.1, "step": "own_step:plain"}}, "local.step is your own"),
+    "noise": (
+        {"local": {"steps": 2, "lr": 0.1, "noise": {"clip": 1.0, "multiplier": 1.0}}},
+        "local.noise has minibatches of random sizes",
+    ),
+    "parts in turn": (
+        {
+            "model": {"factory": "tests.mpi.nets:mlp"},
+            "parameters": {"private": ["4.*"], "buffers": "averaged", "private_first": 2},
+        },
+        "parameters.private_first trains parts in turn",
+    ),
+}
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("case", OF_ANOTHER_LOOP)
+def test_what_is_never_recorded_says_so(case, stub, world, folder, capfd) -> None:  # noqa: F811
+    world.on_root(lambda: (folder / "own_step.py").write_text(OWN_STEP))
+    changes, why = OF_ANOTHER_LOOP[case]
+    run = hpcfed.run(small("run", device="auto", rounds=1, evaluate={"every": 0}, **changes), world=world)
+    assert json.loads((run.folder / "environment.json").read_text())["graphs"] == why
+    if world.is_root:
+        assert f"one by one, since they cannot be recorded: {why}" in " ".join("".join(capfd.readouterr()).split())
+
+
+def test_all_ranks_record_or_none(stub, world, folder, monkeypatch) -> None:  # noqa: F811
+    if world.rank == world.size - 1:
+        monkeypatch.setattr("hpcfed.client.engine.hindrance", lambda *about: "it waits here")
+    parts, _ = assemble(resolve(load_recipe(small("run", device="auto"))), world)
+    assert str(parts.engine.graphs) == "it waits here"
+    assert not parts.engine.graphs.records
+    parts.federation.close()
+
+
+@pytest.mark.serial
+def test_rare_short_minibatches_of_a_batchnorm_are_trained_step_by_step(stub, world, folder) -> None:  # noqa: F811
+    """They keep their own shapes, and are recorded when they come again."""
+    about = {"model": {"factory": "tests.mpi.nets:mlp"}, "parameters": {"buffers": "averaged"}}
+    cohorts = [[3], [0], [1], [0], [1], [2]]
+    auto, off = (rounds_of([40, 43, 47, 10], cohorts, world, graphs, **about) for graphs in ("auto", "off"))
+    assert [hash for hash, _ in auto] == [hash for hash, _ in off]
+    saved = [eager - own for (_, own), (_, eager) in zip(auto[1:], off[1:], strict=True)]
+    assert [kernels > 60 for kernels in saved] == [False, False, True, True, False], saved  # of 120 or more
+
+
+@pytest.mark.serial
+def test_clients_of_many_sizes_share_the_graphs_of_pieces(stub, world, folder, monkeypatch) -> None:  # noqa: F811
+    """Each size would else be a graph, and those that come when there are enough of them none."""
+    monkeypatch.setattr("hpcfed.client.device_rounds.MOST_WHOLE", 2)
+    monkeypatch.setattr("hpcfed.ranks.graphs.MOST_GRAPHS", 10)
+    sizes, cohorts = [*range(30, 150, 10)], [[first, first + 1] for first in (0, 2, 4, 6, 8, 10) * 2]
+    (auto, off) = (rounds_of(sizes, cohorts, world, graphs) for graphs in ("auto", "off"))
+    assert [hash for hash, _ in auto] == [hash for hash, _ in off]
+    assert max(own for _, own in auto[6:]) <= 60 < min(own for _, own in off[6:])
 
 
 def test_graphs_do_not_decide_a_run() -> None:

@@ -14,6 +14,7 @@ from hpcfed.cohort import members
 from hpcfed.errors import RAISED, HpcfedError
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
+from hpcfed.ranks.accelerators import answer, check_refusals
 from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
 from hpcfed.reduce.finite import check_own
 from hpcfed.reduce.rows import Number
@@ -149,6 +150,7 @@ def reports_of(
     _, failure = training(_part_of(plan, own))
     if failure is not None:
         raise failure
+    check_refusals(parts.model.vector.device)
     found = {}
     for place, (vectors, scalars, loss_sum, steps) in updates.kept.items():
         client = int(plan.cohort.clients[own[place]])
@@ -171,9 +173,11 @@ def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]
         training = Training(replace(parts, skips_bad=False), cast(RoundBuffer, updates), averaged)
         try:
             training.train_tile(_part_of(plan, tile), range(len(tile)), {})
-        except RAISED:
+        except RAISED as error:
+            answer(error)
             found.append([])
             continue
+        check_refusals(parts.model.vector.device)
         found.append([updates.hash(place) for place in range(len(tile))])
     return found
 
