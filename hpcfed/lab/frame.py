@@ -26,14 +26,14 @@ MAX_TABLE_BYTES = 1 << 34
 
 
 def record(path: Path, evaluate: Mapping[str, Any] | None, skipped: Counter[int] | None = None) -> pd.DataFrame:
-    """Return the numbers in ``metrics.jsonl``: a row per round, index from 1; a column per dotted name; nan for null.
+    """Return a ``metrics.jsonl`` as a table of numbers: a row per round, index from 1; nan for null.
 
-    A run always evaluates its last round. If it was then resumed with more rounds, the scores of that round are nan
-    unless `evaluate`, the recipe's section, schedules them. `skipped`, if given, is filled with client → number of
-    rounds that left out its update.
+    Columns have dotted names, such as ``seconds.local``. A run always evaluates its last round; if the run was resumed
+    later, the scores of that round become nan, unless `evaluate`, a section of the recipe, schedules them.
+    `skipped`, if given, is filled: client → number of rounds that left out the client's update.
 
     Raises:
-        InputError: a line is malformed, out of order, or has a value that is not a number; or there is no round.
+        InputError: a line is malformed or out of order, a value is not a number, or there is no round.
     """
     import pandas
 
@@ -68,7 +68,7 @@ def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def clients_table(path: Path) -> pd.DataFrame:
-    """Return a run's ``clients.csv`` as a table of strings: a row per client, model, split and round.
+    """Return a run's ``clients.csv`` as a table of strings: a row per round, model, split and client.
 
     A half-written last line is dropped; an empty file gives an empty table.
 

@@ -108,7 +108,7 @@ class LoadedRun:
 
     @cached_property
     def clients(self) -> pd.DataFrame | None:
-        """The scores of each client, from ``clients.csv``; None if the recipe did not ask for them.
+        """The scores in ``clients.csv``, a row per round, model, split and client; None without such a file.
 
         Raises:
             InputError: the file is damaged.
@@ -146,18 +146,19 @@ class LoadedRun:
         return (section.model, section.statistics) != ("last", "round") and (self.folder / EVALUATED).exists()
 
     def evaluated_of(self, client: int) -> nn.Module:
-        """Return the last evaluated module with a client's private parameters and buffers, or its personal model.
+        """Return the module `evaluated` with a client's private parameters and buffers, or its personal model.
 
-        Raises the errors of `module_of`.
+        Raises:
+            InputError: as for `module_of`.
         """
         return self._module(EVALUATED, client) if self._has_evaluated else self.module_of(client)
 
     def module_of(self, client: int) -> nn.Module:
         """Return the trained module with a client's private parameters and buffers; for methods with personal models,
-        such as Ditto, the client's personal model. For a client in no cohort, these have initial values.
+        such as Ditto, the client's personal model. A client that was in no cohort has the initial ones.
 
         Raises:
-            InputError: as for `module`, or the federation has no such client.
+            InputError: as for `module`; the federation has no such client; or a private run keeps no personal models.
         """
         return self._module("model.safetensors", client)
 

@@ -40,7 +40,7 @@ def predict(
 
     Missing cells are filled, categories encoded and features scaled as the run's federation file records. The columns
     are, in classification, ``prediction`` and a probability per class, such as ``p(ill)``; with several labels, a
-    probability per label; in regression, the targets; in survival, ``log hazard``.
+    probability per label; in regression, a value per target; in survival, ``log hazard``.
 
     Args:
         run: the run folder.
@@ -71,9 +71,9 @@ def predict(
 
 
 def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], site: str | None) -> np.ndarray:
-    """Return the model's input, (m, p) float64, for a table of m rows, given by its columns.
+    """Return the model's input, (m, p) float64 for m rows and p features, from a table's `columns` by name.
 
-    `steps` is the content of an ``.input.json``; `site` is the site whose scaling applies, None if all sites share it.
+    `steps` is the content of an ``.input.json``; `site` names the site whose scaling is used, None if all share one.
 
     Raises:
         InputError: a column is missing; a cell is not a number, has an unknown level, or is missing without a fill

@@ -22,9 +22,9 @@ def runs(paths: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
     Returns:
         Columns ``run`` (the folder), ``method`` (as in reports: ``FedExP``), ``seed`` (text), ``round`` (from 1),
-            ``column`` (a number of the record by its dotted name, ``test_accuracy``, ``seconds.local``,
-            ``clients.global.test.loss.mean``) and ``value`` (float64). Values that a round did not measure have no row;
-            neither have scores measured only because the run ended there before it was resumed.
+            ``column`` (dotted name in the record: ``test_accuracy``, ``seconds.local``,
+            ``clients.global.test.loss.mean``) and ``value`` (float64). Values that a round did not measure have no row,
+            and neither have unscheduled scores: those of a last round after which the run was resumed.
 
     Raises:
         InputError: a folder is not a run or has no round yet, or a file in it is damaged.

@@ -32,8 +32,8 @@ class Calibration:
     """Timings of a recipe with each choice of engine and matrix-product library.
 
     Attributes:
-        timings: one per choice, named by the overrides that select it; the choice of ``auto`` comes first.
-        refused: name of a choice that cannot run → its error.
+        timings: one per choice, named by the overrides that select it; what ``auto`` chooses comes first.
+        refused: name of a choice that cannot run → the error of the attempt.
     """
 
     timings: list[Timing]
@@ -60,11 +60,12 @@ def calibrate(
     ranks: int,
     say: Callable[[str], None],
 ) -> Calibration:
-    """Time a recipe's rounds with each of `CHOICES`, in separate processes that write to `folder`.
+    """Time a recipe's rounds with each of `CHOICES`, each run in a process of its own.
 
     Args:
         source: the recipe's file.
         changes: overrides of the recipe.
+        folder: folder for the output of the runs.
         rounds, warm_up: rounds to time in each turn, and rounds before them that are not timed.
         repeats: number of turns.
         ranks: number of ranks of each run.

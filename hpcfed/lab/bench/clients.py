@@ -1,4 +1,4 @@
-"""The cost of many clients: rounds with 100 of them, drawn from a thousand clients and from a million."""
+"""Benchmark of large federations: rounds with cohorts of 100 clients, drawn from a thousand and from a million."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ server: the server step; evaluate: the evaluation; record: the rest, writing the
 
 
 def phases_of(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return phase → seconds, which add up to ``total``, from the ``seconds`` in a round's record."""
+    """Return the seconds of each phase, which add up to ``total``, from the object ``seconds`` in a round's record."""
     split = {name: seconds[name] for name in ("convert", "wait", "reduce", "server", "evaluate")}
     split["local"] = max(seconds["local"] - seconds["wait"] - seconds["convert"], 0.0)
     split["record"] = max(seconds["total"] - sum(split.values()), 0.0)
@@ -25,6 +25,6 @@ def phases_of(seconds: Mapping[str, float]) -> dict[str, float]:
 def phases_ms(
     rounds: Sequence[Mapping[str, float]], middle: Callable[[Iterable[float]], float] = median
 ) -> dict[str, float]:
-    """Return phase → milliseconds: the median over `rounds`, or another average, `middle`."""
+    """Return the milliseconds of each phase, averaged by `middle` over `rounds`, each round's ``seconds``."""
     split = [phases_of(seconds) for seconds in rounds]
     return {name: 1e3 * middle(row[name] for row in split) for name in PHASES}

@@ -26,7 +26,7 @@ class ReductionTime:
     Attributes:
         kind, entries: the kind of sum, and the vector's number of entries.
         num_bytes: bytes of each rank's buffer in the Allreduce.
-        bare: an Allreduce alone, of as many bytes and the same type.
+        bare: an Allreduce alone, of `num_bytes` bytes and the same type.
         floor: a lower bound of packing, Allreduce and unpacking in sequence: copying the vector into the words to be
             summed; then, after a barrier, the bare Allreduce and copying its result into new memory as float64.
         whole: hpcfed's reduction: opening the buffer and adding one vector; then, after a barrier, the Allreduce and

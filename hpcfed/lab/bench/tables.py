@@ -22,7 +22,10 @@ def blank(*headings: str) -> Table:
 
 
 def rounds(timings: Sequence[Timing]) -> Table:
-    """Return the table of rounds: milliseconds, ratios to `timings[0]`, the bare loop, and to `timings[1]`, hpcfed."""
+    """Return the table of rounds: milliseconds, ratios to the bare loop and to hpcfed's first contender, and memory.
+
+    `timings` begins with these two. Only contenders of hpcfed have the second ratio.
+    """
     table = blank(
         "contender", "ms a round", "over bare", "(least … largest)", "of CPU", "over the first of ours", "MiB"
     )
@@ -43,7 +46,10 @@ def rounds(timings: Sequence[Timing]) -> Table:
 
 
 def phases(timings: Sequence[Timing]) -> Table:
-    """Return the table of phases, of timings that have them: milliseconds, and ratios to the round of `timings[0]`."""
+    """Return the table of phases: milliseconds, and ratios to the whole round of `timings[0]`.
+
+    Timings without phases have no columns; at least one must have phases.
+    """
     base, timed = timings[0], [timing for timing in timings if timing.phases]
     table = blank("phase", *(heading for timing in timed for heading in (f"ms, {timing.name}", f"over {base.name}")))
     for phase in timed[0].phases:
@@ -53,7 +59,7 @@ def phases(timings: Sequence[Timing]) -> Table:
 
 
 def pairs(timings: Sequence[Timing], unit: str = "ms") -> Table:
-    """Return the table of times in `unit`, of ratios to the first of `timings`, and of peak memory if known."""
+    """Return a table with a row per timing: its time in `unit`, its ratio to `timings[0]`, and peak memory if known."""
     table = blank("contender", unit, f"over {timings[0].name}", "(least … largest)", "MiB")
     for timing in timings:
         least, middle, largest = timing.over(timings[0])
@@ -64,7 +70,10 @@ def pairs(timings: Sequence[Timing], unit: str = "ms") -> Table:
 
 
 def reductions(found: Sequence[ReductionTime]) -> Table:
-    """Return the table of reductions: times, and ratios to bare Allreduce, floor, and bare Allreduce of fast sums."""
+    """Return the table of reductions: times, and ratios of `whole` to `bare`, `floor`, and the `bare` of fast sums.
+
+    For each number of entries, `found` must include fast sums.
+    """
     headings = ("d", "sums", "MB", "bare ms", "floor ms", "whole ms", "pack", "allreduce", "unpack")
     table = blank(*headings, "over bare", "over floor", "over fast's bare")
     fast = {row.entries: row.bare for row in found if row.kind == "fast"}

@@ -61,7 +61,7 @@ class Turn:
 
     Attributes:
         wall, cpu: wall and CPU milliseconds of a round, medians over the turn's rounds, or means if evaluations are
-            timed, too; `cpu` is that of rank 0, None if not reported.
+            timed, too; `cpu` is that of rank 0, None if not reported. For start-up, `wall` is of the whole process.
         peak_bytes: peak memory of the process; None under a launcher.
         phases: milliseconds of a round by phase, medians or means like `wall`; empty if not reported.
     """
@@ -74,7 +74,7 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """A program to time: name, command, function that reads a turn from the ended process, and whether it may fail."""
+    """A program to time; `read` makes a turn of the ended process, and only an `optional` program may fail."""
 
     name: str
     command: Sequence[str]
@@ -100,21 +100,22 @@ class Timing:
         return {name: median(turn.phases[name] for turn in self.turns) for name in self.turns[0].phases}
 
     def over(self, other: Timing) -> tuple[float, float, float]:
-        """Return the least, median and largest ratio of wall times to those of `other` in the same turn."""
+        """Return the least, median and largest ratio, over turns, of this wall time to that of `other`."""
         ratios = sorted(mine.wall / theirs.wall for mine, theirs in zip(self.turns, other.turns, strict=True))
         return ratios[0], median(ratios), ratios[-1]
 
     def cpu_over(self, other: Timing) -> float | None:
-        """Return the median ratio of CPU times to those of `other` in the same turn; None if either reports none."""
+        """Return the median ratio, over turns, of this CPU time to that of `other`; None if either reports none."""
         pairs = zip(self.turns, other.turns, strict=True)
         ratios = [mine.cpu / theirs.cpu for mine, theirs in pairs if mine.cpu and theirs.cpu]
         return median(ratios) if ratios else None
 
 
 def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "cpu", batch_size: int = 0) -> Contender:
-    """Return as a contender the repository's bare training loop for a workload, or for a user's ``module:function``.
+    """Return the repository's bare training loop as a contender.
 
-    `batch_size` is used only for a ``module:function``; workloads have their own.
+    `workload` is a key of `WORKLOADS` or a user's model, ``module:function``; only the latter uses `batch_size`, since
+    workloads have their own.
 
     Raises:
         InputError: the script is missing, since this is not a checkout of the repository.
@@ -123,7 +124,7 @@ def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "
 
 
 def floors(workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[Contender]:
-    """Return hand-written loops as contenders, lower bounds of a workload's time; on a GPU they use CUDA graphs.
+    """Return hand-written loops as contenders: lower bounds of a workload's time. On a GPU they use CUDA graphs.
 
     Raises:
         InputError: the script is missing, since this is not a checkout of the repository.
@@ -143,10 +144,10 @@ def _script(path: Path, workload: str, folder: Path, rounds: int, warm_up: int, 
 def ours(
     folder: Path, rounds: int, warm_up: int, ranks: int, *, mean: bool = False, written: str = "", factory: str = ""
 ) -> Contender:
-    """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to that of the next.
+    """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed until the next one starts.
 
     The time is the median over rounds, or with `mean` the mean. `factory` replaces the recipe's model by the same
-    network as users write it in PyTorch; `written` describes the style, as in ``as layers``.
+    network as users write it in PyTorch; `written` describes the style, such as ``as layers``.
     """
     output = folder / f"run-{ranks}{'-'.join(('', *written.split()))}"
     changes = [f"model={{factory: '{factory}'}}"] if factory else []
@@ -161,9 +162,10 @@ def ours(
 
 
 def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender:
-    """Return `count` simultaneous one-rank runs as a contender; each trains a share of every cohort without waiting.
+    """Return `count` simultaneous runs on one rank each as a contender; each trains a share of every cohort.
 
-    Their speed bounds that of `count` ranks on a machine whose cores share caches and memory.
+    The runs never wait for each other: their speed is an upper bound for one run on `count` ranks of this machine,
+    whose cores share caches and memory.
     """
     cohorts = json.loads((folder / "cohorts.json").read_text(encoding="utf-8"))
     commands, outputs = [], [folder / f"apart-{number}-of-{count}" for number in range(count)]
@@ -181,7 +183,7 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
 
 
 def recorded(output: Path, warm_up: int, *, mean: bool = False) -> Turn:
-    """Return medians, or with `mean` means, of a run's round times after `warm_up` rounds; delete its folder."""
+    """Return a run's round times after `warm_up` rounds, medians or with `mean` means; delete its folder, `output`."""
     seconds = [row["seconds"] for row in read_rounds(output / RECORD)][warm_up:]
     shutil.rmtree(output)
     middle = fmean if mean else median
@@ -190,9 +192,10 @@ def recorded(output: Path, warm_up: int, *, mean: bool = False) -> Turn:
 
 
 def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contender:
-    """Return a user's loop as a contender; the last JSON object it prints has ``ms_med`` and optionally ``cpu_ms_med``.
+    """Return as a contender a command that times its own rounds, such as a user's loop.
 
-    ``ms_mean`` and ``cpu_ms_mean`` take precedence over them.
+    The last JSON object that it prints has the milliseconds of a round: ``ms_med`` and optionally ``cpu_ms_med``, or in
+    their place ``ms_mean`` and ``cpu_ms_mean``, which are preferred.
     """
 
     def read(done: FinishedProcess) -> Turn:
@@ -235,7 +238,7 @@ def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], 
 
 
 def run_to_end(name: str, command: Sequence[str]) -> FinishedProcess:
-    """Run a command in a new process group, ended if this process is stopped; return its output, time and memory.
+    """Run a command to its end; return its output, time and memory. If this process is stopped, the command is, too.
 
     Raises:
         InputError: the command ended with exit code 2.

@@ -36,9 +36,9 @@ class Workload:
         images: whether samples are bytes x, used as x / 255.
         tests: number of test samples.
         evaluate_every: rounds between two evaluations on the test set; 0: no evaluation.
-        whole: number of rounds of the published experiment that the workload is taken from; 0 if from none.
+        whole: number of rounds of the published experiment that the workload is taken from; 0 if there is none.
         tokens: whether samples are sequences of tokens from 0 to `classes` − 1.
-        written: `model` as users write it in PyTorch: pairs (description, factory).
+        written: `model` as users write it in PyTorch, in one or more styles: (description, factory) of each.
     """
 
     letter: str
@@ -171,12 +171,12 @@ WORKLOADS = {
 
 
 def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
-    """Write ``federation.h5``, ``cohorts.json`` and ``recipe.yaml`` of the workload `name` to a folder."""
+    """Write the workload `name` of `WORKLOADS` to a folder: ``federation.h5``, ``cohorts.json``, ``recipe.yaml``."""
     write_files(name, WORKLOADS[name], folder, device)
 
 
 def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") -> None:
-    """Write the files of `write_workload` for a `Workload` that need not be in `WORKLOADS`."""
+    """Write the same files as `write_workload`, for any workload `work`; `name` is that of data set and recipe."""
     rng = np.random.Generator(np.random.Philox(1234))
     x, y = _samples(rng, work, work.clients * work.samples)
     test_x, test_y = _samples(rng, work, work.tests) if work.tests else (None, None)
@@ -190,7 +190,8 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") ->
 def own_workload(reference: str, data: Path, folder: Path, cohort: int, batch_size: int, device: str) -> Workload:
     """Write and return the workload of a user's network on the federation file `data`.
 
-    `reference` is a ``module:function`` in the working folder that makes the network.
+    `reference` names the function that makes the network, ``module:function`` in the working folder. A `cohort` larger
+    than the federation is reduced to all its clients.
 
     Raises:
         InputError: `data` is not a federation with classes, or `reference` has no colon.

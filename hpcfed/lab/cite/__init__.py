@@ -69,7 +69,7 @@ Reason = tuple[str, tuple[str, ...]]
 
 
 def bibtex(run: Path) -> str:
-    """Return a run's references as BibTeX, each below a comment that names the items it is cited for.
+    """Return a run's references as BibTeX, each below a comment that names the items for which it is cited.
 
     Raises:
         InputError: `run` is not a run folder.
@@ -132,7 +132,7 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def of_data(recipe: Mapping[str, Any]) -> Iterator[Reason]:
-    """Yield the data set and its partition as the federation file names them; or one item, that the file is missing."""
+    """Yield the data set and its partition, from the federation file; if it is missing, one item that says so."""
     try:
         with Federation.open(Path(str(recipe.get("data")))) as federation:
             name, scheme = federation.name, federation.partition.get("scheme")

@@ -27,7 +27,7 @@ def export(
     run_code: bool = False,
     overwrite: bool = False,
 ) -> tuple[Path, Path, Path]:
-    """Write a run's evaluated model, the preparation of its input, and a model card; return the three paths.
+    """Write a run's evaluated model, the preparation of its input, and a model card; return their paths, in this order.
 
     An existing card of the same model is extended, so that it lists the files of all formats.
 
@@ -35,8 +35,9 @@ def export(
         run: the run folder.
         kind: the format, a key of `FORMATS`.
         output: path of the model's file; by default the run's name, the client's number if `site` is given, and the
-            format's suffix, in the working folder.
-        site: name or number of the client whose private parameters and buffers are exported; None leaves them out.
+            format's suffix, in the working folder. The other two files are written beside it.
+        site: name or number of the client whose private parameters and buffers, or personal model, are exported; None:
+            the common model without private parts.
         data: present path of the run's federation file; None if it has not moved.
         accept_code: whether the model may be built by code that has changed since the run.
         run_code: whether a user-defined model is built by running the code recorded in the run folder.

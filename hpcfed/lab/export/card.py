@@ -48,7 +48,7 @@ LOADING = {
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported file: name, format, SHA-256, and number of the client it is exported for; None: the common model."""
+    """An exported file: name, format, SHA-256, and the number of the client whose model it is; None: the common one."""
 
     file: str
     kind: str
@@ -61,7 +61,10 @@ FILE = re.compile(r"^\| file \| `(.+)`, (\w+) \|\n\| SHA-256 \| `(\w+)` \|$", re
 
 
 def files_of(loaded: LoadedRun, text: str, client: int | None, prepared: ExportedModel) -> list[ExportedModel]:
-    """Return the model files that `text` lists; [] unless `text` is exactly the card of this run and client."""
+    """Return the model files that `text`, an existing card, lists.
+
+    [] unless `text` is what `card` returns for this run, these files as models of `client`, and `prepared`.
+    """
     files = [ExportedModel(name, kind, digest, client) for name, kind, digest in FILE.findall(text)]
     known = files and all(one.kind in LOADING for one in files)
     return files if known and card(loaded, files, prepared) == text else []

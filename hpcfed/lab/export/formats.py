@@ -34,8 +34,8 @@ def content_of(loaded: LoadedRun, kind: str, client: int | None) -> bytes:
     The file has the private parameters and buffers of `client`, or none if `client` is None.
 
     Raises:
-        InputError: no model is trained yet, the format cannot hold the model, the module cannot be traced, or a traced
-            module needs the private parts of a client.
+        InputError: no model is trained yet; the format cannot hold the model; the module cannot be traced, or its trace
+            predicts other values; or `kind` is ``torchscript``, the module has private parts, and `client` is None.
     """
     module = loaded.evaluated if client is None else loaded.evaluated_of(client)
     private = private_names(loaded) if client is None else frozenset()

@@ -40,7 +40,7 @@ def preparation(federation: Federation, dtype: str) -> str:
 
 
 def dtype_of(federation: Federation, dtype: str) -> str:
-    """Return the dtype of the model's input; `dtype` is the run's."""
+    """Return the dtype of the model's input: that of the run, `dtype`, or int64 for tokens."""
     return "int64" if federation.task == "next-token" else dtype
 
 
@@ -52,7 +52,8 @@ def is_bytes(federation: Federation) -> bool:
 def fill_of(federation: Federation) -> dict[str, Any] | None:
     """Return the fill values of missing cells, in the units before scaling; None if nothing is filled.
 
-    Keys: ``mean`` or ``median``, with {feature: value}; ``most frequent``, with the one-hot features of those levels.
+    Keys: ``mean`` or ``median`` → {feature: value}; ``most frequent`` → list of the one-hot features, ``column=level``,
+    that are 1 for a missing cell.
     """
     filled = federation.source.get("filled")
     return filled if isinstance(filled, dict) else None
@@ -61,8 +62,8 @@ def fill_of(federation: Federation) -> dict[str, Any] | None:
 def scaling(federation: Federation) -> dict[str, Any] | None:
     """Return the constants of (x − mean) / std; None if x is not scaled.
 
-    Keys: ``mean`` and ``std`` of all sites together; or ``sites``, a list with the ``name``, ``mean`` and ``std`` of
-    each; or only ``by``, the scaling in words, if a scaled file was partitioned anew and has no constants.
+    Keys: ``mean`` and ``std``, the same for all sites; or ``sites``, a list with the ``name``, ``mean`` and ``std`` of
+    each; or only ``by``, the scaling in words, if a file that was scaled by site was partitioned anew.
     """
     if federation.statistics is not None:
         columns = (site_names(federation), *(part.tolist() for part in federation.statistics))

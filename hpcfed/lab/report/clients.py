@@ -32,16 +32,16 @@ MAX_DIGITS = 18
 
 @dataclass(frozen=True)
 class Clients:
-    """The last evaluation of a run's clients in ``clients.csv``.
+    """The last evaluation of a run's C clients in ``clients.csv``.
 
     Attributes:
         round: the round of the evaluation.
-        split: the part of the clients' data that was measured: ``test`` if the file has it, else ``train``; ``all``
-            without splits.
+        split: the part of the clients' data that was measured: ``test`` if the file has it, else ``train``; ``all`` if
+            the file names no splits.
         measure: ``accuracy``, or ``loss`` for tasks without accuracy.
-        values: model (``global``, and others that the recipe asked for) → `measure` of each of C clients, (C,) float64.
-        names, sizes: the clients' names and sample counts, as text, (C,).
-        measures: name of a measure → its values for the main model, (C,), nan where undefined.
+        values: model (``global``, and others that the recipe asked for) → `measure` of each client, (C,) float64.
+        names, sizes: the clients' names and sample counts as text, C of each.
+        measures: accuracy, loss and the recipe's metrics: name → values of the main model, (C,), nan if undefined.
     """
 
     round: int
@@ -60,7 +60,7 @@ class Clients:
 
     @property
     def model(self) -> str:
-        """The main model: the global one, or the first in the file."""
+        """Name of the main model: ``global`` if it was measured, else the first in the file."""
         return GLOBAL if GLOBAL in self.values else next(iter(self.values))
 
     @property
@@ -70,7 +70,7 @@ class Clients:
 
 
 def read_clients(path: Path) -> Clients | None:
-    """Return the last evaluation in ``clients.csv``; None if the file is missing, or has no accuracies or losses yet.
+    """Return the last evaluation in ``clients.csv``; None without the file, or if it has no accuracies or losses yet.
 
     Raises InputError: a field that must be a number is not one.
     """
@@ -116,7 +116,7 @@ def _column(rows: pd.DataFrame, measure: str, path: Path) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Fairness:
-    """Mean, standard deviation, worst and best tenth of a measure over the C clients of a run, equally weighted."""
+    """Mean and standard deviation of a measure over C clients, and means over the ⌈C/10⌉ worst and the ⌈C/10⌉ best."""
 
     mean: float
     std: float
@@ -125,7 +125,7 @@ class Fairness:
 
     @staticmethod
     def of(values: np.ndarray, *, higher_is_better: bool) -> Fairness:
-        """Return the fairness over the finite entries of the clients' `values`, (C,); nan if there are none.
+        """Return the statistics of the finite entries of `values`, (C,), all weighted equally; nan if there are none.
 
         Reference: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020, Table 1.
         """

@@ -29,7 +29,7 @@ KINDS = {".csv": csv_of_table, ".tex": latex_of_table}
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything a report shows: the runs in groups, its settings, and the main tables."""
+    """Everything a report shows: runs, groups, the settings of the comparison as in `compare`, and the main tables."""
 
     runs: tuple[Run, ...]
     groups: tuple[Group, ...]
@@ -55,10 +55,12 @@ def compare(
         runs: run folders, or folders that contain them.
         targets: values to reach, accuracies as fractions; by default one value that even the worst run reached.
         window: number of consecutive evaluations over which values are averaged.
-        baseline: label, run name or method of the group to compare the others with; by default FedAvg, else the first.
+        baseline: label, run name or method of the group to compare the others with; by default the group of FedAvg,
+            else the first.
         metric: the metric on the test set to compare; by default accuracy, else the loss.
 
-    Raises InputError: a folder is not a run or has no rounds yet, or a target is out of range.
+    Raises InputError: a folder is not a run or has no rounds yet, a target is out of range, `baseline` does not name
+    one group, or `metric` cannot be compared.
     """
     found, waiting = find_runs([Path(run) for run in runs])
     read = [read_run(folder) for folder in found]
@@ -81,10 +83,10 @@ def compare(
 
 
 def write_comparison(comparison: Comparison, output: Path | None = None, *, figures: bool = True) -> Path:
-    """Write ``report.html`` and optionally ``figures/`` (PNG and PDF) and ``tables/`` (CSV and LaTeX); return the
+    """Write ``report.html``; with `figures` also ``figures/`` (PNG and PDF) and ``tables/`` (CSV and LaTeX); return the
     page's path.
 
-    `output` defaults to the run's own folder for one run, and to ``report`` for several.
+    `output` is the report's folder: by default the run's own for one run, ``report`` for several.
 
     Raises InputError: `output` holds files that are not a report's.
     """

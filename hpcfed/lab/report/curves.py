@@ -1,4 +1,4 @@
-"""The points of a figure's curves, for the page's script, which shows values at the pointer and smooths curves."""
+"""The curves of a figure as data for the page's script, which shows the values under the pointer and smooths curves."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OF_METHOD = "method-"
 
 
 def curves_of(figure: Figure) -> str:
-    """Return the curves of a figure that has been rendered as SVG, in JSON for a script element; "" if it has none.
+    """Return the curves of a figure that has been rendered as SVG, in JSON for a script element; "" without curves.
 
     Keys: ``box`` (left, top, right and bottom of the axes, in SVG units), ``x`` and ``y`` (lower limit, upper limit,
     whether the axis is logarithmic), ``xlabel``, ``percent`` (whether values are fractions), and ``curves`` (each with
-    the method's index ``m`` and the points' coordinates ``x`` and ``y``).
+    ``m``, the method's index, and ``x`` and ``y``, the coordinates of at most `MOST` points).
     """
     (axes,) = figure.axes[:1]
     lines = [line for line in axes.lines if _is_line(line.get_gid())]
@@ -43,7 +43,7 @@ def curves_of(figure: Figure) -> str:
 
 
 def of_method(index: int, part: str = "line") -> str:
-    """Return the SVG group identifier of a part of a method's drawing: its ``line``, ``band`` or ``raw`` values."""
+    """Return the SVG identifier of what is drawn for method `index`: its ``line``, ``band`` or ``raw`` means."""
     return f"{OF_METHOD}{index}-{part}"
 
 

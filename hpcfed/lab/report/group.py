@@ -24,7 +24,7 @@ FEDAVG_PARTS = ("plain", "none", "step")
 class Group:
     """Repetitions of one experiment, one run per seed; `label` is unique in a report.
 
-    `repeats` are further runs of seeds in `runs`, left out of all statistics: equal up to rounding, they would make
+    `repeats` are further runs with the seeds of `runs`. No statistic counts them: equal up to rounding, they would make
     standard deviations too small.
     """
 
@@ -51,7 +51,7 @@ class Group:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Return groups of runs with equal `settings`, in order of appearance, each with a unique label.
 
-    If several runs have one seed, the longest counts, or the first of equally long ones; the others are `repeats`.
+    Of a group's runs with the same seed, the longest counts, the first of equally long ones; the rest are `repeats`.
     """
     repetitions: dict[str, list[Run]] = {}
     for run in runs:
@@ -72,7 +72,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]
 
 
 def differences(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return dotted key → its value in each mapping as text, for the keys whose values differ between the mappings."""
+    """Return, for the keys whose values differ between mappings, dotted key → value in each mapping, as text."""
     flat = [flatten(mapping) for mapping in mappings]
     keys = dict.fromkeys(key for entry in flat for key in entry)
     values = {key: [entry.get(key, ABSENT) for entry in flat] for key in keys}
@@ -80,7 +80,7 @@ def differences(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return a nested mapping as dotted key → value as text, ``{"local.lr": "0.1", …}``; null counts as absent."""
+    """Return a nested mapping as a flat one, dotted key → text: ``{"local.lr": "0.1", …}``; None counts as absent."""
     flat: dict[str, str] = {}
     for key, value in mapping.items():
         if isinstance(value, Mapping):
@@ -96,10 +96,10 @@ def method_of(run: Run) -> str:
 
 
 def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
-    """Return the method's name in its paper or its parts: ``FedExP``, ``prox + fedexp``, ``FedProx + GeL (remaining)``.
+    """Return a method's name, ``FedExP`` or ``FedProx + GeL (remaining)``, or else its parts, ``prox + fedexp``.
 
-    A local step from the user's code is appended: ``FedAvg + samstep:step``. `title` is the recorded title of a
-    user-defined method.
+    A local step from the user's code is appended: ``FedAvg + samstep:step``. A user-defined method has its `title`, or
+    without one the name of its factory.
     """
     algorithm = recipe.get("algorithm")
     if not isinstance(algorithm, Mapping):
@@ -117,7 +117,7 @@ def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
 
 
 def name_of(runs: Sequence[Run]) -> str | None:
-    """Return the name that all runs share, without the seed at its end if only that differs; else None."""
+    """Return the name that all runs share, None if there is none; a final seed in which names differ is removed."""
     names = {str(run.recipe.get("name") or "") for run in runs}
     if len(names) > 1:
         names = {_without_seed(str(run.recipe.get("name") or ""), run.seed) for run in runs}
@@ -130,8 +130,8 @@ def experiment_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """Return the settings that all repetitions of a run's experiment share: keys of the recipe, and the user's code as
-    ``code mine.py`` → hash.
+    """Return the settings that a run shares with all repetitions of its experiment: keys of the recipe, and ``code
+    mine.py`` → hash for each file of the user's code.
     """
     return {f"{CODE}{file}": text for file, text in run.code.items()} | experiment_recipe(run.recipe)
 

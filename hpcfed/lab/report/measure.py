@@ -25,7 +25,10 @@ LOSSES = ("test_loss", "train_loss", "local_loss")
 
 
 def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
-    """Return the kind of a column's numbers; ``number`` for a metric that is not a percentage in all `runs`."""
+    """Return the kind of a column's numbers: ``loss``, ``fraction``, or else ``number``.
+
+    A metric is a fraction if it is a percentage in each of `runs` that names it; if none does, its name decides.
+    """
     if column in LOSSES:
         return "loss"
     name = column.partition("_")[2]
@@ -43,7 +46,7 @@ def _in_recipe(run: Run, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Criterion:
-    """The metric by which runs are compared; if `unit` is None, it is found from the column's name."""
+    """The metric by which runs are compared, a column of the record; by default, `unit` is `unit_of` the column."""
 
     column: str
     title: str
@@ -62,7 +65,7 @@ class Criterion:
         return self.unit == "loss"
 
     def reaches(self, values: np.ndarray, target: float) -> np.ndarray:
-        """Return, (E,) bool, which of `values`, (E,), are at the target or better."""
+        """Return whether each of `values`, (E,), is at the target or better, (E,) bool."""
         return values >= target if self.higher_is_better else values <= target
 
     def best(self, values: Sequence[float] | np.ndarray) -> float:
@@ -83,11 +86,11 @@ CRITERIA = (
 def choose_criterion(runs: Sequence[Run], metric: str | None = None) -> Criterion:
     """Return the criterion of a metric on the test set; `metric` is its name in recipes.
 
-    If `metric` is None, return the first of `CRITERIA` that any run recorded: regression has no accuracy, and some data
+    If `metric` is None, return the first of `CRITERIA` that a run recorded: regression has no accuracy, and some data
     no test set.
 
     Raises:
-        InputError: no run has recorded the metric, or runs do not say, or disagree, whether higher is better.
+        InputError: no run recorded the metric as a number, or runs do not say, or disagree, whether higher is better.
     """
     if metric is not None:
         return _criterion_of(metric, runs)
@@ -137,8 +140,8 @@ def spread(values: Iterable[float]) -> Spread | None:
 def moving(values: np.ndarray, window: int) -> np.ndarray:
     """Return the moving averages, (T,), of `values`, (T,), one per round; nan stands for a value that is not recorded.
 
-    Entry t is the mean of the last `window` recorded values up to t; nan if none is recorded at t, or fewer than
-    `window` up to t.
+    Entry t is the mean of the last `window` values recorded up to t; nan if t has no value, or if fewer than `window`
+    values are recorded up to t.
     """
     recorded = np.flatnonzero(np.isfinite(values))
     means = np.full(len(values), np.nan)
@@ -149,14 +152,14 @@ def moving(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def final(run: Run, column: str, window: int = 1) -> float:
-    """Return the mean of a column's last `window` recorded values, of all if there are fewer, nan if there are none."""
+    """Return the mean of a column's last `window` recorded values, or of all if there are fewer; nan without any."""
     values = run.column(column)
     finite = values[np.isfinite(values)][-window:]
     return float(finite.mean()) if len(finite) else math.nan
 
 
 def best(run: Run, criterion: Criterion, window: int = 1) -> float:
-    """Return the best mean of `window` consecutive recorded values of the criterion; nan if the run has fewer."""
+    """Return the best mean of `window` consecutive recorded values of the criterion; nan if fewer are recorded."""
     means = moving(run.column(criterion.column), window)
     finite = means[np.isfinite(means)]
     return criterion.best(finite) if len(finite) else math.nan
@@ -177,7 +180,7 @@ def _cores(run: Run) -> float:
 
 
 def mean_seconds(runs: Sequence[Run], timer: str) -> float:
-    """Return the mean seconds of a timer of the record over all rounds of the runs; nan if not recorded."""
+    """Return the mean seconds of a timer, such as ``local``, over all rounds of `runs`; nan if not recorded."""
     measured = spread(np.concatenate([run.column(f"seconds.{timer}") for run in runs]))
     return measured.mean if measured else math.nan
 
@@ -194,13 +197,14 @@ SPENT = {"rounds": "round", **{name: name for name in ("params", "bytes_up", "by
 
 @dataclass(frozen=True)
 class Reach:
-    """Cost of reaching a target in a group of `runs` runs.
+    """Cost of reaching a target in a group of runs.
 
     Attributes:
         target: the target.
         reached: number of runs that reached the target.
         runs: number of runs in the group.
-        spent: key of `SPENT` → its spread over the runs that reached the target; None if not recorded.
+        spent: key of `SPENT` → spread of this cost over the runs that reached the target; None if none did, or if it
+            was not recorded.
     """
 
     target: float
@@ -210,7 +214,7 @@ class Reach:
 
 
 def reach(group: Group, criterion: Criterion, target: float, window: int = 1) -> Reach:
-    """Return the cost of the target in a group: each run's cost up to the round in which it reached the target."""
+    """Return the cost of reaching a target, counted in each run up to the round in which the run reached it."""
     rounds = [(run, round_reached(run, criterion, target, window)) for run in group.runs]
     arrived = [(run, number) for run, number in rounds if number is not None]
     spent = {name: spread(run.column(column)[number - 1] for run, number in arrived) for name, column in SPENT.items()}
@@ -218,11 +222,11 @@ def reach(group: Group, criterion: Criterion, target: float, window: int = 1) ->
 
 
 def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> float | None:
-    """Return the worst run's final mean of `window` values, rounded so that all runs reach it; None without a target.
+    """Return a default target: the worst run's final mean of `window` values, rounded so that every run reaches it.
 
-    An accuracy is rounded down to a whole percent; a loss is rounded up, and other metrics towards the worse, to two
-    significant digits. There is no target if no value is recorded, or for an accuracy or loss of 0. Diverged, failed
-    and unfinished runs count only if no run finished or was stopped.
+    A fraction is rounded down to a whole percent; a loss is rounded up, and other metrics towards the worse, to two
+    significant digits. Diverged, failed and unfinished runs are ignored, unless no run finished or was stopped. None if
+    no value is recorded, if a fraction is below 1 %, or if a loss is not positive.
     """
     runs = [run for group in groups for run in group.runs]
     finished = [run for run in runs if run.status in ("finished", "stopped")]
@@ -241,11 +245,11 @@ def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 
 
 @dataclass(frozen=True)
 class Curve:
-    """A group's mean at the E rounds that all its runs recorded, and the values of longer runs after these rounds."""
+    """A group's means at the E rounds that all its runs recorded, and the values of longer runs after these rounds."""
 
-    x: np.ndarray  # (E,)
-    mean: np.ndarray  # (E,)
-    std: np.ndarray  # (E,), zero for a single run
+    x: np.ndarray  # (E,), mean over runs of the column on the horizontal axis
+    mean: np.ndarray  # (E,), mean over runs of the column on the vertical axis
+    std: np.ndarray  # (E,), its sample standard deviation; zero for a single run
     tails: tuple[tuple[np.ndarray, np.ndarray], ...]  # (x, y) of the longer runs, after the last shared round
 
     def __bool__(self) -> bool:
@@ -256,7 +260,7 @@ def curve(group: Group, column: str, against: str, window: int = 1) -> Curve:
     """Return a group's curve of `column` against the column `against` (``round``, ``params``, …).
 
     Each run's values are first averaged over `window` evaluations (see `moving`); the window shrinks if it would leave
-    out more than the first fifth of a run. Rounds without a value in either column are left out.
+    out more than the first fifth of a run. The curve's rounds are those in which all runs have both values.
     """
     shared = min(run.num_rounds for run in group.runs)
     evaluations = min(np.isfinite(run.column(column)).sum() for run in group.runs)

@@ -1,6 +1,6 @@
 """The HTML page of a report: tables, figures in the reader's light or dark scheme, and recipes, in one file.
 
-Its script lets the reader read values off curves, hide them and smooth them; without script the page is complete.
+A script lets the reader hide curves, smooth them and read values off them; without it, the page is still complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page: file name without suffix, caption, ``svg`` element, and curves as JSON, "" if none."""
+    """A figure on the page: file name without suffix, caption, ``svg`` element, and curves as of `curves_of`."""
 
     file: str
     caption: str
@@ -65,7 +65,7 @@ def render_page(
     waiting: Sequence[Path] = (),
     has_files: bool,
 ) -> str:
-    """Return the page's HTML, which loads no other file: results, chapters, recipes and runs.
+    """Return the HTML of the page: results, chapters, recipes and runs; the page loads no other file.
 
     Args:
         groups: the compared groups.
@@ -100,7 +100,7 @@ def rendered(template: str, *rooms: str, **content: Any) -> str:
 
     Args:
         template: file name of the template.
-        rooms: folders of the package in which templates are sought, in this order.
+        rooms: folders of the package `hpcfed` in which templates are sought, in this order.
         content: the template's variables.
     """
     environment = jinja2.Environment(
@@ -168,7 +168,7 @@ def _rounds(group: Group) -> str:
 
 
 def left_out(waiting: Sequence[Path]) -> list[str]:
-    """Return a sentence on the run folders left out because they have no rounds yet; empty if there are none."""
+    """Return a warning, as a list of one sentence, that names the run folders without rounds yet; [] if none."""
     names = first_of([str(run) for run in waiting], MOST_NAMED)
     return [f"Left out, for they have no rounds yet: {names}."] if waiting else []
 

@@ -1,7 +1,7 @@
 """Paired comparison of groups, seed by seed: shared cohorts and batches lower the variance of the differences.
 
 The interval is Student's, for the mean d̄ of n differences with sample deviation s: d̄ ± t · s/√n, where a Student
-variable of n − 1 degrees of freedom lies within ± t with the chosen probability.
+variable with n − 1 degrees of freedom lies between −t and t with the chosen probability.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class MeanEstimate:
 
     Attributes:
         mean: the mean.
-        half_width: half the width of a symmetric interval; None for a single value, for equal values, whose deviation
-            of zero says nothing about the mean's uncertainty, and if `ends` are set.
+        half_width: half the width of a symmetric interval; None for a single value, if `ends` are set, and for equal
+            values: their deviation of zero says nothing about the mean's uncertainty.
         count: number of values.
         ends: lower and upper end of an interval that is not symmetric; None otherwise.
         method: how the interval was computed, in words; "" if not stated.
@@ -54,11 +54,11 @@ class MeanEstimate:
 
 
 def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
-    """Return the group to compare the others with: the one named `wanted`; if None, FedAvg's, else the first.
+    """Return the group to compare the others with: the one named `wanted`; if None, that of FedAvg, else the first.
 
-    `wanted` is a group's label, the name of its runs or its method; it must fit one group only.
+    `wanted` is a group's label, the name of its runs or its method, and must name a single group.
 
-    Raises InputError: no group, or more than one, is named `wanted`.
+    Raises InputError: `wanted` names no group, or more than one.
     """
     if wanted is None:
         return next((group for group in groups if method_of(group.runs[0]) == "FedAvg"), groups[0])
@@ -73,7 +73,7 @@ def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
 
 
 def shared_draws(ours: Run, theirs: Run) -> str:
-    """Return which random draws two runs with one seed share: ``cohorts and batches``, ``cohorts``, or "" for none.
+    """Return which random draws two runs with the same seed share: ``cohorts and batches``, ``cohorts``, or "".
 
     Cohorts depend on the seed, the secret seed if there is one, the clients and the cohort's size; batches also on the
     batch size and on augmentation. Runs with different numbers of steps share the batches of the steps that both take.
@@ -102,10 +102,10 @@ def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:
 
 
 def other_samples(ours: Run, theirs: Run, column: str) -> str:
-    """Return in words how the samples behind two runs' scores in `column` differ; "" if they are the same.
+    """Return how the samples scored in `column` differ between the baseline's run, `ours`, and `theirs`, as text.
 
-    Samples differ if a client's data counts in only one of the runs (``cohort.without``); the difference of the scores
-    then means nothing.
+    Samples differ if their numbers do, or if a client's data counts in only one of the runs (``cohort.without``); the
+    difference of the scores then means nothing. "" if the samples are the same.
     """
     left_out = ours.left_out(column) != theirs.left_out(column)
     if not _differ([ours, theirs], column):
@@ -118,7 +118,7 @@ def other_samples(ours: Run, theirs: Run, column: str) -> str:
 def samples_note(groups: Sequence[Group], column: str) -> str:
     """Return a warning that groups were scored on different samples, ``Test samples differ: 74 for FedAvg; …``.
 
-    "" if left-out clients and sample counts agree.
+    "" if the groups' first runs agree in the number of samples and in the clients left out.
     """
     if not _differ([group.runs[0] for group in groups], column):
         return ""
@@ -158,7 +158,10 @@ def _by_seed(group: Group) -> dict[str, Run]:
 
 
 def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> MeanEstimate | None:
-    """Return the mean difference of `value`, group minus baseline, over pairs with finite values; None if none has."""
+    """Return the mean difference of `value`, group's run minus baseline's, over pairs in which both are finite.
+
+    None if there is no such pair.
+    """
     apart = np.array([value(theirs) - value(ours) for ours, theirs in paired])
     apart = apart[np.isfinite(apart)]
     return estimated(apart) if len(apart) else None
@@ -167,7 +170,8 @@ def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float])
 def estimated(values: np.ndarray, noise: float = 0.0) -> MeanEstimate:
     """Return the mean of `values`, (n,), with Student's interval.
 
-    `noise` bounds rounding errors: a mean up to it becomes zero, and values whose range is up to it count as equal.
+    `noise` bounds rounding errors: a mean of at most this size becomes zero, and values within a range of at most
+    `noise` count as equal.
     """
     mean, half = float(values.mean()), None
     if np.ptp(values) > noise:
@@ -177,14 +181,15 @@ def estimated(values: np.ndarray, noise: float = 0.0) -> MeanEstimate:
 
 @dataclass(frozen=True)
 class PairedDifferences:
-    """A group's mean differences from the baseline.
+    """A group's mean differences from the baseline: group minus baseline, over shared seeds.
 
     Attributes:
         group: the group.
         paired: (the baseline's run, the group's run) of each shared seed; never empty.
-        final: difference in the criterion's final value; None if unknown.
-        rounds: for each target, difference in the number of rounds until it was reached; None if unknown.
-        why_not: if the runs were scored on different samples, a sentence on this in place of differences; else "".
+        final: difference in the criterion's final value; None if no pair has both values.
+        rounds: for each target, difference in the rounds to reach it; None if no pair has two runs that reached it.
+        why_not: if the runs were scored on different samples, how the samples differ, in place of `final` and `rounds`;
+            else "".
     """
 
     group: Group
@@ -202,7 +207,10 @@ class PairedDifferences:
 def paired_differences(
     groups: Sequence[Group], baseline: Group, criterion: Criterion, targets: Sequence[float], window: int
 ) -> list[PairedDifferences]:
-    """Return the differences of each group that shares a seed with the baseline."""
+    """Return the differences from `baseline` of each other group that shares a seed with it.
+
+    Final values and rounds to reach `targets` are those of means over `window` evaluations.
+    """
     found = []
     for group in groups:
         paired = pairs(baseline, group)
@@ -226,8 +234,8 @@ def difference_curve(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return rounds, mean differences over the pairs, and half-widths of their intervals, (E,) each.
 
-    The E rounds are those that all runs recorded; values are first averaged over `window` evaluations. Half-widths of
-    a single pair are 0.
+    A difference is the group's value minus the baseline's, each averaged over `window` evaluations; the E rounds are
+    those in which every run has such a value. With a single pair, half-widths are 0.
     """
     shared = min((run.num_rounds for pair in paired for run in pair), default=0)
     apart = np.array(

@@ -1,7 +1,7 @@
 """The figures of a report, in the style of `hpcfed.io.figure_style`.
 
-Lines are means over seeds with a band of ± one standard deviation. With a window they are moving averages, drawn over a
-paler line of the recorded means.
+Lines are means over seeds with a band of ± one standard deviation. With a window above 1 they are moving averages, over
+a paler line of the recorded means.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LinePlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure; None if no run recorded both columns. Dotted lines mark the targets of `column`."""
+        """Return the figure; None if no run recorded both columns. Dotted lines mark the criterion's targets."""
         curves = [curve(group, self.column, self.against, scene.window) for group in scene.groups]
         if not any(curves):
             return None
@@ -85,7 +85,7 @@ class LinePlot:
 
 @dataclass(frozen=True)
 class PathPlot:
-    """A figure of two columns against each other: the path of each group's first run, one point per round."""
+    """A figure of `columns`, (x, y), against each other: the path of each group's first run, one point per round."""
 
     file: str
     columns: tuple[str, str]
@@ -197,7 +197,7 @@ class SecondsPlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure; None without timings. Its legend names the phases, whose colours no group has."""
+        """Return the figure, with a legend of the phases, whose colours no group has; None if no run recorded times."""
         seconds = np.nan_to_num(
             [[mean_seconds(group.runs, phase) for phase in PHASES] for group in scene.groups]
         )  # (G, phases)

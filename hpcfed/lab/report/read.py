@@ -62,8 +62,10 @@ class Run:
         return values.pop() if len(values) == 1 else ", ".join(f"{stream} {value}" for stream, value in seed.items())
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column (T,): a metric, ``round``, ``seconds.<timer>``, ``params`` (sent up plus sent down), or
-        ``seconds`` (since the first round began, without waits in a queue); nan if the record does not have it.
+        """Return a column of the record, (T,), or one computed from it; nan if the record does not have it.
+
+        Computed are ``round``, ``params`` (sent up plus sent down) and ``seconds`` (since the first round began,
+        without waits in a queue).
         """
         if name == "params":
             return self.column("params_up") + self.column("params_down")
@@ -74,9 +76,9 @@ class Run:
         return self.record[name].to_numpy(np.float64) if name in self.record else np.full(self.num_rounds, np.nan)
 
     def left_out(self, column: str) -> tuple[str, ...]:
-        """Return the numbers of the clients of ``cohort.without`` whose data the scores in `column` leave out.
+        """Return the clients, by number as text, whose data does not count in `column` because of ``cohort.without``.
 
-        A common test set belongs to no client, so its scores leave out none.
+        A common test set belongs to no client: its scores leave out none.
         """
         if column.startswith("test_"):
             numbers = {name.split(".")[1] for name in self.record if name.startswith("apart.")}
@@ -95,7 +97,7 @@ class Run:
             return None
 
     def num_samples(self, column: str) -> int | None:
-        """Return the number of samples that a ``test_`` or ``train_`` column scores; None if it is not recorded."""
+        """Return the number of samples behind the scores in a ``test_`` or ``train_`` column; None if not recorded."""
         part, recorded = column.partition("_")[0], self.environment.get("evaluated_samples")
         if isinstance(recorded, Mapping) and type(count := recorded.get(part)) is int:
             return count
@@ -103,12 +105,14 @@ class Run:
 
     @property
     def own_metrics(self) -> list[str]:
-        """Names of the columns with the metrics that the recipe names, on the test set and on the training set."""
+        """Columns of the metrics in ``evaluate.metrics`` other than accuracy and loss, on test and on training set."""
         return [name for name in self.record if is_own(name)]
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the run folders at or in `folders`, each once; and, as a second list, the run folders without rounds yet.
+    """Return two lists of the run folders at or in `folders`, each once: those with rounds, and those without any yet.
+
+    A run folder that is itself one of `folders` is in the first list in any case.
 
     Raises InputError: there is no run, or none has rounds.
     """
@@ -210,9 +214,10 @@ def read_run(folder: Path) -> Run:
 
 
 def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
-    """Return a run's status from the content of ``result.json`` and the rounds recorded; ``unfinished`` if it is empty.
+    """Return a run's status from `result`, the content of ``result.json``, and the number of recorded rounds.
 
-    A record longer than the result says belongs to a resumed run, which is unfinished; diverged runs cannot be resumed.
+    ``unfinished`` if `result` is empty, or if more rounds are recorded than it says: then the run was resumed. Diverged
+    runs cannot be resumed.
     """
     status, rounds = str(result.get("status", "unfinished")), result.get("rounds")
     outgrown = status != "diverged" and isinstance(rounds, int) and rounds < num_rounds
@@ -238,7 +243,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def mixed_code(codes: Iterable[Mapping[str, str]]) -> str:
-    """Return a file of the user's code that differs between runs, with its hashes, as text; "" if all files are equal.
+    """Return the first file of the user's code that differs between runs, with its hashes, as text; "" if none does.
 
     Args:
         codes: the result of `read_code` for each run.
@@ -252,7 +257,7 @@ def mixed_code(codes: Iterable[Mapping[str, str]]) -> str:
 
 
 def read_code(path: Path) -> dict[str, str]:
-    """Return file of the user's code → hash, or ``ab12cd34, then 56ef78ab from round 6`` if it changed during the run.
+    """Return the user's code of a run: file → hash, or ``ab12cd34, then 56ef78ab from round 6`` if the file changed.
 
     Empty if the run used no code of the user, or recorded none.
 

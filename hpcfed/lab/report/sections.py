@@ -15,7 +15,7 @@ Plot = LinePlot | DifferencePlot | ClientsPlot | SecondsPlot
 
 @dataclass(frozen=True)
 class PageSection:
-    """A section of the page: heading, figures, and the function that makes its table, or returns None without one."""
+    """A section of the page: heading, figures, and a function that makes the groups' table, or None for no table."""
 
     title: str
     plots: tuple[Plot, ...]
@@ -62,7 +62,7 @@ TIME = PageSection("Time", (SecondsPlot("seconds", "Where the time of a round go
 
 
 def own_metrics(runs: Sequence[Run]) -> PageSection:
-    """Return the section with a figure for each metric that the recipes name, on the test and on the training set."""
+    """Return the section of the metrics that recipes name: a figure per column of `Run.own_metrics`."""
     columns = dict.fromkeys(column for run in runs for column in run.own_metrics)
     plots = []
     for column in columns:
@@ -76,7 +76,7 @@ SECTIONS = (ACCURACY, LOSS, TRAINING, DIFFERENCES, CLIENTS, SITES, TIME)
 
 
 def files_of(sections: Sequence[PageSection]) -> tuple[str, ...]:
-    """Return the names of all figure files, PNG and PDF, that `sections` may have."""
+    """Return the names of all files, PNG and PDF, of the figures in `sections`, whether or not they can be drawn."""
     return tuple(
         f"{plot.file}{suffix}" for section in sections for plot in section.plots for suffix in (".png", ".pdf")
     )

@@ -51,7 +51,7 @@ MOST_SITES, MOST_COLUMNS = 30, 12
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header; the first column names the row, and cells (row, column) in `strong` stand out."""
+    """Rows of text under a header. The first column names the row; `strong` holds the (row, column) of bold cells."""
 
     title: str
     header: tuple[str, ...]
@@ -61,7 +61,10 @@ class Table:
 
 
 def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> Table:
-    """Return the table of results, a row per group: final and best mean of `window` criterion values, cost, status."""
+    """Return the table of results, a row per group: final and best value of the criterion, costs of a run, status.
+
+    Final and best values are means of `window` evaluations in a row.
+    """
     final_title, best_title = f"Final {criterion.title}", f"Best {criterion.title}"
     seeds = "Seed" if all(len(group.runs) == 1 for group in groups) else "Seeds"
     sent = _sent(groups)
@@ -114,7 +117,8 @@ def targets_table(
 ) -> Table:
     """Return the table of costs to reach each target, a row per target and group; `note` is shown below it.
 
-    Columns: rounds, parameters sent, gradients and seconds until the mean of `window` evaluations reached the target.
+    Costs are rounds, parameters sent, bytes sent if compressed, gradients and time, until the mean of `window`
+    evaluations reaches the target.
     """
     sent = _sent(groups)
     header = ("Method", "Target", "Rounds", *sent.values(), "Gradients", "Time")
@@ -227,7 +231,7 @@ def sites_table(groups: Sequence[Group]) -> Table | None:
     """Return the table of clients by name: a row per client, a column per group and measure of the group's main model.
 
     A column's title names the main model if it is not the global one. None if no run evaluated its clients, if clients
-    differ between runs, or if there are more than `MOST_SITES` of them.
+    differ between runs, or if they are more than `MOST_SITES`.
     """
     measured = {group.label: [run.clients for run in group.runs if run.clients] for group in groups}
     every = [clients for entry in measured.values() for clients in entry]
@@ -279,7 +283,7 @@ def _fairness(measured: Sequence[Clients], model: str) -> tuple[str, ...]:
 def timing_table(groups: Sequence[Group]) -> Table:
     """Return the table of times, a row per group.
 
-    Columns: mean time of a round by timer of the record, imbalance, ranks × threads, and core-hours.
+    Columns: mean time of a round for each of `TIMERS`, imbalance, ranks × threads, and core-hours.
     """
     rows = []
     for group in groups:
@@ -306,7 +310,7 @@ def _places(group: Group) -> str:
 
 
 def recipes_table(groups: Sequence[Group]) -> Table:
-    """Return the table of differences between groups: a row per recipe key or file of the user's code that differs."""
+    """Return the table of what differs between groups: a row per recipe key or file of the user's code."""
     apart = differences([settings(group.runs[0]) for group in groups])
     rows = tuple((key, *values) for key, values in apart.items())
     runs = [run for group in groups for run in group.runs]

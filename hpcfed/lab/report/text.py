@@ -18,7 +18,7 @@ def criterion_text(value: Spread, criterion: Criterion) -> str:
 
 
 def difference_text(value: float, criterion: Criterion) -> str:
-    """Return a difference of the criterion as text: ``+0.79`` percentage points of accuracy, loss ``−0.0123``."""
+    """Return a difference of the criterion as text: accuracy ``+0.79``, in percentage points; loss ``−0.0123``."""
     text = f"{100 * value:+.2f}" if criterion.is_fraction else f"{value:+.3g}"
     return text.replace("-", "−")
 
@@ -29,7 +29,7 @@ def rounds_difference_text(value: float) -> str:
 
 
 def hours_text(value: Spread) -> str:
-    """Return the mean of hours as text, three significant digits below 1000: ``0.0123``, ``1.25``, ``5,312``."""
+    """Return hours as text, without deviation, three significant digits below 1000: ``0.0123``, ``1.25``, ``5,312``."""
     return f"{value.mean:.3g}" if value.mean < 1000 else f"{value.mean:,.0f}"
 
 

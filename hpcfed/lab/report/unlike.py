@@ -1,4 +1,4 @@
-"""Remarks on compared runs that differ in more than the method: in clients' weights or in the evaluated model."""
+"""Remarks on a comparison of methods whose recipes differ in clients' weights or in the evaluated model, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def unlike(labelled: Sequence[tuple[str, Mapping[str, Any]]], *, equal_clients: 
     """Return a remark if clients' weights differ between methods, and another if the evaluated models do.
 
     Args:
-        labelled: pairs of a method's label and a resolved recipe of the method.
+        labelled: (label, resolved recipe) of each method; a label may appear more than once.
         equal_clients: whether all clients are known to have equally many samples, which makes weights equal.
     """
     lines = []

@@ -1,4 +1,4 @@
-"""Writing a report: the folder's choice and check, and the files, each written whole or not at all."""
+"""Writing a report: its folder is chosen and checked, and each of its files is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANOTHER = "name an empty or new folder with --output"
 def choose_folder(runs: Sequence[Run], output: Path | None) -> Path:
     """Return the folder for the report: `output`; if None, the run's folder for a single run, else ``report``.
 
-    No folder or file is created yet: a process killed while it draws the figures leaves nothing behind.
+    The folder is not created yet: a process killed while it draws the figures leaves nothing behind.
 
     Raises InputError: the folder holds files that are not a report's, or cannot be written.
     """

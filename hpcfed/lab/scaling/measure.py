@@ -41,10 +41,10 @@ class Sample:
     Attributes:
         ranks, hosts, cores: P, the number of hosts, and the fewest cores available on a host.
         cohort: mean number of clients per round.
-        held_out: whether the sample tests the model instead of fitting it.
+        held_out: whether the sample is kept out of the fit, to test the model.
         load: the work of a round.
-        vector_bytes, client_bytes, rank_bytes: bytes in a round's Allreduce: of the vectors, for each client of the
-            cohort, and for each rank.
+        vector_bytes, client_bytes, rank_bytes: parts of the bytes in a round's Allreduce: those of the vectors, those
+            of one client of the cohort, and those of one rank.
         seconds: timer of the record → median seconds of a round; ``rest`` is the total minus the slowest rank's local
             work.
         imbalance: local seconds of the slowest rank divided by the ranks' average, mean over rounds.
@@ -91,7 +91,7 @@ class RankTimes:
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys of a resolved recipe that must be equal in all measurements of a study."""
+    """Return the part of a resolved recipe that must be equal in all measurements of a study, as plain data."""
     return {key: value for key, value in to_plain(recipe).items() if key not in IRRELEVANT_KEYS}
 
 
@@ -101,9 +101,9 @@ def path_of(folder: Path, ranks: int) -> Path:
 
 
 def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, folder: Path, world: World) -> RankTimes:
-    """Measure a recipe in all settings on the ranks of `world`; write the result to `folder`. Called on every rank.
+    """Measure a recipe in all `settings` on the ranks of `world`; write the result to `folder`. Called on every rank.
 
-    `source` is the recipe's file and `changes` its overrides.
+    `source` is the recipe's file and `changes` its overrides; each setting runs for `rounds` rounds.
 
     Raises:
         InputError, EnvironmentFailure: the recipe cannot be run, or a rank failed; the same on every rank.

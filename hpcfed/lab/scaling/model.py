@@ -4,8 +4,9 @@
 
 W is the number of samples that the slowest rank visits, S the cohort's size, and B the bytes of the round's one
 Allreduce, which is assumed to be Rabenseifner's: a reduce-scatter and an allgather of ⌈log₂ P⌉ messages each. `placing`
-is not fitted: every rank assigns the whole cohort to ranks, and the machine that predicts measures the time of this for
-any P and S. Every rank has its own core or GPU; contention for memory, power or the network is not modelled.
+is the time in which every rank assigns the whole cohort to ranks. It is not fitted but measured, for any P and S, on
+the machine that computes the prediction. Every rank has its own core or GPU; contention for memory, power or the
+network is not modelled.
 
 `latency` and `byte` come from the smallest and the largest bare Allreduces, `sample` from the slowest rank's local
 seconds, `member` from the rest of the round, and `fixed` from both. No parameter is negative; the fit minimizes errors
@@ -50,7 +51,7 @@ class CostModel:
         return self.latency * latency + self.byte * volume
 
     def round(self, ranks: int, cohort: float, load: Load, num_bytes: float) -> float:
-        """Return the modelled seconds of a round, whose Allreduce has `num_bytes` bytes."""
+        """Return the modelled seconds of a round with `cohort` clients and an Allreduce of `num_bytes` bytes."""
         everywhere = self.fixed + self.member * cohort + load.placing
         return everywhere + self.sample * load.slowest + self.allreduce(ranks, num_bytes)
 
@@ -65,7 +66,7 @@ class CostModel:
 
 @dataclass(frozen=True)
 class TestedPrediction:
-    """A prediction beside a measurement that the fit did not use, in seconds per round; `what` names the test."""
+    """A measured round that the fit did not use, and its prediction, in seconds; `what` names the test."""
 
     what: str
     ranks: int
@@ -75,7 +76,7 @@ class TestedPrediction:
 
     @property
     def error(self) -> float:
-        """Signed error of the prediction, relative to the measurement."""
+        """Error of the prediction, relative to the measurement; positive if the predicted time is too long."""
         return self.predicted / self.measured - 1
 
 
@@ -99,9 +100,9 @@ def fit(measured: Sequence[RankTimes]) -> CostModel:
 
 
 def network_of(probes: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Return the latency and the seconds per byte that best fit bare Allreduces, given as (ranks, bytes, seconds).
+    """Return the latency and the seconds per byte that best fit bare Allreduces, `probes` of (ranks, bytes, seconds).
 
-    For each number of ranks, only the smallest and the largest Allreduce count: in between, MPI libraries switch
+    For each number of ranks, only the smallest and the largest Allreduce are used: in between, MPI libraries switch
     algorithms, and a fit to all sizes would be wrong at both ends.
     """
     sizes = {ranks: [size for other, size, _ in probes if other == ranks] for ranks, *_ in probes}
@@ -111,7 +112,10 @@ def network_of(probes: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
 
 
 def held_out_errors(measured: Sequence[RankTimes]) -> list[TestedPrediction]:
-    """Return tests of the model: each number of ranks predicted from the others, and held-out cohorts from all."""
+    """Return tests of the model: predictions of rounds that the fit did not use.
+
+    Rounds on each number of ranks are predicted by a fit to the other numbers, held-out cohorts by a fit to all.
+    """
     usable = [one for one in measured if _fits_any(one)]
     tested = []
     for one in usable if len(usable) > 1 else []:

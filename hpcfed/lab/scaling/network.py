@@ -24,8 +24,8 @@ class Network:
     """The network between ranks, as the cost model sees it.
 
     Attributes:
-        latency: seconds of a message from one program to another, apart from its bytes.
-        byte: seconds for each byte of a message; the inverse of the bandwidth.
+        latency: seconds of a message from one rank to another, whatever its size.
+        byte: further seconds for each byte of a message; the inverse of the bandwidth.
         source: in words, where the two numbers come from.
     """
 

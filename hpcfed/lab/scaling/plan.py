@@ -23,7 +23,7 @@ DRAWN_ROUNDS = 10
 
 @dataclass(frozen=True)
 class StudySetting:
-    """One setting to measure: the cohort's size, None for the recipe's; and whether it tests the fit instead."""
+    """One setting to measure: the cohort's size, None for the recipe's; `held_out`: kept out of the fit, to test it."""
 
     cohort: int | None
     held_out: bool = False
@@ -35,8 +35,8 @@ class Load:
 
     Attributes:
         slowest, average: samples visited by the slowest rank, and per rank; means over rounds.
-        placing: CPU seconds in which every rank assigns the cohort to ranks and updates its estimates of speed and
-            cost, the least over rounds, measured on this machine.
+        placing: CPU seconds in which every rank assigns the cohort to ranks and updates its estimates of the ranks'
+            speed and the work's cost; the least over rounds, measured on this machine.
     """
 
     slowest: float
@@ -45,9 +45,10 @@ class Load:
 
 
 def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[StudySetting]:
-    """Return the settings on `ranks` ranks: the full cohort and a quarter to fit the model, a half to test it.
+    """Return the settings on `ranks` ranks: the full cohort and a quarter of it to fit the model, half of it to test.
 
-    In ``weak`` mode the full cohort grows with the ranks. A schedule of cohorts is one setting.
+    In ``weak`` mode the full cohort grows in proportion to `ranks`. A recipe whose cohorts follow a schedule has one
+    setting.
 
     Raises:
         InputError: in ``weak`` mode, cohorts follow a schedule or outgrow the federation.
@@ -69,7 +70,7 @@ def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[St
 
 
 def overrides(recipe: Recipe, setting: StudySetting, rounds: int, output: Path) -> Iterator[str]:
-    """Yield the recipe overrides of a measured run, which only trains: no evaluation, no checkpoint."""
+    """Yield the recipe overrides for measuring a setting: such a run only trains, without evaluation or checkpoint."""
     yield from of_rounds_alone(rounds, output)
     if setting.cohort is not None:
         yield f"cohort={json.dumps(of_size(recipe, setting.cohort).model_dump(mode='json', exclude_none=True))}"
@@ -81,13 +82,13 @@ def of_size(recipe: Recipe, size: int) -> CohortSection:
 
 
 def left_out(recipe: Recipe) -> int:
-    """Return the number of clients in no cohort: those in ``cohort.without`` if cohorts are redrawn, else 0."""
+    """Return how many clients are never drawn: those in ``cohort.without`` if it has cohorts redrawn, else 0."""
     without = recipe.cohort.without
     return len(set(without.numbers)) if without is not None and without.cohorts == "redrawn" else 0
 
 
 def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> Load:
-    """Return the load of a round on `ranks` ranks, from cohorts that are drawn and assigned but not trained.
+    """Return the load of a round on `ranks` ranks, from cohorts that are drawn and assigned to ranks, not trained.
 
     `sizes`, (N,), holds the clients' sample counts; `cohort` is the cohort's size, None for the recipe's.
     """

@@ -34,12 +34,13 @@ class ScalingRow:
         seconds: measured seconds of a round; None for a prediction.
         modelled: seconds of a round by the model; None if no model was fitted or ranks shared cores.
         speed: rounds per second.
-        efficiency: time of a round on the fewest measured ranks divided by its time on `ranks`; in strong scaling, also
-            divided by the growth factor of the ranks.
-        communication: fraction of the round spent in the Allreduce, without waiting for slower ranks.
+        efficiency: time of a round on R ranks, the fewest measured, divided by its time on `ranks`; in strong scaling,
+            also divided by `ranks` / R.
+        communication: fraction of the round spent in the Allreduce (measured: the timer ``reduce``), without waiting
+            for slower ranks.
         imbalance: work of the slowest rank divided by the ranks' average.
-        interval: least and largest seconds of a predicted round if the model errs as on held-out measurements; None
-            for a measured round, or if nothing was held out.
+        interval: least and largest seconds of a predicted round if the model errs as much as on held-out measurements;
+            None for a measured round, or if nothing was held out.
         note: a caveat; "" if none.
     """
 
@@ -61,12 +62,12 @@ class ScalingStudy:
 
     Attributes:
         name, mode: the recipe's name; ``strong`` or ``weak``.
-        machine: as in `RankTimes`.
+        machine: as in `RankTimes`, of the measurement on the fewest ranks.
         rows, predictions: measured and predicted rounds.
         tested: predictions of held-out measurements.
-        model: None if ranks shared cores in all measurements.
+        model: the fitted cost model; None if ranks shared cores in all measurements.
         clients: number of clients in the predictions.
-        refused: why requested predictions were not made; "" if they were.
+        refused: why requested predictions were not made; "" if all were made, or none requested.
         network: the network of the predictions; None if it is the measured one.
         basis: the measurements that the model was fitted to, in words.
     """
@@ -85,7 +86,7 @@ class ScalingStudy:
 
     @property
     def error(self) -> float | None:
-        """The largest relative error of a held-out prediction, unsigned; None if nothing could be held out."""
+        """The largest relative error, without sign, of the predictions `tested`; None if there are none."""
         return max((abs(entry.error) for entry in self.tested), default=None)
 
     def plain(self) -> dict[str, Any]:
@@ -112,10 +113,10 @@ def study(
         measured: measurements on at least one number of ranks, fewest ranks first.
         sizes: sample counts of the recipe's clients, (N,).
         predict: numbers of ranks to predict.
-        cohort: cohort size of the predictions, over all ranks; by default the measured one, in proportion to the ranks
-            in ``weak`` mode.
-        clients: number of clients in the predictions, whose sample counts repeat `sizes`; by default N, or more if a
-            cohort needs them.
+        cohort: cohort size of the predictions, over all ranks; by default the measured one, in ``weak`` mode the
+            measured one per rank times the number of ranks.
+        clients: number of clients in the predictions, whose sample counts repeat `sizes`; by default N, or as many as
+            the largest cohort needs.
         network: network of the predictions; by default the measured one.
     """
     usable = [one for one in measured if not one.samples[0].crowded]

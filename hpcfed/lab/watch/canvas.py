@@ -1,4 +1,4 @@
-"""Curves drawn in Braille characters, each a grid of two by four dots."""
+"""Curves drawn in Braille characters; each character is a grid of dots, 2 wide and 4 high."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Series:
 
 
 class Canvas:
-    """A canvas of Braille dots, `width` × `height` characters; each has the colour of the last curve through it."""
+    """A canvas of `width` × `height` Braille characters; a character has the colour of the last curve through it."""
 
     def __init__(self, width: int, height: int):
         self.width, self.height = width, height
@@ -40,7 +40,7 @@ class Canvas:
         self._colours = [[""] * width for _ in range(height)]
 
     def dot(self, x: float, y: float, colour: str) -> None:
-        """Set the dot at x and y, from 0 (left, bottom) to 1; points outside are ignored."""
+        """Set the dot at (x, y), from (0, 0), bottom left, to (1, 1), top right; points outside are ignored."""
         column, row = round(x * (2 * self.width - 1)), round((1 - y) * (4 * self.height - 1))
         if 0 <= column < 2 * self.width and 0 <= row < 4 * self.height:
             self._bits[row // 4][column // 2] |= DOTS[row % 4][column % 2]
@@ -68,10 +68,10 @@ class Canvas:
 def chart(
     title: str, series: Sequence[Series], rounds: int, width: int, height: int, *, is_percentage: bool
 ) -> list[Text]:
-    """Return `height` lines of `width` characters: a title, the curves over rounds 1 to `rounds`, and the axes' ends.
+    """Return a chart as `height` lines of `width` characters: a title, curves over rounds 1 to `rounds`, and axes.
 
-    With `is_percentage`, values are fractions, and the axis may cut off the steep first fifth of the rounds; else the
-    axis is logarithmic if the values are positive and span more than a factor of ten.
+    With `is_percentage`, values are fractions, and the vertical axis may cut off the steep first fifth of the rounds;
+    else this axis is logarithmic if the values are positive and span more than a factor of ten.
     """
     canvas = Canvas(max(width - AXIS_WIDTH, 8), max(height - 2, 3))
     scale = _scale([one.points() for one in series], is_percentage=is_percentage)
@@ -95,7 +95,7 @@ def chart(
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear or logarithmic axis: values from `low` to `high` are heights from 0 to 1."""
+    """A linear or logarithmic vertical axis: values from `low` to `high` are at heights from 0 to 1."""
 
     low: float
     high: float

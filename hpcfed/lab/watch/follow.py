@@ -29,7 +29,7 @@ MIN_SILENCE = 60.0
 
 @dataclass
 class Watch:
-    """The watched folders and the runs in them; each `look` adds the runs that a sweep has begun since."""
+    """The watched folders and the runs in them; each `look` adds the runs that a sweep began after the last `look`."""
 
     folders: Sequence[Path]
     runs: list[WatchedRun] = field(default_factory=list)
@@ -162,7 +162,7 @@ class WatchedRun:
         return sum(values) / len(values) if values else math.nan
 
     def seconds_left(self) -> float:
-        """Return the seconds to the run's end at the pace of its last rounds; nan before the first round."""
+        """Return the seconds to the run's end at the pace of its last rounds; nan if these recorded no times."""
         return max(self.rounds - self.done, 0) * self.recent("seconds.total")
 
     def is_silent(self) -> bool:

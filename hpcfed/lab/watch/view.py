@@ -32,7 +32,7 @@ LOCAL = ("local_loss", "local training loss")
 
 
 def view(runs: Sequence[WatchedRun], width: int, height: int) -> RenderableType:
-    """Return a view of `width` × `height` characters: charts, a line per run, phases and clients of a single run."""
+    """Return a view of `width` × `height` characters: charts, a line per run, and a single run's phases and clients."""
     sites = _sites(runs[0]) if len(runs) == 1 else None
     lines = len(runs) + 3 + (2 if len(runs) == 1 else 0) + (-(-len(sites) // width) if sites else 0)
     parts: list[RenderableType] = []
