@@ -76,12 +76,14 @@ class Estimate:
     """Time and memory of a run on `ranks` ranks; bytes are totals unless named ``_per_rank``.
 
     Attributes:
-        round_seconds: mean time of a round on its slowest rank: training, reduction and server step.
+        round_seconds: mean time of a round on its slowest rank: training, reduction, server step; without evaluations.
         imbalance: work of the slowest rank divided by the mean work of all ranks.
         idle: a remark if some ranks have nothing to train; "" otherwise.
         hours: time of all rounds and evaluations, for all seeds; `evaluation_hours` is the evaluations' share of it.
+        core_hours: `hours` times the number of ranks and of cores per rank.
         gpu_hours: `hours` times the number of GPUs; 0 on CPUs; None if GPUs were requested but this machine has none to
             measure on.
+        device_bytes_per_rank: peak GPU memory of a rank; None on CPUs.
         reduced_bytes: size of one round's Allreduce, the same on each rank.
         state_bytes: size of the clients' states once all possible participants have taken part.
         checkpoint_bytes: size of one checkpoint with these states.
@@ -201,7 +203,7 @@ def estimate(
 
 
 def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: Any) -> tuple[StepTimes, int]:
-    """Train on the cohorts of `parts` for a few rounds; return the measurements and the number of summed vectors."""
+    """Train on the cohorts of `parts` for a few rounds; return the measurements, and how many vectors a round sums."""
     began, timed, server, clients, num_vectors = time.perf_counter(), [], [], 0, 1
     for round in range(1, min(ROUNDS, recipe.rounds) + 1):
         try:

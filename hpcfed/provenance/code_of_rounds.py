@@ -1,8 +1,8 @@
 """The versions of the user's code in a recorded run, ready to be imported, each with the rounds trained with it.
 
-Code in the recipe's folders (or in ``--code``) is used if its content is the recorded one. Otherwise, and for code of
-scripts and notebooks, the text in ``code.json`` is used; since a run folder may come from somebody else, that text runs
-only with the user's permission.
+Code in the recipe's folders (or in the folder of ``--code``) is used if its content is as recorded. Otherwise the text
+in ``code.json`` is used, and always for code of scripts and notebooks. Since a run folder may come from somebody else,
+this text runs only with the user's permission.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _question(run: Path, recorded: Sequence[CodeOfRounds]) -> str:
 
 
 def with_references(recipe: Recipe) -> Recipe:
-    """Return the recipe without observers, and with references to the user's code that import it from ``code.json``."""
+    """Return the recipe without observers and code folders, with the user's code named as in ``code.json``."""
 
     def of_metric(metric: Any) -> Any:
         if isinstance(metric, OwnMetric):

@@ -45,12 +45,13 @@ class Parting:
 
     Attributes:
         rounds: number of rounds in each run's record.
-        settings: ``recipe``, ``environment``, ``code`` → lines on their differences; ``doubts`` → lines on runs whose
-            record says that they may not be reproducible bit for bit.
-        round: the first round after which the models differ; None if they are the same in all common rounds.
-        columns: columns that differ in that round; if `round` is None, in the first round with a differing score.
+        settings: ``recipe``, ``environment``, ``code`` → lines on what differs there; ``doubts`` → a line for each run
+            that, by its own record, may not be reproducible bit for bit.
+        round: the first round after which the models differ; None if they are the same in all common rounds. If hashes
+            cannot be compared, the columns `OF_TRAINING` decide.
+        columns: columns that differ in that round; if `round` is None, in the first round with any difference.
         clients: numbers of the clients whose updates differ in that round, in the cohort's order.
-        reason: the first difference within that round, or why it is unknown; "" if all models are the same.
+        reason: the first difference within that round, or why it is unknown; "" if all hashes are the same.
     """
 
     rounds: tuple[int, int]

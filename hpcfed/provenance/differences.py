@@ -64,8 +64,8 @@ class Difference(NamedTuple):
 def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_lack: bool = True) -> list[Difference]:
     """Return the bitwise differences between a recorded row and another row, ``hash`` first.
 
-    Only columns that both rows have are compared, without timings. With `scores_may_lack`, a score that is None in one
-    of the rows is no difference, since ``evaluate`` may have changed.
+    Columns are compared if both rows have them, except `VARYING_COLUMNS`, such as times. With `scores_may_lack`, a
+    score that is None in one of the rows is no difference, since ``evaluate`` may have changed.
     """
     here = json.loads(line_of(row))
     found = [Difference(key, recorded[key], here[key]) for key in recorded.keys() & here.keys() - set(VARYING_COLUMNS)]
@@ -78,7 +78,7 @@ def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_l
 def from_record(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> list[Difference]:
     """Return the bitwise differences between a recorded row and the row computed here, ``hash`` first.
 
-    A value that was not recorded (None) is no difference; a recorded value that is None here is a difference.
+    Columns are compared as in `in_bits`. None in `recorded` is no difference; None in `row` alone is one.
     """
     return [one for one in in_bits(recorded, row, scores_may_lack=False) if one.recorded is not None]
 
@@ -130,17 +130,18 @@ def largest(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> float:
 
 
 def tolerance_from(changed: float, dtype: str) -> float:
-    """Return the relative tolerance for one round.
+    """Return the relative tolerance for one round: `MARGIN` times `changed`, within limits that depend on `dtype`.
 
     Args:
-        changed: largest relative difference in a round's columns after the last bits of its initial model were changed.
+        changed: effect of a change in the last bits of the model that a round begins with: largest relative difference
+            of the columns `CONTINUOUS`.
         dtype: ``dtype`` of the recipe.
     """
     return min(TOLERANCE[dtype], MARGIN * max(changed, EPSILON[dtype]))
 
 
 def of_drawn_model(tolerance: float, dtype: str) -> float:
-    """Return the tolerance for the first round: larger if `dtype` is float64, since w⁰ is drawn in float32."""
+    """Return the tolerance for round 1: enlarged for float64, since the initial model is drawn in float32 even then."""
     return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
 
 

@@ -33,8 +33,8 @@ class RecordedRun:
         checkpoints: rounds after which a checkpoint was kept, ascending.
         environment: content of ``environment.json``.
         result: content of ``result.json``.
-        measured: round of a checkpoint → values that ``evaluate.model`` and ``evaluate.statistics`` had then, under the
-            keys ``model`` and ``statistics``; they select the model that is scored.
+        measured: round of a checkpoint → the recipe's ``model`` and ``statistics`` of ``evaluate`` at that time, which
+            select the model that is scored; {} for a damaged checkpoint.
     """
 
     folder: Path
@@ -46,10 +46,10 @@ class RecordedRun:
     measured: Mapping[int, Mapping[str, str]]
 
     def measured_otherwise(self, round: int) -> str:
-        """Return the ``evaluate`` settings, if other than the recipe's now, that selected the model scored in a round.
+        """Return entries of `measured` for a round that differ from the recipe's now, as text; "" if none does.
 
-        For example "evaluate.model: client-average": the key and its value then, read from the checkpoint of the round
-        or the next one. "" if none differs, or if there is no such checkpoint.
+        For example "evaluate.model: client-average", the earlier value. It is that of the round's checkpoint, or of the
+        next later one; "" if there is neither.
         """
         section = self.code[-1].recipe.evaluate
         following = (self.measured[kept] for kept in self.checkpoints if kept >= round)
@@ -100,7 +100,7 @@ def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
     recipe = without_given_observers(load_recipe(path))
     moved: dict[str, Any] = {"output": run}
     if recipe.device not in ("auto", "cpu") and not visible_devices(recipe.device):
-        moved["device"] = "cpu"  # of other bits, which `verify` says
+        moved["device"] = "cpu"  # it computes other bits, which `verify` reports
     moved["data"] = present_data(recipe, run) if data is None else data.resolve()
     if code is not None:
         moved["python_path"] = [code.resolve()]
@@ -109,7 +109,7 @@ def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
 
 
 def _with_named_files(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
-    """Return the recipe with paths of its schedule and weights files, searched in `folders`, with certified content.
+    """Return the recipe with its schedule and weights files found in `folders`, by name and certified content.
 
     Raises:
         InputError: a file is missing or has another content, and none of `folders` has one with the certified content.
@@ -136,7 +136,7 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
     """Read a run folder and resolve its recipe.
 
     Raises:
-        InputError: the record is damaged or empty, the recipe cannot be run here, the code of every round is missing,
+        InputError: the record is damaged or empty, the recipe cannot be run here, no version of its code is available,
             or the run was computed by a version of hpcfed whose arithmetic differs.
     """
     refuse_unusable(run)
@@ -159,5 +159,5 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
 def _measured(manifest: Path) -> Mapping[str, str]:
     try:
         return Manifest.read(manifest).progress.stopping.measured
-    except Damaged:  # which is told elsewhere
+    except Damaged:  # reported where the checkpoint is used
         return {}

@@ -27,18 +27,18 @@ COPIED = (CLIENTS, UPDATE_HASHES, RESULT)
 def write_slim(run: Path, folder: Path, data: str) -> dict[str, Any]:
     """Write the recipe, record and certificate of a finished run into a folder; return the certificate.
 
-    They have no path or host of this machine, and no times of rounds. The certificate has the run's own rounds and
-    chain; it names the models, which are not kept, by their SHA-256, with which `hpcfed verify --all` compares those
-    computed anew. A record of the same chain stays as it is.
+    The files name no path or host of this machine, and no times of rounds. The certificate keeps the run's hashes of
+    rounds and their chain. Models are not kept; `hpcfed verify --all` computes them again, and compares their SHA-256
+    with the certified ones. If `folder` already has a record with the same chain, nothing is written.
 
     Args:
         run: the run folder.
         folder: the folder to write.
-        data: the federation file in the recipe, relative to `folder`.
+        data: path of the federation file for the written recipe, relative to `folder`.
 
     Raises:
-        InputError: the run has no certificate, differs from it, or needs files of its own besides the federation; or
-            `folder` has the record of another run.
+        InputError: the run has no certificate, differs from it, or needs other files than the federation; or `folder`
+            has the record of another run.
         OSError: a file cannot be read or written.
     """
     certificate = read_certificate(run)
@@ -74,7 +74,7 @@ def write_slim(run: Path, folder: Path, data: str) -> dict[str, Any]:
 
 
 def _own_files(certificate: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the files besides the federation without which a run cannot be computed again, or compared."""
+    """Yield the files, other than the federation, that are needed to compute a run again and to compare it."""
     yield from (f"named by the recipe: {key}" for key in certificate["named_files"])
     yield from (f"code of the user's: {module}" for module in certificate["code"])
     yield from (name for name in certificate["files"] if name.startswith(f"{PRIVATE}/"))

@@ -55,9 +55,12 @@ class Rank:
 
     Attributes:
         versions: name → version, of hpcfed, Python, packages, HDF5 and the MPI library; None if missing or not loaded.
+        torch_build: what the build of torch is for, such as ``CUDA 12.8`` or ``CPU``.
+        cpu, instructions: name of the processor; largest instruction set that torch uses on it, such as ``AVX512``.
         cores: numbers of the logical cores that the rank may use.
         host_cores: number of logical cores of the host.
         threads: size of each thread pool, by library.
+        shm_bytes, shm_free_bytes: size and free space of /dev/shm; None if the host has none.
         gpu: the GPU of the rank; None if it computes on the CPU.
         gpu_driver: whether the host has an NVIDIA driver.
         mps: whether the pipe directory of NVIDIA's Multi-Process Service exists on the host.

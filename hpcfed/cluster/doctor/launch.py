@@ -39,7 +39,7 @@ class Mpi:
     Attributes:
         standard: version of the MPI standard that the library implements.
         abi: binary interface of the library (see `abi_of`).
-        threads: thread level that the library granted, at most ``multiple``; None if MPI is not running.
+        threads: thread level that the library granted, ``single`` to ``multiple``; None if MPI is not running.
         path: path of the library.
         problem: why no library can be loaded; "" if one can.
         mpirun: path of ``mpirun``; None if there is none on the PATH.

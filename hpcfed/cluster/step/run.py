@@ -133,7 +133,7 @@ class Ranks:
 
 
 def saved(output: Path) -> set[Path]:
-    """Return the paths of all checkpoints below an output folder, or below the folder to which it links."""
+    """Return the paths of all checkpoints in an output folder, which may be a link, and in its subfolders."""
     folders = ((Path(folder), names) for folder, _, names in os.walk(output.resolve()))
     return {
         folder / name

@@ -40,7 +40,7 @@ def call(
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a command's output, hints at its help left out; ``no message`` if no line is left."""
+    """Return the last line of a command's output that is no hint (``Try "…"``); ``no message`` if there is none."""
     lines = [line for line in text.strip().splitlines() if not line.startswith('Try "')]
     return (lines or ["no message"])[-1]
 
@@ -57,8 +57,8 @@ class Queue:
         submit: the command that submits a script, without the script.
         hold: options of `submit` that hold the job in the queue.
         after: maps a job's number to options of `submit`: the new job starts only if that job has failed.
-        release, cancel: map a held job's number to the command that releases or cancels it; an empty command leaves it
-            held.
+        release, cancel: map a held job's number to the command that releases or cancels the job; an empty `release`
+            command leaves the job held.
         number: extracts a job's number from the output of `submit`.
     """
 

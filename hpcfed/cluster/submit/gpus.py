@@ -13,7 +13,7 @@ def asks_for_gpus(options: Options) -> bool:
 
 
 def gpus_of_node(options: Options, nodes: int) -> int:
-    """Return the number of GPUs per node; 0 if no option states a number.
+    """Return the number of GPUs per node; 0 if ``gpus-per-node``, ``gres`` and ``gpus`` request none.
 
     Args:
         options: options of sbatch.
@@ -26,7 +26,7 @@ def gpus_of_node(options: Options, nodes: int) -> int:
 
 
 def ranks_of_gpus(options: Options, nodes: int) -> int:
-    """Return the number of ranks per node: GPUs divided by ``gpus-per-task`` (default 1); 0 if no GPUs are stated."""
+    """Return the number of ranks per node: GPUs divided by ``gpus-per-task`` (default 1); 0 if `gpus_of_node` is 0."""
     return gpus_of_node(options, nodes) // (_gpus(options.get("gpus-per-task")) or 1)
 
 

@@ -48,7 +48,7 @@ class Job:
 
     Attributes:
         name: name of the run or sweep.
-        output: output folder of the run or sweep; the folders of its seeds and settings are this folder or lie in it.
+        output: output folder of the run or sweep; with several seeds or settings, their folders lie in it.
         words: the arguments of the ``hpcfed`` command that the job runs.
         recipe: path of the recipe or experiment in `words`; the job refuses to run if the file has changed. None for an
             experiment that comes with the package.
@@ -167,7 +167,7 @@ def _quoted(word: str) -> str:
 def notice_of(limit: str, notice: int | None) -> int:
     """Return the seconds between the signal to stop and the time limit.
 
-    If `notice` is None, they are 120, or fewer in a short job; otherwise `notice`.
+    This is `notice`; if it is None, 120 s, or less in a short job.
 
     Raises:
         InputError: `limit` is not in sbatch's format, or is too short for `notice`.
@@ -199,7 +199,7 @@ def check_words(options: Mapping[str, str | int | None], output: Path) -> None:
     """Check that options and the output's path can be written in a line of a batch script.
 
     Raises:
-        InputError: one of them cannot; the message names the first.
+        InputError: an option or the path cannot be written so; the message names it.
     """
     for key, value in options.items():
         for word in (key, value):

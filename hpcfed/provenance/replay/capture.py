@@ -104,7 +104,7 @@ class SolveProbe(Protocol):
         ...
 
     def __call__(self, client: int, number: int, y: Tensor) -> None:
-        """Called after each step of a client; see `hpcfed.client.solver.StepCallback`."""
+        """Called after step `number` of a client, from 1, with its iterate `y`, (d,); see `StepCallback`."""
         ...
 
 
@@ -159,7 +159,7 @@ def reports_of(
 
 
 def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Train clients of a planned round in tiles; return hashes of each tile's updates, [] if its training failed.
+    """Train clients of a planned round in tiles; return each tile's hashes of updates, [] for a tile that failed.
 
     Args:
         parts: parts of the simulation that made the plan.

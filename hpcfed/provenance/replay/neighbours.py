@@ -1,9 +1,9 @@
 """Test whether, on this machine, a client's update depends on its slot in its tile, or on the tile's other clients.
 
-A tile is a group of clients that are trained together. An update should depend on neither; if a library rounds
-according to them, an honest run has other bits on another number of ranks. So before a difference is blamed on the sum,
-the server or the record, the round's clients are trained in several arrangements: in the tiles of the recorded number
-of ranks, in the tiles of one rank, in other slots, with other neighbours, and alone in a tile.
+A tile is a group of clients that are trained together. An update should depend on neither; if it does, by a library's
+rounding, an honest run has other bits on another number of ranks. So before a difference is blamed on the sum, the
+server or the record, the round's clients are trained in several arrangements: in the tiles of the recorded number of
+ranks, in the tiles of one rank, in other slots, with other neighbours, and alone in a tile.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Dependence:
     Attributes:
         round: the round, from 1.
         client, name: the client's number and name.
-        on_slot: True: the update depends on the slot: copies of the client in one tile differ; False: it depends on the
-            other clients of the tile.
+        on_slot: whether the update depends on the slot, so that copies of the client in one tile differ; if not, it
+            depends on the other clients of the tile.
         hashes: arrangement, such as "alone in a tile" → hash of the update; one arrangement for each different hash.
     """
 
@@ -50,7 +50,7 @@ class Dependence:
 
 
 def dependences_of(run: RecordedRun, round: int) -> list[Dependence]:
-    """Return `dependences` in a round of a recorded run; [] if the run cannot be rewound to the round."""
+    """Rewind a recorded run to a round, and return what `dependences` finds there; [] if either fails."""
     try:
         return dependences(run, entered(run, round), round)
     except HpcfedError:
@@ -66,7 +66,7 @@ def dependences(
         run: the recorded run, whose number of ranks gives one of the arrangements.
         begun: the run at the beginning of the round.
         round: the round, from 1.
-        clients: numbers of the clients to test; None: the whole cohort. All of the cohort are trained, as neighbours.
+        clients: numbers of the clients to report; None: the whole cohort, which is trained in either case.
     """
     parts, plan = begun.parts, begun.simulation.plan(round)
     if parts.engine.tile == 1:

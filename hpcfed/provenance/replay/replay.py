@@ -50,9 +50,9 @@ class Step:
 
     Attributes:
         number: k, from 1.
-        x, y: the step's minibatch, (B, …) each.
+        x, y: features and targets of the step's minibatch, (B, …) each.
         loss: loss of the minibatch at y_{k−1}, without the method's terms and weight decay; 0 for an empty minibatch.
-        gradient: ‖∇f(y_{k−1}; minibatch)‖ of that loss, before clipping and noise; 0 for an empty minibatch.
+        gradient: norm of that loss's gradient at y_{k−1}, before clipping and noise; 0 for an empty minibatch.
         drift: ‖y_k − w‖, where w is the server's model.
         iterate: y_k, (d,); None if the client's iterates would take more than `MOST_BYTES`.
         own, buffers: the client's private part and the averaged buffers after the step, by name; empty if the model has
@@ -149,10 +149,10 @@ class Replay:
 
     @cached_property
     def dependence(self) -> Dependence | None:
-        """In the first differing round, the first client whose update depends on its tile on this machine.
+        """The first client of the first differing round whose update depends on its tile on this machine.
 
-        A tile is a group of clients trained together. None if there is no such client, if nothing differs, or if the
-        checkpoint that the replay began from differs.
+        A tile is a group of clients trained together. The round is `parted`, or else the replayed one. None if there is
+        no such client, if nothing differs, or if the checkpoint that the replay began from differs.
         """
         round = self.round if self.parted is None else self.parted
         if self.agrees or (self.parted is not None and self.parted == self.start):  # a kept state
@@ -179,7 +179,8 @@ def replay(
         client: the client's number or name.
         data, code: current paths of the federation file and of the folder of the user's code; None: as in the recipe.
         run_code: whether code that is only in the run's record may run.
-        ask: called with a description of that code if `run_code` is False; returns whether it may run; None: no.
+        ask: called with a description of that code if `run_code` is False; returns whether the code may run. None: it
+            may not.
         say: called with lines on progress.
 
     Raises:
@@ -296,7 +297,7 @@ class _StepMeter:
         engine = self._parts.model
         beside = ({}, {}) if engine.is_plain else (engine.private_state(), engine.averaged_buffers())
         kept = (y.clone(), *beside) if self._keeps else (None,)
-        if number == len(self._found):  # guessed steps, which count with the last one
+        if number == len(self._found):  # guessed steps, which belong to the last step
             last = self._found.pop()
             self._found.append(Step(number, last.x, last.y, last.loss, last.gradient, drift, *kept))
             return

@@ -20,8 +20,8 @@ class Agreement(NamedTuple):
 
     Attributes:
         method: name of the method or case.
-        difference: the largest over all rounds, relative to the model's largest parameter; inf if cohorts or
-            minibatches differ.
+        difference: largest difference of a parameter in any round, divided by the largest parameter of that round's
+            model; inf if cohorts or minibatches differ.
         round: the round of the largest difference, from 1; 0 if no model differs.
     """
 

@@ -49,7 +49,11 @@ def vectors(methods: Collection[str] | None = None, cases: Collection[str] | Non
 
 
 def trajectory(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Train a recipe; return its algorithm, ``weights``, initial model, and rounds: cohort, minibatches and model."""
+    """Train the recipe with the keys of `content`; return its algorithm, weights, initial model and rounds.
+
+    A round has its cohort with p_i and q(S) (see `Cohort`), its step sizes ``lr`` and ``server_lr``, the minibatches of
+    each client, and the model ``w`` after it.
+    """
     recipe = resolve(load_recipe(content))
     parts, _ = assemble(recipe, World())
     simulation = Simulation(parts)

@@ -36,7 +36,7 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
 
     Args:
         run: the run folder.
-        signers: an "allowed signers" file of ssh-keygen, of whom one must have signed; None: a signature is optional.
+        signers: an "allowed signers" file of ssh-keygen; a key in it must have signed. None: a signature is optional.
 
     Raises:
         InputError: `run` is not a run folder, or a signature cannot be checked because ssh-keygen is not installed.
@@ -74,7 +74,7 @@ def _doubled_entries(run: Path) -> Iterator[Fault]:
         path = run / name
         if path.suffix not in (".json", ".jsonl") or not path.is_file():
             continue
-        with suppress(OSError, ValueError), open_file(path) as file:  # which is told elsewhere
+        with suppress(OSError, ValueError), open_file(path) as file:  # reported where the file is used
             for number, line in enumerate(lines_of(file) if path.suffix == ".jsonl" else [file.read()], start=1):
                 if (key := doubled_key(line.decode())) is not None:
                     yield Fault(name, f"has {key!r} twice{f', in line {number}' if path.suffix == '.jsonl' else ''}")

@@ -46,8 +46,8 @@ class RoundAgain:
     """A round, or the state after it, as computed here.
 
     Attributes:
-        row: values for the round's row of the record; without training, only scores and, from a checkpoint, hash and
-            totals.
+        row: the round's row of the record, as computed here. If only the state was evaluated: its scores; for the state
+            of a checkpoint, hash and running totals, too.
         clients: the per-client evaluation; None if it was not due.
         update_hashes: hashes of the round's updates, in the cohort's order; None if not trained or not recorded.
     """
@@ -109,7 +109,7 @@ class Again:
     def enter(self, round: int) -> str:
         """Set the simulation to the checkpoint of a round, or to the initial model if 0; return "" if that succeeded.
 
-        Otherwise return why not: damage of the checkpoint, or `OTHER_STATES`.
+        Otherwise return why not: damage of the checkpoint, or `OTHER_STATES`, if the recipe now needs other states.
 
         Raises:
             EnvironmentFailure: a file of the checkpoint cannot be read.
@@ -152,13 +152,13 @@ class Again:
         return CheckpointReader(folder, layout, placement, self._world).of_round(round)
 
     def measured(self, due: Due) -> RoundAgain:
-        """Evaluate the current state as `due` asks: (on the test set, on the training sets, per client)."""
+        """Evaluate the state on test set, on training sets and per client, each if its flag in `due` is set."""
         self._watchdog.stage(f"round {self.round}: evaluation")
         found = self._scores(self.round, due)
         return RoundAgain({"hash": self._simulation.hash, **self._rows.totals, **found[0]}, found[1])
 
     def next(self, due: Due) -> RoundAgain:
-        """Train the next round; evaluate on test set, training sets and clients, as the recipe or `due` asks.
+        """Train the next round; evaluate what is due by the recipe or by `due`; see `measured`.
 
         Raises:
             Diverged, InputError, EnvironmentFailure: the training failed.
@@ -208,8 +208,8 @@ class Again:
         A model that is not kept in the folder is compared with its certified SHA-256.
 
         Args:
-            tolerance: allowed difference of the initial private part, which is drawn at random, relative to its
-                largest entry; None: all bits are compared.
+            tolerance: difference allowed in a tensor of the initial private part, which is drawn at random, relative to
+                the tensor's largest entry; None: all bits are compared.
 
         Raises:
             OSError: a file cannot be read.

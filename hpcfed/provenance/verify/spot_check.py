@@ -30,13 +30,13 @@ are at most T / `AT_ALL`, or `FEW`, rounds apart. T: number of rounds of the run
 
 
 def reachable(starts: Sequence[int], last: int, rounds: int, count: int) -> Iterator[int]:
-    """Yield the rounds that a spot check can draw: rounds soon after a kept state, by `NEAR`, `AT_ALL` and `FEW`.
+    """Yield the rounds that a spot check can draw: those soon after a kept state (see `NEAR`).
 
     Args:
         starts: rounds whose state is kept, ascending; 0: the initial model.
         last: the last round to consider.
         rounds: T, the number of rounds of the run.
-        count: number of rounds to be drawn.
+        count: number of rounds to be drawn; the limits of `NEAR` are at least this.
     """
     most, near = max(count, FEW, ceil(rounds / AT_ALL)), max(count, ceil(rounds / NEAR))
     for start, end in pairwise([*(one for one in starts if one < last), last]):

@@ -61,8 +61,8 @@ class RecordedTables:
         Args:
             round: the round, from 1.
             here: the round as computed here.
-            tolerance: relative tolerance, without a comparison of update hashes, which only show equality; None: all
-                bits are compared.
+            tolerance: relative tolerance of scores; update hashes are then not compared, since they only show equality.
+                None: all bits are compared.
         """
         found = list[Fault]()
         if here.clients is not None and self._columns:
@@ -126,7 +126,7 @@ def _index(path: Path) -> tuple[list[str], dict[int, tuple[int, int]]]:
             lines = lines_of(file)
             header = next(lines, b"")
             columns = next(csv.reader([header.decode(errors="replace")]), [])
-            if len(columns) > len({*columns}):  # of which readers take one or the other
+            if len(columns) > len({*columns}):  # readers differ in which of the two they take
                 raise Malformed("a column twice")
             position, last = len(header), 0
             for line in lines:

@@ -20,10 +20,10 @@ class Verdict:
         total: number of recorded rounds; None if the record was not read.
         computed: rounds that were computed again and are as recorded.
         drawn: rounds that a spot check drew uniformly.
-        states: rounds whose checkpoint was evaluated, with scores as recorded.
+        states: rounds whose checkpoint was evaluated and has the recorded scores.
         not_checked: rounds that cannot be computed: no checkpoint leads to them, or their code is not available.
-        chance_missed: probability that the spot check missed a single wrong round; None without a spot check, or if
-            the run differs or was checked in part.
+        chance_missed: largest probability that the spot check missed a single wrong round; None without a spot check,
+            if the run differs, if bits were not compared, or if there are rounds in `not_checked`.
         tolerance: relative difference that was allowed in a round; None if bits were compared.
         largest: largest relative difference found within the tolerance; None if bits were compared.
     """

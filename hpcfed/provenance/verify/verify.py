@@ -54,7 +54,7 @@ class Verification:
         rounds: number of rounds to draw for a spot check; None: all rounds are computed.
         seed: seed of the draw.
         data, code: current paths of the federation file and of the folder of the user's code; None: as in the recipe.
-        signers: an "allowed signers" file of ssh-keygen, of whom one must have signed; None: a signature is optional.
+        signers: an "allowed signers" file of ssh-keygen; a key in it must have signed. None: a signature is optional.
         tolerance: relative difference allowed in a round if this machine computes other bits; None: measured here.
         permission: whether code from the run's record may run.
     """
@@ -74,7 +74,7 @@ class _Differs(HpcfedError):
 
     Attributes:
         faults: what differs: `Fault`, `Difference`, or text.
-        round: the round that differs; None if it is a file, or a kept state by itself.
+        round: the round that differs; None if a file or a kept state differs.
         by_rounding: whether different rounding on this machine can be the reason.
         here: the round as computed here; None if `round` is None.
         place: text that follows the round's number in the message, such as " (of rounds 1 to 9)"; may be "".
@@ -103,7 +103,7 @@ def judged(request: Verification, world: World, say: Callable[[str], None]) -> V
     """Verify a run on all ranks; return the verdict. `say` prints a line on rank 0.
 
     Raises:
-        InputError: the run cannot be verified: no run folder, no data, or code that is not the recorded one.
+        InputError: the run cannot be verified: no run folder, no data, or no version of the code as recorded.
         EnvironmentFailure: a file cannot be read, or a rank failed.
     """
     faults = list[Fault]()  # rank 0's
@@ -357,7 +357,7 @@ class Verifier:
                 raise _Differs([Fault("environment.json", f"{name}: {self._run.environment[name]}, here {value}")])
 
     def _check_end(self, again: Again) -> None:
-        """Check the model files: against the state after the last round, else by evaluating them.
+        """Compare the model files with the state after the last round; evaluate them if that state is unknown here.
 
         A run that has not ended may have no model files.
 
@@ -432,7 +432,7 @@ class Verifier:
                 self._computed.add(start + 1)
 
     def _measure_tolerance(self, again: Again, start: int) -> float:
-        """Return the tolerance: `MARGIN` times a round's change if the last bits of the state after `start` change."""
+        """Return `tolerance_from` the change of round `start + 1` if the last bits of its initial model change."""
         rows = []
         for perturbed in (False, True):
             self._enter(again, start)
@@ -442,7 +442,7 @@ class Verifier:
         return tolerance_from(largest(*rows), self._run.recipe.dtype)
 
     def _tolerance_of(self, round: int) -> float | None:
-        """Return the tolerance for a round, larger for round 1, whose model is drawn; None if bits are compared."""
+        """Return the tolerance for a round, by `of_drawn_model` for round 1; None if bits are compared."""
         if self._tolerance is None or round > 1 or self._request.tolerance:
             return self._tolerance
         return of_drawn_model(self._tolerance, self._run.recipe.dtype)

@@ -58,8 +58,8 @@ def _waiting(name: str) -> list[str]:
 def _pbs(name: str, *words: str) -> str | None:
     """Return the output of a PBS command; None if it fails.
 
-    The command is searched on the job's PATH, then on the submitter's, and runs with both, since qsub records its own
-    PATH as PBS_O_PATH of the job that it submits.
+    The command is searched on the job's PATH, then on the submitter's (PBS_O_PATH). It runs with both as its PATH,
+    since qsub records its PATH as the PBS_O_PATH of the job that it submits.
     """
     path = os.pathsep.join(os.environ.get(name, "") for name in ("PATH", "PBS_O_PATH"))
     return answer(shutil.which(name, path=path) or name, *words, env={**os.environ, "PATH": path})

@@ -29,10 +29,10 @@ def name_of(step: Step) -> str:
 
 
 def prepare(step: Step) -> Mapping[str, str]:
-    """Return variables that make srun pass on the environment and the cores per rank, and one for the job's end time.
+    """Return variables that make srun pass on the environment and the cores per rank, and SLURM_JOB_END_TIME.
 
-    Without them, srun passes no environment on if the job has ``--export=NONE``, and since SLURM 22.05 it ignores the
-    ``--cpus-per-task`` of the job. SLURM 22.05 does not set the end time.
+    By default, srun passes no environment on if the job has ``--export=NONE``, and since SLURM 22.05 it ignores the
+    ``--cpus-per-task`` of the job. SLURM 22.05 does not set the end time. Cores and end time are left out if unknown.
 
     After a requeue, one empty step is run for each earlier start, so that the ranks' step gets a new number: MPICH
     names its shared memory after the step, and killed ranks have left shared memory on the node.
