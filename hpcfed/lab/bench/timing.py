@@ -192,7 +192,8 @@ def recorded(output: Path, warm_up: int, *, mean: bool = False) -> Turn:
 def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contender:
     """Return a user's loop as a contender; the last JSON object it prints has ``ms_med`` and optionally ``cpu_ms_med``.
 
-    ``ms_mean`` and ``cpu_ms_mean`` take precedence over them.
+    ``ms_mean`` and ``cpu_ms_mean`` take precedence over them, and ``peak_bytes``, which a loop of several processes
+    reports for all of them, over the sampled memory.
     """
 
     def read(done: FinishedProcess) -> Turn:
@@ -200,7 +201,7 @@ def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contend
         wall, cpu = (report.get(f"{kind}ms_mean", report.get(f"{kind}ms_med")) for kind in ("", "cpu_"))
         if wall is None:
             raise InputError(f"{name} printed no time", expected='a line with {"ms_med": …}')
-        return Turn(wall=wall, cpu=cpu, peak_bytes=done.peak_bytes)
+        return Turn(wall=wall, cpu=cpu, peak_bytes=int(report.get("peak_bytes", done.peak_bytes)))
 
     return Contender(name, command, read, optional)
 
