@@ -24,6 +24,8 @@ from statistics import fmean, median
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["FLWR_TELEMETRY_ENABLED"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# At Ray's own niceness, 15, other work on the machine would starve the actor.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
@@ -88,7 +90,8 @@ class Clock:
 def simulate(workload: str, folder: str, rounds: int) -> tuple[ArrayRecord, Clock]:
     """Run the rounds and return the model and their times."""
     files = Data(folder, torch.device("cpu"))
-    cohort, samples = len(files.cohorts[0]), len(files.clients[0][1])
+    cohort, count, samples, tests = len(files.cohorts[0]), len(files.clients), len(files.clients[0][1]), files.tests
+    del files  # of which this process needs no more
     steps = -(-samples // MODELS[workload][1])
     torch.manual_seed(0)
     server, clock, found = MODELS[workload][0](), Clock(), []
@@ -101,9 +104,9 @@ def simulate(workload: str, folder: str, rounds: int) -> tuple[ArrayRecord, Cloc
 
     def after_round(number: int, arrays: ArrayRecord) -> None:
         if number > 0:
-            if files.tests and number % EVALUATE_EVERY == 0:
+            if tests and number % EVALUATE_EVERY == 0:
                 server.load_state_dict(arrays.to_torch_state_dict())
-                evaluate(server, files.tests)
+                evaluate(server, tests)
             clock.stop()
         clock.start()
 
@@ -112,7 +115,7 @@ def simulate(workload: str, folder: str, rounds: int) -> tuple[ArrayRecord, Cloc
     @server_app.main()
     def run(grid: Grid, context: Context) -> None:
         strategy = FedAvg(
-            fraction_train=cohort / len(files.clients),
+            fraction_train=cohort / count,
             fraction_evaluate=0.0,
             min_train_nodes=cohort,
             train_metrics_aggr_fn=counted,
@@ -122,10 +125,11 @@ def simulate(workload: str, folder: str, rounds: int) -> tuple[ArrayRecord, Cloc
         found.append(strategy.start(grid, initial, rounds, train_config=config, evaluate_fn=after_round))
 
     one = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
-    run_simulation(server_app, client_app, len(files.clients), backend_config=one)
-    if [len(found), len(found[0].train_metrics_clientapp)] != [1, rounds]:
-        raise RuntimeError(f"rounds with replies: expected {rounds}, got {len(found[0].train_metrics_clientapp)}")
-    return found[0].arrays, clock
+    run_simulation(server_app, client_app, count, backend_config=one)
+    (result,) = found
+    if len(result.train_metrics_clientapp) != rounds:
+        raise RuntimeError(f"rounds with replies: expected {rounds}, got {len(result.train_metrics_clientapp)}")
+    return result.arrays, clock
 
 
 def main(workload: str, folder: str, rounds: str = "25", warm_up: str = "5", device: str = "cpu") -> None:
