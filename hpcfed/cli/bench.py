@@ -77,7 +77,8 @@ def command() -> None:
     multiple=True,
     metavar="[NAME=]COMMAND",
     help="A loop of your own, repeatable; {workload}, {folder}, {rounds}, {warm_up} and {device} in it are replaced. "
-    'Its last line is a JSON object with "ms_med" (and "cpu_ms_med"), or means: "ms_mean".',
+    'Its last line is a JSON object with "ms_med" (and "cpu_ms_med"), or means: "ms_mean"; of several processes also '
+    '"peak_bytes".',
 )
 @click.option("--go-on", is_flag=True, help="Leave out loops of your own that fail, as floors that fail are.")
 @click.option(

@@ -25,6 +25,7 @@ from hpcfed.lab.bench.phases import PHASES, phases_of
 from hpcfed.lab.bench.timing import (
     BARE,
     FLOORS,
+    SCRIPTS,
     SIDE_BY_SIDE,
     FinishedProcess,
     Timing,
@@ -75,6 +76,11 @@ def test_a_contender_that_fails_ends_the_benchmark() -> None:
         last_json("nothing here")
     with pytest.raises(InputError, match="mine printed no time"):
         own("mine", []).read(FinishedProcess('{"ms": 1}', 0.0, 0))
+
+
+def test_memory_is_the_first_processes_unless_the_loop_says_of_all() -> None:
+    for said, peak in (('{"ms_med": 1}', 5), ('{"ms_med": 1, "peak_bytes": 7}', 7)):
+        assert own("mine", []).read(FinishedProcess(said, 1.0, 5)).peak_bytes == peak
 
 
 def test_phases_add_up_to_the_round() -> None:
@@ -259,6 +265,21 @@ def test_loops_of_ones_own_have_names_and_learn_what_is_timed():
         ["python", "rounds.py", "mlp", "a b", "25"],
     )
     assert _named("python -c 'x={}; a=1'", known) == ("own loop", ["python", "-c", "x={}; a=1"])
+
+
+def test_a_peer_runs_on_a_python_that_starts_or_is_left_out(tmp_path: Path, monkeypatch, capsys) -> None:
+    """As blazefl, which is newer than this Python may be; pyenv puts names on the PATH that do not start."""
+    compare = imported(SCRIPTS / "peers" / "compare.py")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(compare, "PEERS", {"blazefl": compare.PEERS["blazefl"]})
+    monkeypatch.setattr(compare, "PYTHONS", {"blazefl": ("2.6", "2.7")})
+    for version, code in (("2.6", 127), ("2.7", 1)):
+        (tmp_path / f"python{version}").write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / f"python{version}").chmod(0o755)
+    assert compare.loops("mlp", tmp_path) == []
+    assert capsys.readouterr().out == "blazefl is left out: it needs Python 2.6 or 2.7 on the PATH\n"
+    (tmp_path / "python2.7").write_text("#!/bin/sh\n")
+    assert compare.base_of("blazefl") == str(tmp_path / "python2.7")
 
 
 def test_a_workload_that_is_not_one_is_refused() -> None:

@@ -195,7 +195,8 @@ def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contend
     """Return as a contender a command that times its own rounds, such as a user's loop.
 
     The last JSON object that it prints has the milliseconds of a round: ``ms_med`` and optionally ``cpu_ms_med``, or in
-    their place ``ms_mean`` and ``cpu_ms_mean``, which are preferred.
+    their place ``ms_mean`` and ``cpu_ms_mean``, which are preferred. Its ``peak_bytes``, which a loop of several
+    processes reports for all of them, replace the sampled memory.
     """
 
     def read(done: FinishedProcess) -> Turn:
@@ -203,7 +204,7 @@ def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contend
         wall, cpu = (report.get(f"{kind}ms_mean", report.get(f"{kind}ms_med")) for kind in ("", "cpu_"))
         if wall is None:
             raise InputError(f"{name} printed no time", expected='a line with {"ms_med": …}')
-        return Turn(wall=wall, cpu=cpu, peak_bytes=done.peak_bytes)
+        return Turn(wall=wall, cpu=cpu, peak_bytes=int(report.get("peak_bytes", done.peak_bytes)))
 
     return Contender(name, command, read, optional)
 
