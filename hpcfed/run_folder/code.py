@@ -226,9 +226,11 @@ class CodeRecord:
         Raises:
             OSError: as the system reports it.
         """
-        if self._recipe is None or len(sys.modules) == self._looked_at or not references(self._recipe):
+        if self._recipe is None or len(sys.modules) == self._looked_at:
             return
         self._looked_at = len(sys.modules)
+        if not references(self._recipe):
+            return
         found = self._read()
         new = {name: source for name, source in own_code(self._recipe).items() if name not in found["files"]}
         if new:

@@ -1,6 +1,9 @@
 """What each part of ``updates``, ``means`` and ``down``, noise and masks cost: a round's CPU time over the plain one's.
 
     python jobs/bench/parts.py [--rounds 12] [--workload mlp] [PART ...]
+    python jobs/bench/parts.py --rounds 300 --workload logistic --as-written
+
+``--as-written``: in place of parts the workload's network by factory, as people write it, beside the built-in one.
 
 All simulations are in one process, and take their rounds in turn, so that a machine whose speed wanders slows all
 alike; a ratio is the median over rounds of a part's CPU time by that of the plain round before it. Evaluation and
@@ -21,7 +24,7 @@ from typing import Any
 
 from hpcfed.assembly import assemble, resolve
 from hpcfed.config.load import load_recipe
-from hpcfed.lab.bench.workloads import write_workload
+from hpcfed.lab.bench.workloads import WORKLOADS, write_workload
 from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
 
@@ -76,16 +79,21 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help="by default all")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--workload", default="mlp")
+    parser.add_argument("--as-written", action="store_true")
     asked = parser.parse_args()
-    if unknown := [name for name in asked.parts if name not in PARTS]:
-        parser.error(f"no part {unknown[0]!r}; parts: {', '.join(PARTS)}")
+    written = {how: {"model": {"factory": factory}} for how, factory in WORKLOADS[asked.workload].written}
+    if asked.as_written and not written:
+        parser.error(f"{asked.workload} has no network by factory")
+    known = written if asked.as_written else PARTS
+    if unknown := [name for name in asked.parts if name not in known]:
+        parser.error(f"no part {unknown[0]!r}; parts: {', '.join(known)}")
     os.environ[SECRET] = "3f1c6a0be35d97421b6e0c9d4a7f5328"
     with tempfile.TemporaryDirectory() as folder:
         write_workload(asked.workload, Path(folder))
         recipe = Path(folder) / "recipe.yaml"
-        chosen = asked.parts or [*PARTS]
+        chosen = asked.parts or [*known]
         plain = simulation_of(recipe, {})
-        others = {name: simulation_of(recipe, PARTS[name]) for name in chosen}
+        others = {name: simulation_of(recipe, known[name]) for name in chosen}
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}
         for round in range(1, asked.rounds + 3):
             base = cpu_of(plain, round)

@@ -13,6 +13,7 @@ from torch import nn
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.networks import network_of
 from hpcfed.client.batched.operators.build import Mask
+from hpcfed.client.batched.operators.check import _Compared
 from hpcfed.client.batched.operators.dropping import Dropping, drawn_keys
 from hpcfed.client.batched.operators.layers import GroupNorm
 from hpcfed.client.engine import ClientWork, trained_by
@@ -199,6 +200,26 @@ def test_a_wrong_operator_is_seen_in_smaller_images(monkeypatch):
     model = FlatModel(Pooled(), torch.float32, CPU)
     with pytest.raises(Unreadable, match="outputs would differ"):
         network_of(model, loss_for(LossSection(), "classification", []), torch.zeros(1, 3, 64, 64), 10, Blas())
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_wrong_number_of_a_gradient_is_seen_in_any_layout(memory_format, place, monkeypatch):
+    added = _Compared.add
+
+    def add(self: _Compared, parameter: int, gradient: torch.Tensor) -> None:
+        if gradient.shape == (1, 120, 80, 3, 3):  # more than one piece
+            gradient = gradient[0].clone(memory_format=memory_format).unsqueeze(0)
+            gradient[0, place, place, place, place] += 1e-6
+        added(self, parameter, gradient)
+
+    module = nn.Sequential(nn.Conv2d(3, 80, 3), nn.ReLU(), nn.Conv2d(80, 120, 3), nn.Flatten(), nn.Linear(480, 4))
+    model, loss = FlatModel(module, torch.float32, CPU), loss_for(LossSection(), "classification", [])
+    network_of(model, loss, torch.zeros(1, 3, 6, 6), 10, Blas())
+    monkeypatch.setattr(_Compared, "add", add)
+    with pytest.raises(Unreadable, match=r"gradient of 2\.weight would differ"):
+        network_of(model, loss, torch.zeros(1, 3, 6, 6), 10, Blas())
+    assert not model.trained_grad.any()
 
 
 def own_loss(function: nn.Module, reduction: str) -> Loss:

@@ -47,7 +47,7 @@ def network_of(
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and name not in sizes:
             raise Unreadable(f"a call makes the parameter {name}")
-    initial = model.trained.clone()
+    initial = model.trained_grad.copy_(model.trained)  # whose memory is there: new pages take time
     model.forget()
     try:
         program = record(model.module, x)
@@ -58,6 +58,7 @@ def network_of(
     finally:
         model.load(model.vector)
         model.trained.copy_(initial)
+        initial.zero_()
         model.forget()
     named = (*model.module.named_parameters(), *model.module.named_buffers())
     constants = {name: tensor.detach() for name, tensor in named if name not in sizes}

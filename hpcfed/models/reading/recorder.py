@@ -317,13 +317,13 @@ def _outline(
     if x.dim() != weight.dim() or x.shape[1] != weight.shape[1] * groups:
         return None
     with torch.no_grad():
-        of_one = convolution(x[:, :1], weight[:1, :1], None, stride, padding, dilation)
+        of_one = convolution(x[:1, :1], weight[:1, :1], None, stride, padding, dilation)
     shape = len(x), len(weight), *of_one.shape[2:]
     if prod(shape) * weight[0].numel() < MUCH:
         return None
-    output = torch.zeros(shape, dtype=x.dtype, device=x.device)
-    if any(_is_channels_last(one) for one in (x, weight)):
-        output = output.contiguous(memory_format=torch.channels_last)
+    is_last = any(_is_channels_last(one) for one in (x, weight))
+    memory_format = torch.channels_last if is_last else torch.contiguous_format
+    output = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format).zero_()
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias)):
         output.add_(torch.zeros((), dtype=x.dtype, device=x.device, requires_grad=True))
     return output
