@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcfed.client.solver import Engine, Task
 from hpcfed.data.cache import Samples
@@ -80,19 +80,39 @@ def _changes_of_host(engine: Engine, model: FlatModel, w: Tensor, samples: Sampl
         return "the model's calls change its attributes"
     if model.bindings.rebound:
         return f"the model gives the parameter {model.bindings.rebound!r} other memory"
-    memory = _memory(model)
+    memory = Memory(model.module)
     for _ in range(2):
         with model.evaluation():
             model.forget()
         _trained(engine, model, w, samples, 1)
-    moved = next((name for name, place in _memory(model).items() if memory.get(name) != place), None)
-    return "" if moved is None else f"the model gives {moved!r} other memory"
+    moved = memory.moved()
+    return f"the model gives {moved!r} other memory" if moved else ""
 
 
-def _memory(model: FlatModel) -> dict[str, object]:
-    """Return where the parameters and buffers of a module lie, by name."""
-    named = (*model.module.named_parameters(), *model.module.named_buffers())
-    return {name: (id(tensor), tensor.data_ptr() if tensor.layout == torch.strided else None) for name, tensor in named}
+class Memory:
+    """Where the parameters and buffers of a module lie.
+
+    They are held meanwhile, or a tensor made later may lie where a freed one did.
+    """
+
+    def __init__(self, module: nn.Module):
+        self._module = module
+        self._held = [tensor.detach() for _, tensor in self._named()]
+        self._places = self._by_name()
+
+    def moved(self) -> str:
+        """Return the name of a tensor that lies elsewhere by now; empty if none does."""
+        return next((name for name, place in self._by_name().items() if self._places.get(name) != place), "")
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._module.named_parameters()
+        yield from self._module.named_buffers()
+
+    def _by_name(self) -> dict[str, object]:
+        return {
+            name: (id(tensor), tensor.data_ptr() if tensor.layout == torch.strided else None)
+            for name, tensor in self._named()
+        }
 
 
 def _state_of_host() -> Sequence[object]:

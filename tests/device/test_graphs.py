@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 import hpcfed
 from hpcfed.assembly import assemble, resolve
+from hpcfed.client.graph_trial import Memory
 from hpcfed.config.load import load_recipe
 from hpcfed.ranks.graphs import Graphs, Inputs
 from hpcfed.run_folder.identity import deciding
@@ -311,3 +313,14 @@ def test_what_is_done_in_python_at_each_step_is_not_recorded(case, stub, world, 
         assert (why in parts.engine.graphs.hindrance) == (mode == "auto")
         found.append(left_by(hpcfed.run(small(mode, **recipe), world=world, quiet=True)))
     assert found[0] == found[1]
+
+
+def test_memory_that_a_model_gives_up_is_kept_while_its_places_are_compared() -> None:
+    """Else an allocator that gives the last place freed, as CUDA's, hides that a parameter has moved there and back."""
+    module, array = torch.nn.Linear(3, 2), np.zeros((2, 3), np.float32)
+    module.weight.data = torch.from_numpy(array)
+    memory, given_up = Memory(module), weakref.ref(array)
+    del array
+    module.weight.data = module.weight.data + 1
+    assert given_up() is not None
+    assert memory.moved() == "weight"
