@@ -26,11 +26,12 @@ MAX_TABLE_BYTES = 1 << 34
 
 
 def record(path: Path, evaluate: Mapping[str, Any] | None, skipped: Counter[int] | None = None) -> pd.DataFrame:
-    """Return a ``metrics.jsonl`` as a table of numbers: a row per round, index from 1; nan for null.
+    """Return the ``metrics.jsonl`` at `path` as a table of numbers: a row per round, index from 1; nan for null.
 
-    Columns have dotted names, such as ``seconds.local``. A run always evaluates its last round; if the run was resumed
-    later, the scores of that round become nan, unless `evaluate`, a section of the recipe, schedules them.
-    `skipped`, if given, is filled: client → number of rounds that left out the client's update.
+    Columns have dotted names, such as ``seconds.local``. Scores of rounds in which no evaluation was due become nan,
+    except in the last round: a run evaluates the round it ends with, and may be resumed later. `evaluate`, the recipe's
+    section, says when evaluations are due; if None, all scores are kept. `skipped`, client → number of rounds that left
+    out its update, is increased by this run's.
 
     Raises:
         InputError: a line is malformed or out of order, a value is not a number, or there is no round.

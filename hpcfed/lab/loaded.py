@@ -68,7 +68,7 @@ class LoadedRun:
     def status(self) -> str:
         """How the run ended: ``finished``, ``stopped``, ``diverged`` or ``failed``; ``unfinished`` if it has not ended.
 
-        ``finished`` follows from the record and the recipe, whatever ``result.json`` says.
+        ``finished`` is determined from the record and the recipe; the others are read from ``result.json``.
 
         Raises:
             InputError: the record is damaged.
@@ -155,7 +155,7 @@ class LoadedRun:
 
     def module_of(self, client: int) -> nn.Module:
         """Return the trained module with a client's private parameters and buffers; for methods with personal models,
-        such as Ditto, the client's personal model. A client that was in no cohort has the initial ones.
+        such as Ditto, the client's personal model. These are the initial ones if no cohort included the client.
 
         Raises:
             InputError: as for `module`; the federation has no such client; or a private run keeps no personal models.
@@ -177,7 +177,7 @@ class LoadedRun:
 
 @contextmanager
 def recorded_code_of(loaded: LoadedRun) -> Iterator[Recipe]:
-    """Make the code recorded in a run folder importable inside the block; yield the recipe that refers to it."""
+    """Make the code recorded in a run folder importable inside the block; yield the recipe with references to it."""
     version, named = CodeRecord(loaded.folder).versions()[-1], references(loaded.recipe)
     with recorded_code(modules_of(version.files, named)):
         yield with_references(loaded.recipe)

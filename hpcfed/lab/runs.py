@@ -23,8 +23,8 @@ def runs(paths: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     Returns:
         Columns ``run`` (the folder), ``method`` (as in reports: ``FedExP``), ``seed`` (text), ``round`` (from 1),
             ``column`` (dotted name in the record: ``test_accuracy``, ``seconds.local``,
-            ``clients.global.test.loss.mean``) and ``value`` (float64). Values that a round did not measure have no row,
-            and neither have unscheduled scores: those of a last round after which the run was resumed.
+            ``clients.global.test.loss.mean``) and ``value`` (float64). What a round did not measure has no row, and
+            neither have scores measured only because the run ended there, if it was resumed later.
 
     Raises:
         InputError: a folder is not a run or has no round yet, or a file in it is damaged.

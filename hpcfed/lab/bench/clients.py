@@ -17,7 +17,10 @@ SAMPLES, FEATURES, CLASSES, COHORT = 4, 20, 5, 100
 
 
 def contenders(folder: Path, counts: tuple[int, ...], rounds: int, warm_up: int) -> list[Contender]:
-    """Write a federation and a recipe for each number of clients; return a contender for each, a run on one rank."""
+    """Write a federation and a recipe for each number of clients in `counts`; return one contender for each.
+
+    A contender is a run on one rank of `warm_up` rounds and then `rounds` timed ones.
+    """
     return [_of_many(folder / str(count), count, rounds, warm_up) for count in counts]
 
 

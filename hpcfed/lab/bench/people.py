@@ -145,7 +145,7 @@ def logistic() -> nn.Module:
 
 
 def with_dropout() -> nn.Module:
-    """Return pfl's CIFAR-10 network: 3×3 convolutions of 32 and 64 channels, max-pool, 128-10, dropout of ¼ and ½."""
+    """Return pfl's CIFAR-10 network: conv3(32)-conv3(64)-pool-128-10, dropout ¼ after pooling and ½ after the 128."""
     return nn.Sequential(
         *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Dropout(0.25)),
         *(nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),

@@ -25,6 +25,6 @@ def phases_of(seconds: Mapping[str, float]) -> dict[str, float]:
 def phases_ms(
     rounds: Sequence[Mapping[str, float]], middle: Callable[[Iterable[float]], float] = median
 ) -> dict[str, float]:
-    """Return the milliseconds of each phase, averaged by `middle` over `rounds`, each round's ``seconds``."""
+    """Return the milliseconds of each phase: their `middle` over `rounds`, the ``seconds`` of the rounds' records."""
     split = [phases_of(seconds) for seconds in rounds]
     return {name: 1e3 * middle(row[name] for row in split) for name in PHASES}

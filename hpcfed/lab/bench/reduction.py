@@ -21,14 +21,14 @@ ENOUGH, FEWEST, MOST = 0.2, 3, 101
 
 @dataclass(frozen=True)
 class ReductionTime:
-    """Times of summing one vector over the ranks, in milliseconds of the slowest rank, medians over repetitions.
+    """Times of summing one vector over the ranks, in milliseconds on the slowest rank: medians over repetitions.
 
     Attributes:
         kind, entries: the kind of sum, and the vector's number of entries.
         num_bytes: bytes of each rank's buffer in the Allreduce.
         bare: an Allreduce alone, of `num_bytes` bytes and the same type.
-        floor: a lower bound of packing, Allreduce and unpacking in sequence: copying the vector into the words to be
-            summed; then, after a barrier, the bare Allreduce and copying its result into new memory as float64.
+        floor: a lower bound of `whole`: copying the vector into the Allreduce's buffer; then, after a barrier, the bare
+            Allreduce and copying its result into new memory as float64.
         whole: hpcfed's reduction: opening the buffer and adding one vector; then, after a barrier, the Allreduce and
             converting its result to float64.
         pack, allreduce, unpack: the parts of `whole`.
@@ -49,7 +49,10 @@ class ReductionTime:
 
 
 def measure(world: World, entries: int, repeats: int) -> list[ReductionTime]:
-    """Measure each kind of sum on vectors of `entries` float32 numbers; called on every rank, same result on all."""
+    """Measure each kind of sum `repeats` times on vectors of `entries` float32 numbers.
+
+    Called on every rank; all ranks get the same result.
+    """
     torch.set_num_threads(1)
     vector = torch.from_numpy(np.random.default_rng(world.rank).standard_normal(entries, dtype=np.float32))
     return [_measure(world, kind, vector, repeats) for kind in sorted(KINDS)]

@@ -14,7 +14,7 @@ IMPORTS = "import torch; from mpi4py import MPI"
 def contenders(folder: Path, ranks: int) -> list[Contender]:
     """Return two contenders on `ranks` ranks: the imports, and a run of one round of the workload in `folder`.
 
-    Whole processes are timed: the round and the shutdown count as start-up, so the result is slightly too large.
+    Whole processes are timed: the round and the shutdown count as start-up, so hpcfed's is slightly overestimated.
     """
     output = folder / f"start-{ranks}"
     launch = [mpirun(), "-n", str(ranks)] if ranks > 1 else []

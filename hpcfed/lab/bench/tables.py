@@ -24,7 +24,7 @@ def blank(*headings: str) -> Table:
 def rounds(timings: Sequence[Timing]) -> Table:
     """Return the table of rounds: milliseconds, ratios to the bare loop and to hpcfed's first contender, and memory.
 
-    `timings` begins with these two. Only contenders of hpcfed have the second ratio.
+    `timings` begins with these two, in this order. Only rows of hpcfed have the ratio to its first contender.
     """
     table = blank(
         "contender", "ms a round", "over bare", "(least … largest)", "of CPU", "over the first of ours", "MiB"
@@ -48,7 +48,7 @@ def rounds(timings: Sequence[Timing]) -> Table:
 def phases(timings: Sequence[Timing]) -> Table:
     """Return the table of phases: milliseconds, and ratios to the whole round of `timings[0]`.
 
-    Timings without phases have no columns; at least one must have phases.
+    A timing without phases gets no columns; at least one timing must have phases.
     """
     base, timed = timings[0], [timing for timing in timings if timing.phases]
     table = blank("phase", *(heading for timing in timed for heading in (f"ms, {timing.name}", f"over {base.name}")))
@@ -70,9 +70,9 @@ def pairs(timings: Sequence[Timing], unit: str = "ms") -> Table:
 
 
 def reductions(found: Sequence[ReductionTime]) -> Table:
-    """Return the table of reductions: times, and ratios of `whole` to `bare`, `floor`, and the `bare` of fast sums.
+    """Return the table of reductions: times, and ratios of `whole` to `bare`, to `floor`, and to fast sums' `bare`.
 
-    For each number of entries, `found` must include fast sums.
+    The last ratio compares equal numbers of entries: for each, `found` must include the kind ``fast``.
     """
     headings = ("d", "sums", "MB", "bare ms", "floor ms", "whole ms", "pack", "allreduce", "unpack")
     table = blank(*headings, "over bare", "over floor", "over fast's bare")

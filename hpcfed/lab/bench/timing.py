@@ -60,8 +60,9 @@ class Turn:
     """A contender's measurements in one turn.
 
     Attributes:
-        wall, cpu: wall and CPU milliseconds of a round, medians over the turn's rounds, or means if evaluations are
-            timed, too; `cpu` is that of rank 0, None if not reported. For start-up, `wall` is of the whole process.
+        wall: wall-clock milliseconds of a round: the median over the turn's rounds, or the mean if evaluations are
+            timed, too; for start-up, those of the whole process.
+        cpu: CPU milliseconds of a round on rank 0, median or mean like `wall`; None if not reported.
         peak_bytes: peak memory of the process; None under a launcher.
         phases: milliseconds of a round by phase, medians or means like `wall`; empty if not reported.
     """
@@ -74,7 +75,7 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """A program to time; `read` makes a turn of the ended process, and only an `optional` program may fail."""
+    """A program to time; `read` returns a turn's measurements when it has ended; only if `optional` may it fail."""
 
     name: str
     command: Sequence[str]
@@ -112,10 +113,10 @@ class Timing:
 
 
 def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "cpu", batch_size: int = 0) -> Contender:
-    """Return the repository's bare training loop as a contender.
+    """Return the repository's bare training loop on the files in `folder` as a contender.
 
-    `workload` is a key of `WORKLOADS` or a user's model, ``module:function``; only the latter uses `batch_size`, since
-    workloads have their own.
+    It runs `warm_up` rounds, then `rounds` timed ones. `workload` is a key of `WORKLOADS`, which has a batch size, or a
+    user's model, ``module:function``, which is trained with `batch_size`.
 
     Raises:
         InputError: the script is missing, since this is not a checkout of the repository.
@@ -146,8 +147,9 @@ def ours(
 ) -> Contender:
     """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed until the next one starts.
 
-    The time is the median over rounds, or with `mean` the mean. `factory` replaces the recipe's model by the same
-    network as users write it in PyTorch; `written` describes the style, such as ``as layers``.
+    The recipe is in `folder`. The first `warm_up` rounds are not counted; the time is the median, or with `mean` the
+    mean, over the next `rounds`. `factory`, if not "", names a function that makes the recipe's network as users write
+    it in PyTorch; `written` describes the style, such as ``as layers``.
     """
     output = folder / f"run-{ranks}{'-'.join(('', *written.split()))}"
     changes = [f"model={{factory: '{factory}'}}"] if factory else []
@@ -194,9 +196,9 @@ def recorded(output: Path, warm_up: int, *, mean: bool = False) -> Turn:
 def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contender:
     """Return as a contender a command that times its own rounds, such as a user's loop.
 
-    The last JSON object that it prints has the milliseconds of a round: ``ms_med`` and optionally ``cpu_ms_med``, or in
-    their place ``ms_mean`` and ``cpu_ms_mean``, which are preferred. Its ``peak_bytes``, which a loop of several
-    processes reports for all of them, replace the sampled memory.
+    The last JSON object that it prints has the milliseconds of a round: ``ms_mean`` or else ``ms_med``, and optionally
+    ``cpu_ms_mean`` or ``cpu_ms_med``. It may have ``peak_bytes``, the memory of all processes together; otherwise, the
+    sampled memory of the command's first process is used.
     """
 
     def read(done: FinishedProcess) -> Turn:

@@ -176,7 +176,7 @@ def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
 
 
 def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") -> None:
-    """Write the same files as `write_workload`, for any workload `work`; `name` is that of data set and recipe."""
+    """Write the same files as `write_workload`, for any workload `work`; data set and recipe are called `name`."""
     rng = np.random.Generator(np.random.Philox(1234))
     x, y = _samples(rng, work, work.clients * work.samples)
     test_x, test_y = _samples(rng, work, work.tests) if work.tests else (None, None)

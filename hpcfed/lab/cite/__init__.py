@@ -91,7 +91,7 @@ def bibtex(run: Path) -> str:
 
 
 def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
-    """Yield the items of a recipe that may have references: method, updates, privacy, optimizer, evaluation, model."""
+    """Yield what a recipe names, with its references: method, updates, privacy, optimizer, evaluation and model."""
     algorithm, local = recipe.get("algorithm") or {}, recipe.get("local") or {}
     name = method_name({"algorithm": algorithm})
     parts = [str(algorithm[role]) for role in ("local", "normalize", "server") if algorithm.get(role)]

@@ -61,9 +61,9 @@ FILE = re.compile(r"^\| file \| `(.+)`, (\w+) \|\n\| SHA-256 \| `(\w+)` \|$", re
 
 
 def files_of(loaded: LoadedRun, text: str, client: int | None, prepared: ExportedModel) -> list[ExportedModel]:
-    """Return the model files that `text`, an existing card, lists.
+    """Return the model files that `text`, an existing card, lists; [] if it is the card of another model.
 
-    [] unless `text` is what `card` returns for this run, these files as models of `client`, and `prepared`.
+    It is of this model if `card` returns the same text for this run, the files (as models of `client`) and `prepared`.
     """
     files = [ExportedModel(name, kind, digest, client) for name, kind, digest in FILE.findall(text)]
     known = files and all(one.kind in LOADING for one in files)

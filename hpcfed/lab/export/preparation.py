@@ -63,7 +63,7 @@ def scaling(federation: Federation) -> dict[str, Any] | None:
     """Return the constants of (x − mean) / std; None if x is not scaled.
 
     Keys: ``mean`` and ``std``, the same for all sites; or ``sites``, a list with the ``name``, ``mean`` and ``std`` of
-    each; or only ``by``, the scaling in words, if a file that was scaled by site was partitioned anew.
+    each; or, if samples scaled by site were partitioned anew, only ``by``, words that name the original data.
     """
     if federation.statistics is not None:
         columns = (site_names(federation), *(part.tolist() for part in federation.statistics))

@@ -38,10 +38,11 @@ class Clients:
         round: the round of the evaluation.
         split: the part of the clients' data that was measured: ``test`` if the file has it, else ``train``; ``all`` if
             the file names no splits.
-        measure: ``accuracy``, or ``loss`` for tasks without accuracy.
+        measure: ``accuracy``, or ``loss`` if no accuracy was recorded.
         values: model (``global``, and others that the recipe asked for) → `measure` of each client, (C,) float64.
         names, sizes: the clients' names and sample counts as text, C of each.
-        measures: accuracy, loss and the recipe's metrics: name → values of the main model, (C,), nan if undefined.
+        measures: name → the clients' values for the main model, (C,), nan if undefined; the names are ``accuracy``,
+            ``loss`` and the recipe's metrics, as far as recorded.
     """
 
     round: int
@@ -116,7 +117,7 @@ def _column(rows: pd.DataFrame, measure: str, path: Path) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Fairness:
-    """Mean and standard deviation of a measure over C clients, and means over the ⌈C/10⌉ worst and the ⌈C/10⌉ best."""
+    """Statistics of a measure over C clients: mean, standard deviation, means of the ⌈C/10⌉ worst and ⌈C/10⌉ best."""
 
     mean: float
     std: float

@@ -29,7 +29,16 @@ KINDS = {".csv": csv_of_table, ".tex": latex_of_table}
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything a report shows: runs, groups, the settings of the comparison as in `compare`, and the main tables."""
+    """Everything that a report shows.
+
+    Attributes:
+        runs, groups: the runs that have rounds, and their groups, one per experiment.
+        criterion: the metric by which the groups are compared.
+        targets, window, baseline: see `compare`; defaults are filled in. `targets` is empty if there is no default.
+        waiting: run folders without rounds yet, which are left out.
+        results: the table of results, and that of the costs to reach `targets` if there are any.
+        differences: the table of differences from `baseline`; None if no other group shares a seed with it.
+    """
 
     runs: tuple[Run, ...]
     groups: tuple[Group, ...]
@@ -37,7 +46,7 @@ class Comparison:
     targets: tuple[float, ...]
     window: int
     baseline: Group
-    waiting: tuple[Path, ...]  # run folders without rounds yet, which are left out
+    waiting: tuple[Path, ...]
     results: tuple[tables.Table, ...]
     differences: tables.Table | None
 
@@ -53,14 +62,14 @@ def compare(
 
     Args:
         runs: run folders, or folders that contain them.
-        targets: values to reach, accuracies as fractions; by default one value that even the worst run reached.
+        targets: values to reach, accuracies as fractions; by default one that even the worst run reached.
         window: number of consecutive evaluations over which values are averaged.
         baseline: label, run name or method of the group to compare the others with; by default the group of FedAvg,
             else the first.
         metric: the metric on the test set to compare; by default accuracy, else the loss.
 
-    Raises InputError: a folder is not a run or has no rounds yet, a target is out of range, `baseline` does not name
-    one group, or `metric` cannot be compared.
+    Raises InputError: a folder is not a run or has no rounds yet, a target is out of range, `baseline` names no
+    group or several, or `metric` cannot be compared.
     """
     found, waiting = find_runs([Path(run) for run in runs])
     read = [read_run(folder) for folder in found]

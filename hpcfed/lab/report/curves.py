@@ -23,7 +23,7 @@ def curves_of(figure: Figure) -> str:
 
     Keys: ``box`` (left, top, right and bottom of the axes, in SVG units), ``x`` and ``y`` (lower limit, upper limit,
     whether the axis is logarithmic), ``xlabel``, ``percent`` (whether values are fractions), and ``curves`` (each with
-    ``m``, the method's index, and ``x`` and ``y``, the coordinates of at most `MOST` points).
+    ``m``, the group's index, and ``x`` and ``y``, the coordinates of at most `MOST` points).
     """
     (axes,) = figure.axes[:1]
     lines = [line for line in axes.lines if _is_line(line.get_gid())]
@@ -43,7 +43,7 @@ def curves_of(figure: Figure) -> str:
 
 
 def of_method(index: int, part: str = "line") -> str:
-    """Return the SVG identifier of what is drawn for method `index`: its ``line``, ``band`` or ``raw`` means."""
+    """Return the SVG identifier of a part of group `index`: ``line``, ``band``, or ``raw``, the means not smoothed."""
     return f"{OF_METHOD}{index}-{part}"
 
 

@@ -24,8 +24,8 @@ FEDAVG_PARTS = ("plain", "none", "step")
 class Group:
     """Repetitions of one experiment, one run per seed; `label` is unique in a report.
 
-    `repeats` are further runs with the seeds of `runs`. No statistic counts them: equal up to rounding, they would make
-    standard deviations too small.
+    `repeats` are further runs of seeds that `runs` has already. Statistics ignore them: they repeat the same numbers up
+    to rounding, so standard deviations would become too small.
     """
 
     label: str
@@ -51,7 +51,8 @@ class Group:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Return groups of runs with equal `settings`, in order of appearance, each with a unique label.
 
-    Of a group's runs with the same seed, the longest counts, the first of equally long ones; the rest are `repeats`.
+    If runs of a group have the same seed, the one with the most rounds counts (the first, if several have as many); the
+    others become `repeats`.
     """
     repetitions: dict[str, list[Run]] = {}
     for run in runs:
@@ -72,7 +73,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]
 
 
 def differences(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return, for the keys whose values differ between mappings, dotted key → value in each mapping, as text."""
+    """Return the keys whose values differ between mappings: dotted key → its value in each mapping, as text."""
     flat = [flatten(mapping) for mapping in mappings]
     keys = dict.fromkeys(key for entry in flat for key in entry)
     values = {key: [entry.get(key, ABSENT) for entry in flat] for key in keys}
@@ -96,10 +97,10 @@ def method_of(run: Run) -> str:
 
 
 def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
-    """Return a method's name, ``FedExP`` or ``FedProx + GeL (remaining)``, or else its parts, ``prox + fedexp``.
+    """Return a method's name, ``FedExP`` or ``FedProx + GeL (remaining)``; if unnamed, its parts, ``prox + fedexp``.
 
-    A local step from the user's code is appended: ``FedAvg + samstep:step``. A user-defined method has its `title`, or
-    without one the name of its factory.
+    A local step from the user's code is appended: ``FedAvg + samstep:step``. A user-defined method is named by `title`,
+    or by its factory if `title` is "".
     """
     algorithm = recipe.get("algorithm")
     if not isinstance(algorithm, Mapping):
@@ -117,7 +118,7 @@ def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
 
 
 def name_of(runs: Sequence[Run]) -> str | None:
-    """Return the name that all runs share, None if there is none; a final seed in which names differ is removed."""
+    """Return the name that all runs share, if need be after removing the seed from its end; None if they share none."""
     names = {str(run.recipe.get("name") or "") for run in runs}
     if len(names) > 1:
         names = {_without_seed(str(run.recipe.get("name") or ""), run.seed) for run in runs}

@@ -27,7 +27,7 @@ LOSSES = ("test_loss", "train_loss", "local_loss")
 def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
     """Return the kind of a column's numbers: ``loss``, ``fraction``, or else ``number``.
 
-    A metric is a fraction if it is a percentage in each of `runs` that names it; if none does, its name decides.
+    A metric is a fraction if each recipe of `runs` that lists it shows it in percent; if none does, its name decides.
     """
     if column in LOSSES:
         return "loss"
@@ -200,7 +200,7 @@ class Reach:
     """Cost of reaching a target in a group of runs.
 
     Attributes:
-        target: the target.
+        target: the value to reach.
         reached: number of runs that reached the target.
         runs: number of runs in the group.
         spent: key of `SPENT` → spread of this cost over the runs that reached the target; None if none did, or if it
@@ -224,9 +224,9 @@ def reach(group: Group, criterion: Criterion, target: float, window: int = 1) ->
 def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> float | None:
     """Return a default target: the worst run's final mean of `window` values, rounded so that every run reaches it.
 
-    A fraction is rounded down to a whole percent; a loss is rounded up, and other metrics towards the worse, to two
-    significant digits. Diverged, failed and unfinished runs are ignored, unless no run finished or was stopped. None if
-    no value is recorded, if a fraction is below 1 %, or if a loss is not positive.
+    Only finished and stopped runs count, or all runs if there are none of these. A fraction is rounded down to a whole
+    percent; losses and other metrics are rounded towards the worse, to two significant digits. None if no value is
+    recorded, or if the worst is a fraction below 1 % or a loss that is not positive.
     """
     runs = [run for group in groups for run in group.runs]
     finished = [run for run in runs if run.status in ("finished", "stopped")]
@@ -245,7 +245,7 @@ def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 
 
 @dataclass(frozen=True)
 class Curve:
-    """A group's means at the E rounds that all its runs recorded, and the values of longer runs after these rounds."""
+    """A group's means at the E rounds that all its runs recorded; `tails` has the later values of longer runs."""
 
     x: np.ndarray  # (E,), mean over runs of the column on the horizontal axis
     mean: np.ndarray  # (E,), mean over runs of the column on the vertical axis
@@ -259,8 +259,8 @@ class Curve:
 def curve(group: Group, column: str, against: str, window: int = 1) -> Curve:
     """Return a group's curve of `column` against the column `against` (``round``, ``params``, …).
 
-    Each run's values are first averaged over `window` evaluations (see `moving`); the window shrinks if it would leave
-    out more than the first fifth of a run. The curve's rounds are those in which all runs have both values.
+    Each run's values are first averaged over `window` evaluations (see `moving`), but at most a fifth of those of
+    the run with the fewest. The curve's rounds are those in which all runs have both values.
     """
     shared = min(run.num_rounds for run in group.runs)
     evaluations = min(np.isfinite(run.column(column)).sum() for run in group.runs)

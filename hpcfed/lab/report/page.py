@@ -32,7 +32,7 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page: file name without suffix, caption, ``svg`` element, and curves as of `curves_of`."""
+    """A figure on the page: file name without suffix, caption, ``svg`` element, and result of `curves_of`."""
 
     file: str
     caption: str
@@ -127,7 +127,7 @@ def line_key(index: int) -> tuple[str, str]:
 
 
 def warnings(groups: Sequence[Group]) -> list[str]:
-    """Return the warnings that a reader needs before comparing the groups."""
+    """Return warnings on unfinished runs, skipped updates, privacy, repeats, and unequal rounds, data or recipes."""
     notes = []
     for group in groups:
         for status in ("unfinished", "diverged", "failed"):

@@ -27,8 +27,8 @@ class MeanEstimate:
 
     Attributes:
         mean: the mean.
-        half_width: half the width of a symmetric interval; None for a single value, if `ends` are set, and for equal
-            values: their deviation of zero says nothing about the mean's uncertainty.
+        half_width: half the width of a symmetric interval; None if `ends` are set, for a single value, and for equal
+            values, since a standard deviation of zero would claim a mean without uncertainty.
         count: number of values.
         ends: lower and upper end of an interval that is not symmetric; None otherwise.
         method: how the interval was computed, in words; "" if not stated.
@@ -104,8 +104,8 @@ def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:
 def other_samples(ours: Run, theirs: Run, column: str) -> str:
     """Return how the samples scored in `column` differ between the baseline's run, `ours`, and `theirs`, as text.
 
-    Samples differ if their numbers do, or if a client's data counts in only one of the runs (``cohort.without``); the
-    difference of the scores then means nothing. "" if the samples are the same.
+    Samples differ if their recorded numbers do, or if ``cohort.without`` leaves out different clients; the difference
+    of the scores then means nothing. "" if the samples are the same.
     """
     left_out = ours.left_out(column) != theirs.left_out(column)
     if not _differ([ours, theirs], column):
@@ -168,10 +168,10 @@ def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float])
 
 
 def estimated(values: np.ndarray, noise: float = 0.0) -> MeanEstimate:
-    """Return the mean of `values`, (n,), with Student's interval.
+    """Return the mean of `values`, (n,), with Student's confidence interval.
 
-    `noise` bounds rounding errors: a mean of at most this size becomes zero, and values within a range of at most
-    `noise` count as equal.
+    `noise` bounds rounding errors: a mean between −`noise` and `noise` becomes 0, and values that differ by at most
+    `noise` count as equal, so that there is no interval.
     """
     mean, half = float(values.mean()), None
     if np.ptp(values) > noise:
@@ -187,9 +187,9 @@ class PairedDifferences:
         group: the group.
         paired: (the baseline's run, the group's run) of each shared seed; never empty.
         final: difference in the criterion's final value; None if no pair has both values.
-        rounds: for each target, difference in the rounds to reach it; None if no pair has two runs that reached it.
-        why_not: if the runs were scored on different samples, how the samples differ, in place of `final` and `rounds`;
-            else "".
+        rounds: for each target, difference in the rounds to reach it; None if in no pair both runs reached it.
+        why_not: if the runs were scored on different samples, how these differ, as text; `final` and all `rounds` are
+            then None. Otherwise "".
     """
 
     group: Group
@@ -209,7 +209,7 @@ def paired_differences(
 ) -> list[PairedDifferences]:
     """Return the differences from `baseline` of each other group that shares a seed with it.
 
-    Final values and rounds to reach `targets` are those of means over `window` evaluations.
+    Final values, and rounds to reach `targets`, are computed from means over `window` evaluations.
     """
     found = []
     for group in groups:
@@ -232,7 +232,7 @@ def _rounds_to(criterion: Criterion, target: float, window: int) -> Callable[[Ru
 def difference_curve(
     paired: Sequence[tuple[Run, Run]], column: str, window: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rounds, mean differences over the pairs, and half-widths of their intervals, (E,) each.
+    """Return rounds, mean differences of `column` over the pairs, and half-widths of their intervals, (E,) each.
 
     A difference is the group's value minus the baseline's, each averaged over `window` evaluations; the E rounds are
     those in which every run has such a value. With a single pair, half-widths are 0.

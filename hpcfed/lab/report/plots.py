@@ -52,7 +52,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class LinePlot:
-    """A figure of `column` against the column `against`, one line per group."""
+    """A figure of `column`, which its axis calls `label`, against the column `against`, one line per group."""
 
     file: str
     column: str
@@ -61,7 +61,10 @@ class LinePlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure; None if no run recorded both columns. Dotted lines mark the criterion's targets."""
+        """Return the figure for a medium; None if no run recorded both columns.
+
+        If `column` is the criterion's, dotted lines mark the targets.
+        """
         curves = [curve(group, self.column, self.against, scene.window) for group in scene.groups]
         if not any(curves):
             return None
@@ -92,7 +95,7 @@ class PathPlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure; None if no run recorded both columns."""
+        """Return the figure for a medium; None if no run recorded both columns."""
         paths = [[group.runs[0].column(column) for column in self.columns] for group in scene.groups]
         if not any(np.isfinite(path).all(axis=0).any() for path in paths):
             return None
@@ -114,7 +117,7 @@ class DifferencePlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure; None if no other group shares both a seed and the scored samples with the baseline."""
+        """Return the figure for a medium; None if no group shares a seed and the scored samples with the baseline."""
         figure, axes = blank(medium)
         for index, group in enumerate(scene.groups):
             paired = pairs(scene.baseline, group) if group is not scene.baseline else []
@@ -137,13 +140,13 @@ class DifferencePlot:
 
 @dataclass(frozen=True)
 class ClientsPlot:
-    """A figure of the accuracy, or loss, of the last evaluated model on each client, from worst to best."""
+    """A figure of the clients' accuracies, or else losses, at the last evaluation, sorted from worst to best."""
 
     file: str
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure; None if no run evaluated its clients."""
+        """Return the figure for a medium, one line per group; None if no run evaluated its clients."""
         figure, axes = blank(medium)
         measured = [[run.clients for run in group.runs if run.clients] for group in scene.groups]
         every = [clients for entry in measured for clients in entry]
@@ -197,7 +200,7 @@ class SecondsPlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, with a legend of the phases, whose colours no group has; None if no run recorded times."""
+        """Return the figure for a medium, always with a legend of the phases; None if no run recorded times."""
         seconds = np.nan_to_num(
             [[mean_seconds(group.runs, phase) for phase in PHASES] for group in scene.groups]
         )  # (G, phases)

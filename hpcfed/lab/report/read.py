@@ -112,7 +112,7 @@ class Run:
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Return two lists of the run folders at or in `folders`, each once: those with rounds, and those without any yet.
 
-    A run folder that is itself one of `folders` is in the first list in any case.
+    A run folder that is itself one of `folders` is in the first list even without rounds; `read_run` then fails.
 
     Raises InputError: there is no run, or none has rounds.
     """
@@ -216,8 +216,8 @@ def read_run(folder: Path) -> Run:
 def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
     """Return a run's status from `result`, the content of ``result.json``, and the number of recorded rounds.
 
-    ``unfinished`` if `result` is empty, or if more rounds are recorded than it says: then the run was resumed. Diverged
-    runs cannot be resumed.
+    ``unfinished`` if `result` is empty, or has fewer rounds than the record because the run was resumed. A diverged run
+    stays ``diverged``: it cannot be resumed.
     """
     status, rounds = str(result.get("status", "unfinished")), result.get("rounds")
     outgrown = status != "diverged" and isinstance(rounds, int) and rounds < num_rounds

@@ -62,7 +62,7 @@ TIME = PageSection("Time", (SecondsPlot("seconds", "Where the time of a round go
 
 
 def own_metrics(runs: Sequence[Run]) -> PageSection:
-    """Return the section of the metrics that recipes name: a figure per column of `Run.own_metrics`."""
+    """Return the section of metrics beside accuracy and loss: a figure for each column in `Run.own_metrics`."""
     columns = dict.fromkeys(column for run in runs for column in run.own_metrics)
     plots = []
     for column in columns:

@@ -51,7 +51,7 @@ MOST_SITES, MOST_COLUMNS = 30, 12
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header. The first column names the row; `strong` holds the (row, column) of bold cells."""
+    """Rows of text under a header. The first column names the row; ``rows[i][j]`` is bold if `strong` has (i, j)."""
 
     title: str
     header: tuple[str, ...]
@@ -117,8 +117,8 @@ def targets_table(
 ) -> Table:
     """Return the table of costs to reach each target, a row per target and group; `note` is shown below it.
 
-    Costs are rounds, parameters sent, bytes sent if compressed, gradients and time, until the mean of `window`
-    evaluations reaches the target.
+    Costs are rounds, parameters sent, gradients and time until the mean of `window` evaluations reaches the target;
+    also bytes sent if a recipe compresses them.
     """
     sent = _sent(groups)
     header = ("Method", "Target", "Rounds", *sent.values(), "Gradients", "Time")
@@ -230,8 +230,8 @@ def _clients_note(groups: Sequence[Group]) -> str:
 def sites_table(groups: Sequence[Group]) -> Table | None:
     """Return the table of clients by name: a row per client, a column per group and measure of the group's main model.
 
-    A column's title names the main model if it is not the global one. None if no run evaluated its clients, if clients
-    differ between runs, or if they are more than `MOST_SITES`.
+    A column's title names the main model if it is not the global one. None if no run evaluated its clients, if runs
+    have different clients, or if there are more than `MOST_SITES`.
     """
     measured = {group.label: [run.clients for run in group.runs if run.clients] for group in groups}
     every = [clients for entry in measured.values() for clients in entry]

@@ -29,7 +29,7 @@ def rounds_difference_text(value: float) -> str:
 
 
 def hours_text(value: Spread) -> str:
-    """Return hours as text, without deviation, three significant digits below 1000: ``0.0123``, ``1.25``, ``5,312``."""
+    """Return the mean hours as text, three significant digits below 1000: ``0.0123``, ``1.25``, ``5,312``."""
     return f"{value.mean:.3g}" if value.mean < 1000 else f"{value.mean:,.0f}"
 
 

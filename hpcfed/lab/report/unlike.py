@@ -1,4 +1,4 @@
-"""Remarks on a comparison of methods whose recipes differ in clients' weights or in the evaluated model, too."""
+"""Remarks on compared methods whose recipes also differ in the clients' weights or in the evaluated model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def unlike(labelled: Sequence[tuple[str, Mapping[str, Any]]], *, equal_clients: 
     """Return a remark if clients' weights differ between methods, and another if the evaluated models do.
 
     Args:
-        labelled: (label, resolved recipe) of each method; a label may appear more than once.
-        equal_clients: whether all clients are known to have equally many samples, which makes weights equal.
+        labelled: (label, resolved recipe) pairs; recipes with the same label belong to one method.
+        equal_clients: whether all clients are known to have equally many samples: the weights are then equal, and there
+            is no remark on them.
     """
     lines = []
     weights = _by_value((label, recipe.get("weights")) for label, recipe in labelled)

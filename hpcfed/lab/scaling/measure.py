@@ -43,10 +43,10 @@ class Sample:
         cohort: mean number of clients per round.
         held_out: whether the sample is kept out of the fit, to test the model.
         load: the work of a round.
-        vector_bytes, client_bytes, rank_bytes: parts of the bytes in a round's Allreduce: those of the vectors, those
-            of one client of the cohort, and those of one rank.
-        seconds: timer of the record → median seconds of a round; ``rest`` is the total minus the slowest rank's local
-            work.
+        vector_bytes, client_bytes, rank_bytes: parts of a round's Allreduce: the bytes of the vectors, those added per
+            client of the cohort, and those added per rank.
+        seconds: timer → median seconds of a round, for some timers of the record and ``rest``, the total minus the
+            slowest rank's local work.
         imbalance: local seconds of the slowest rank divided by the ranks' average, mean over rounds.
     """
 

@@ -114,7 +114,8 @@ def network_of(probes: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
 def held_out_errors(measured: Sequence[RankTimes]) -> list[TestedPrediction]:
     """Return tests of the model: predictions of rounds that the fit did not use.
 
-    Rounds on each number of ranks are predicted by a fit to the other numbers, held-out cohorts by a fit to all.
+    For each number of ranks, its rounds are predicted by a fit to the other numbers of ranks; rounds of held-out
+    settings are predicted by a fit to all that were not held out.
     """
     usable = [one for one in measured if _fits_any(one)]
     tested = []
@@ -135,7 +136,7 @@ def bytes_of(sample: Sample) -> float:
 
 
 def reduced_bytes(like: Sample, ranks: int, cohort: float) -> float:
-    """Return the bytes of a round's Allreduce on `ranks` ranks, for the neural network and method of `like`."""
+    """Return the bytes of a round's Allreduce on `ranks` ranks, for the model and method measured in `like`."""
     return like.vector_bytes + like.client_bytes * cohort + like.rank_bytes * ranks
 
 

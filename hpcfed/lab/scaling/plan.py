@@ -35,8 +35,8 @@ class Load:
 
     Attributes:
         slowest, average: samples visited by the slowest rank, and per rank; means over rounds.
-        placing: CPU seconds in which every rank assigns the cohort to ranks and updates its estimates of the ranks'
-            speed and the work's cost; the least over rounds, measured on this machine.
+        placing: CPU seconds that each rank needs to assign the cohort to ranks and to update its estimates of the
+            ranks' speed and the work's cost; the least over rounds, measured on this machine.
     """
 
     slowest: float
@@ -82,13 +82,13 @@ def of_size(recipe: Recipe, size: int) -> CohortSection:
 
 
 def left_out(recipe: Recipe) -> int:
-    """Return how many clients are never drawn: those in ``cohort.without`` if it has cohorts redrawn, else 0."""
+    """Return the number of clients in ``cohort.without`` if cohorts are redrawn without them, else 0."""
     without = recipe.cohort.without
     return len(set(without.numbers)) if without is not None and without.cohorts == "redrawn" else 0
 
 
 def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> Load:
-    """Return the load of a round on `ranks` ranks, from cohorts that are drawn and assigned to ranks, not trained.
+    """Return the load of a round on `ranks` ranks; cohorts are drawn and assigned to ranks, but nothing is trained.
 
     `sizes`, (N,), holds the clients' sample counts; `cohort` is the cohort's size, None for the recipe's.
     """

@@ -33,14 +33,14 @@ class ScalingRow:
         ranks, cohort: number of ranks, and clients per round.
         seconds: measured seconds of a round; None for a prediction.
         modelled: seconds of a round by the model; None if no model was fitted or ranks shared cores.
-        speed: rounds per second.
+        speed: rounds per second, measured or predicted.
         efficiency: time of a round on R ranks, the fewest measured, divided by its time on `ranks`; in strong scaling,
             also divided by `ranks` / R.
         communication: fraction of the round spent in the Allreduce (measured: the timer ``reduce``), without waiting
             for slower ranks.
         imbalance: work of the slowest rank divided by the ranks' average.
-        interval: least and largest seconds of a predicted round if the model errs as much as on held-out measurements;
-            None for a measured round, or if nothing was held out.
+        interval: for a prediction, least and largest seconds of the round if the model errs at most as in its tests;
+            None for a measured round, or if there were no tests.
         note: a caveat; "" if none.
     """
 
@@ -64,7 +64,7 @@ class ScalingStudy:
         name, mode: the recipe's name; ``strong`` or ``weak``.
         machine: as in `RankTimes`, of the measurement on the fewest ranks.
         rows, predictions: measured and predicted rounds.
-        tested: predictions of held-out measurements.
+        tested: the tests of the model, see `held_out_errors`.
         model: the fitted cost model; None if ranks shared cores in all measurements.
         clients: number of clients in the predictions.
         refused: why requested predictions were not made; "" if all were made, or none requested.
@@ -115,8 +115,8 @@ def study(
         predict: numbers of ranks to predict.
         cohort: cohort size of the predictions, over all ranks; by default the measured one, in ``weak`` mode the
             measured one per rank times the number of ranks.
-        clients: number of clients in the predictions, whose sample counts repeat `sizes`; by default N, or as many as
-            the largest cohort needs.
+        clients: number of clients in the predictions, whose sample counts repeat `sizes`; by default N, or more if
+            the largest cohort needs them.
         network: network of the predictions; by default the measured one.
     """
     usable = [one for one in measured if not one.samples[0].crowded]
