@@ -141,7 +141,7 @@ def estimate(
     Args:
         ranks: number of ranks of the run.
         seeds: number of runs of the recipe, one after another.
-        gpus: total number of GPUs; None: one per rank if the recipe's device is a GPU.
+        gpus: total number of GPUs; None: one per rank if the recipe's device is a GPU, else 0.
         allreduce: bandwidth of an Allreduce over the ranks, in GB/s (``hpcfed doctor`` measures it).
 
     Raises:

@@ -1,8 +1,8 @@
 """The versions of the user's code in a recorded run, ready to be imported, each with the rounds trained with it.
 
-Code in the recipe's folders (or in the folder of ``--code``) is used if its content is as recorded. Otherwise the text
-in ``code.json`` is used, and always for code of scripts and notebooks. Since a run folder may come from somebody else,
-this text runs only with the user's permission.
+Code in the recipe's folders (or in the folder of ``--code``), in the running script or in the notebook is used if it is
+as recorded and lies outside the run folder. Otherwise the text in ``code.json`` is used. Since a run folder may come
+from somebody else, this text runs only with the user's permission.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Permission:
     """Permission to run code from a run's record.
 
     Attributes:
-        given: True: the code may run, and the user is not asked.
-        ask: shows the user a description of the code, and returns whether it may run; None: it may not.
+        given: whether the code may run without asking the user.
+        ask: shows the user a description of the code, and returns whether the code may run; None: the user is not
+            asked, and `given` decides.
         option: the option that gives permission, named in errors; "" if the caller has no such option.
     """
 
@@ -157,7 +158,7 @@ def _question(run: Path, recorded: Sequence[CodeOfRounds]) -> str:
 
 
 def with_references(recipe: Recipe) -> Recipe:
-    """Return the recipe without observers and code folders, with the user's code named as in ``code.json``."""
+    """Return the recipe for code from ``code.json``: the code named as there, no folders of code, no observers."""
 
     def of_metric(metric: Any) -> Any:
         if isinstance(metric, OwnMetric):
@@ -178,7 +179,10 @@ def with_references(recipe: Recipe) -> Recipe:
 
 
 def runs(code: Sequence[CodeOfRounds]) -> Iterator[str]:
-    """Yield a line for each version of the user's code that can run: names, rounds, and folder or file of the code."""
+    """Yield a line for each version of the user's code that can run.
+
+    A line has the code's names in the recipe, its folder or file, and, if there are several versions, its rounds.
+    """
     for one in code:
         if one.hindrance or not (named := named_code(one.recipe)):
             continue

@@ -41,17 +41,17 @@ Say = Callable[[str], None]
 
 @dataclass
 class Parting:
-    """The first difference between two runs.
+    """The first difference between two runs, and what may have caused it.
 
     Attributes:
         rounds: number of rounds in each run's record.
         settings: ``recipe``, ``environment``, ``code`` → lines on what differs there; ``doubts`` → a line for each run
             that, by its own record, may not be reproducible bit for bit.
-        round: the first round after which the models differ; None if they are the same in all common rounds. If hashes
-            cannot be compared, the columns `OF_TRAINING` decide.
+        round: the first round after which the models differ, by their hashes or, if these cannot be compared, by the
+            columns `OF_TRAINING`; None if no common round differs.
         columns: columns that differ in that round; if `round` is None, in the first round with any difference.
         clients: numbers of the clients whose updates differ in that round, in the cohort's order.
-        reason: the first difference within that round, or why it is unknown; "" if all hashes are the same.
+        reason: what differs first within that round, or why this is unknown; "" if all hashes are the same.
     """
 
     rounds: tuple[int, int]

@@ -32,7 +32,7 @@ PACKAGES = ("torch", "numpy")
 
 
 def is_score(column: str) -> bool:
-    """Whether a column of the record is measured by an evaluation."""
+    """Whether a column of the record is a score, that is, a result of an evaluation."""
     return column.startswith(("test_", "train_")) or column in ("clients", "apart")
 
 
@@ -45,7 +45,7 @@ class Difference(NamedTuple):
 
     @property
     def is_score(self) -> bool:
-        """Whether the column is measured by an evaluation."""
+        """Whether the column is a score (see the function `is_score`)."""
         return is_score(self.column)
 
     @property
@@ -64,8 +64,8 @@ class Difference(NamedTuple):
 def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_lack: bool = True) -> list[Difference]:
     """Return the bitwise differences between a recorded row and another row, ``hash`` first.
 
-    Columns are compared if both rows have them, except `VARYING_COLUMNS`, such as times. With `scores_may_lack`, a
-    score that is None in one of the rows is no difference, since ``evaluate`` may have changed.
+    The columns in both rows are compared, except `VARYING_COLUMNS`, such as times. With `scores_may_lack`, a score that
+    is None in one of the rows is no difference, since ``evaluate`` may have changed between the two.
     """
     here = json.loads(line_of(row))
     found = [Difference(key, recorded[key], here[key]) for key in recorded.keys() & here.keys() - set(VARYING_COLUMNS)]
@@ -78,18 +78,18 @@ def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_l
 def from_record(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> list[Difference]:
     """Return the bitwise differences between a recorded row and the row computed here, ``hash`` first.
 
-    Columns are compared as in `in_bits`. None in `recorded` is no difference; None in `row` alone is one.
+    Columns are compared as in `in_bits` if they have a recorded value; a score that is None in `row` then differs.
     """
     return [one for one in in_bits(recorded, row, scores_may_lack=False) if one.recorded is not None]
 
 
 def not_computed(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
-    """Return the columns with recorded values that the computed row lacks, such as metrics of an earlier recipe."""
+    """Return columns with a recorded value that the computed row does not have, such as an earlier recipe's metrics."""
     return {key for key in recorded.keys() - row.keys() - {*VARYING_COLUMNS} if recorded[key] is not None}
 
 
 def lacking(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
-    """Return the columns of scores that the computed row has and the recorded row lacks."""
+    """Return the columns of scores that have a value in the computed row, but none in the recorded one."""
     return {key for key, value in row.items() if is_score(key) and value is not None and recorded.get(key) is None}
 
 
@@ -125,7 +125,7 @@ def _numbers(one: Any, other: Any) -> list[tuple[float, float]] | None:
 
 
 def largest(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> float:
-    """Return the largest relative difference of the `CONTINUOUS` columns; 0 if they agree."""
+    """Return the largest relative difference of the `CONTINUOUS` columns; 0 if all are equal."""
     return max((one.relative for one in in_bits(recorded, row) if one.column in CONTINUOUS), default=0.0)
 
 
@@ -133,15 +133,15 @@ def tolerance_from(changed: float, dtype: str) -> float:
     """Return the relative tolerance for one round: `MARGIN` times `changed`, within limits that depend on `dtype`.
 
     Args:
-        changed: effect of a change in the last bits of the model that a round begins with: largest relative difference
-            of the columns `CONTINUOUS`.
+        changed: largest relative difference of the columns `CONTINUOUS` after a change in the last bits of a round's
+            initial model.
         dtype: ``dtype`` of the recipe.
     """
     return min(TOLERANCE[dtype], MARGIN * max(changed, EPSILON[dtype]))
 
 
 def of_drawn_model(tolerance: float, dtype: str) -> float:
-    """Return the tolerance for round 1: enlarged for float64, since the initial model is drawn in float32 even then."""
+    """Return `tolerance` for round 1: enlarged for float64, since the initial model is drawn in float32 even then."""
     return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
 
 

@@ -33,8 +33,8 @@ class RecordedRun:
         checkpoints: rounds after which a checkpoint was kept, ascending.
         environment: content of ``environment.json``.
         result: content of ``result.json``.
-        measured: round of a checkpoint → the recipe's ``model`` and ``statistics`` of ``evaluate`` at that time, which
-            select the model that is scored; {} for a damaged checkpoint.
+        measured: round of a checkpoint → ``model`` and ``statistics``, the keys of ``evaluate`` that select the scored
+            model, with their values when the checkpoint was written; {} for a damaged checkpoint.
     """
 
     folder: Path
@@ -46,10 +46,10 @@ class RecordedRun:
     measured: Mapping[int, Mapping[str, str]]
 
     def measured_otherwise(self, round: int) -> str:
-        """Return entries of `measured` for a round that differ from the recipe's now, as text; "" if none does.
+        """Return how a round was scored if not as by the recipe now, such as "evaluate.model: client-average".
 
-        For example "evaluate.model: client-average", the earlier value. It is that of the round's checkpoint, or of the
-        next later one; "" if there is neither.
+        The text has the entries of `measured` for the round's checkpoint, or for the next later one, that differ from
+        the recipe's ``evaluate``; "" if none does, or if there is no such checkpoint.
         """
         section = self.code[-1].recipe.evaluate
         following = (self.measured[kept] for kept in self.checkpoints if kept >= round)
@@ -57,7 +57,7 @@ class RecordedRun:
         return ", ".join(f"evaluate.{key}: {value}" for key, value in found if getattr(section, key, value) != value)
 
     def not_kept(self) -> dict[str, Any]:
-        """Return the models that the certificate names as not kept, and that are not in the folder: name → SHA-256."""
+        """Return name → SHA-256 of the models that the folder lacks because, by the certificate, they are not kept."""
         return {name: digest for name, digest in not_kept(self.folder).items() if not (self.folder / name).is_file()}
 
     @property
@@ -134,6 +134,11 @@ def _with_named_files(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
 
 def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) -> RecordedRun:
     """Read a run folder and resolve its recipe.
+
+    Args:
+        run: the run folder.
+        recipe: its recipe, from `placed_recipe`.
+        permission: whether code from ``code.json`` may run.
 
     Raises:
         InputError: the record is damaged or empty, the recipe cannot be run here, no version of its code is available,

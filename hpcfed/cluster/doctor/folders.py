@@ -34,7 +34,7 @@ class Folder:
 
 
 def examine_temporary_folder() -> Folder:
-    """Examine the folder for temporary files; if it does not exist, `Folder.problem` is ``no such folder``."""
+    """Apply `examine_folder` to the temporary folder; if there is none, `Folder.problem` is ``no such folder``."""
     path = temporary_folder()
     if not path.is_dir():
         return Folder(str(path), "unknown", 0, 0, "no such folder", locks=False)

@@ -19,7 +19,7 @@ GPU_MEMORY = {True: "takes CUDA memory", False: "takes no CUDA memory", None: No
 
 
 def show(facts: Facts, findings: Sequence[Finding], console: Console) -> None:
-    """Print the facts as a table, a map of GPUs if there are any, and the findings as lines."""
+    """Print a table of the facts, a map of the ranks' GPUs if any rank has one, and a line for each finding."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

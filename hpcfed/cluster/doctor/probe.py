@@ -1,4 +1,4 @@
-"""Short measurements of a round's operations and of files, under two seconds together; not a benchmark.
+"""Short measurements of arithmetic, memory copies, messages and file writes; under two seconds, not a benchmark.
 
 Arithmetic and copies are timed on all ranks at once, as in a round, and the fastest repetition counts: it shows what
 the machine can do even when it is busy. Collectives and files report the median: the time to expect.
@@ -51,10 +51,10 @@ class Rates:
     Attributes:
         gflops: GFLOP/s of a float32 matrix product on one thread, by rank; a multiply-add counts as two operations.
         copy_gb_per_s: GB/s of a memory copy, by rank.
-        allreduce_small_s, allreduce_large_gb_per_s: seconds of the smallest and GB/s of the largest Allreduce; None
-            with one rank.
-        write_mb_per_s, small_file_s: MB/s of a large file and seconds of a small file written in the working folder;
-            None if writing fails.
+        allreduce_small_s, allreduce_large_gb_per_s: seconds of the smallest Allreduce in `allreduce`, and GB/s of the
+            largest; None with one rank.
+        write_mb_per_s, small_file_s: MB/s of writing a large file and seconds of writing a small one, in the working
+            folder; None if writing fails.
         allreduce: (bytes, seconds) of each Allreduce; () with one rank.
         ping_pong: (bytes, one-way seconds) of each message between rank 0 and the first rank of another host, or rank 1
             if there is only one host; () with one rank.

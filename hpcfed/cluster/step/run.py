@@ -90,7 +90,15 @@ def _mps(step: Step) -> AbstractContextManager[dict[str, str]]:
 
 
 class Ranks:
-    """The ranks of a job; once an instance exists, this process passes signals on to them."""
+    """The ranks of a job, started by `run`.
+
+    From its creation on, an instance handles this process's signals. SIGUSR1, SIGALRM, and a SIGTERM that cancels the
+    job are passed on to the ranks as SIGUSR1; if they come before the ranks have started, `STARTING` seconds after the
+    start. SIGINT and other SIGTERMs are ignored, since the ranks receive them, too.
+
+    Attributes:
+        cancelled: whether a SIGTERM has cancelled the job (see `JobScheduler.CANCELS_BY_TERM`).
+    """
 
     def __init__(self, step: Step, scheduler: JobScheduler):
         self._step, self._scheduler = step, scheduler

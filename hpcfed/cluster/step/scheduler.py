@@ -26,7 +26,7 @@ class Step:
         array: whether the job belongs to a job array.
         mps: whether ranks share GPUs through NVIDIA's Multi-Process Service; None decides by `mps.shares_gpus`.
         early: whether the scheduler's signal to stop arrived before ``hpcfed job-step`` started.
-        signal_after: seconds after which ``hpcfed job-step`` signals the ranks to stop; None if the scheduler does.
+        signal_after: seconds until ``hpcfed job-step`` signals the ranks to stop; None: the scheduler sends the signal.
         chain: job name of the queued jobs that will resume the run; None if there are none.
         script: the job's script, which PBS and Flux need to requeue the job; None for SLURM.
         unchanged: path and SHA-256 of a file that must not have changed since the submission; None to check no file.
@@ -51,7 +51,7 @@ class JobScheduler(Protocol):
     """Whether SIGTERM to `hpcfed job-step` means that the job is cancelled; the ranks then get SIGUSR1."""
 
     def name_of(self, step: Step) -> str:
-        """Return an identifier of the job that a requeue does not change; "" if the output folder identifies it."""
+        """Return what identifies the job across requeues, besides its output folder; "" if the folder is enough."""
         ...
 
     def prepare(self, step: Step) -> Mapping[str, str]:
@@ -63,7 +63,7 @@ class JobScheduler(Protocol):
         ...
 
     def is_wanted(self, step: Step) -> bool:
-        """Return whether the job may be requeued: it is not cancelled, and no resubmitted copy of it waits already."""
+        """Return whether a requeue is still wanted: the job is not cancelled, and no copy of it waits in the queue."""
         ...
 
     def send_back(self, step: Step) -> bool:

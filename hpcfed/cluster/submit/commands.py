@@ -40,7 +40,7 @@ def call(
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a command's output that is no hint (``Try "…"``); ``no message`` if there is none."""
+    """Return the last line of a command's output that is not a hint (``Try "…"``), or else ``no message``."""
     lines = [line for line in text.strip().splitlines() if not line.startswith('Try "')]
     return (lines or ["no message"])[-1]
 
@@ -56,9 +56,9 @@ class Queue:
         call: runs a command of the scheduler.
         submit: the command that submits a script, without the script.
         hold: options of `submit` that hold the job in the queue.
-        after: maps a job's number to options of `submit`: the new job starts only if that job has failed.
-        release, cancel: map a held job's number to the command that releases or cancels the job; an empty `release`
-            command leaves the job held.
+        after: maps a job's number to the options of `submit` that let the new job start only if that job has failed.
+        release, cancel: map a held job's number to the command that releases or cancels the job; `release` returns []
+            if the user wants the job to stay held.
         number: extracts a job's number from the output of `submit`.
     """
 
@@ -78,14 +78,15 @@ def submit_chain(
     make_room: Callable[[], bool] | None,
     check: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Submit a script as `chain` jobs, each after the previous one; see `Scheduler.submit`.
+    """Submit a script as `chain` jobs, each after the previous one; return their numbers, [] if they are not needed.
 
     Args:
         queue: the scheduler's commands.
         script: the batch script.
         chain: number of jobs.
-        make_room: moves earlier runs away; returns whether the jobs are needed; None: nothing is moved.
-        check: called with the number of each submitted job, except a held one; raises an error if it can never run.
+        make_room: moves earlier runs away, and returns whether the jobs are needed; called while the first job is held
+            in the queue. None: nothing is moved, and no job is held.
+        check: called with the number of each job that is not held; raises an error if that job can never run.
     """
     numbers: list[str] = []
     for job in range(chain):

@@ -17,7 +17,7 @@ def gpus_of_node(options: Options, nodes: int) -> int:
 
     Args:
         options: options of sbatch.
-        nodes: the job's number of nodes if `options` does not contain it.
+        nodes: the job's number of nodes, used if `options` has no ``nodes``.
     """
     typed = str(options.get("nodes", ""))
     nodes = max(1, int(typed)) if typed.isdecimal() else nodes

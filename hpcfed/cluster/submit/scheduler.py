@@ -57,8 +57,8 @@ class Scheduler(Protocol):
         """Submit a script as `chain` jobs; each starts only if the previous one has ended with its run unfinished.
 
         Args:
-            make_room: moves earlier runs away, and returns whether anything is left to do. Called once the first job is
-                accepted, while the queue holds that job. None: nothing is moved.
+            make_room: moves earlier runs away, and returns whether anything is left to do. Called when the scheduler
+                has accepted the first job, which it holds meanwhile. None: nothing is moved.
 
         Returns:
             The jobs' identifiers, in order; [] if nothing is left to do.

@@ -165,9 +165,11 @@ def _quoted(word: str) -> str:
 
 
 def notice_of(limit: str, notice: int | None) -> int:
-    """Return the seconds between the signal to stop and the time limit.
+    """Return the seconds between the signal to stop and the job's time limit.
 
-    This is `notice`; if it is None, 120 s, or less in a short job.
+    Args:
+        limit: the time limit, in sbatch's format.
+        notice: the seconds to return; None: 120, or fewer for a short job.
 
     Raises:
         InputError: `limit` is not in sbatch's format, or is too short for `notice`.

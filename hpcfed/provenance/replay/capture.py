@@ -164,7 +164,7 @@ def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]
     Args:
         parts: parts of the simulation that made the plan.
         plan: the plan of the round.
-        tiles: groups of clients to train together, as indices into the cohort; a repeated index is trained again.
+        tiles: groups of clients to train together, as indices into the cohort; an index may recur, even in one tile.
     """
     averaged = AveragedBuffers(parts.model)
     found: list[list[int]] = []

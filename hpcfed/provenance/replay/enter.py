@@ -24,7 +24,7 @@ class RewoundRun:
     Attributes:
         parts, simulation: the run's parts and simulation, on one rank.
         start: round of the checkpoint that was restored; 0: the initial model.
-        parted: first round, from `start` on, whose model hash differs from the recorded one; None if none does.
+        parted: first round, from `start` on, whose model hash differs from the recorded one; None if all agree.
     """
 
     parts: Parts

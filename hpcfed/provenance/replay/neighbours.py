@@ -34,7 +34,7 @@ class Dependence:
         client, name: the client's number and name.
         on_slot: whether the update depends on the slot, so that copies of the client in one tile differ; if not, it
             depends on the other clients of the tile.
-        hashes: arrangement, such as "alone in a tile" → hash of the update; one arrangement for each different hash.
+        hashes: arrangement, such as "alone in a tile" → hash of the update; of equal hashes only the first is listed.
     """
 
     round: int
@@ -50,7 +50,7 @@ class Dependence:
 
 
 def dependences_of(run: RecordedRun, round: int) -> list[Dependence]:
-    """Rewind a recorded run to a round, and return what `dependences` finds there; [] if either fails."""
+    """Return the result of `dependences` for a round to which the run is rewound first; [] if an error occurs."""
     try:
         return dependences(run, entered(run, round), round)
     except HpcfedError:
@@ -66,7 +66,7 @@ def dependences(
         run: the recorded run, whose number of ranks gives one of the arrangements.
         begun: the run at the beginning of the round.
         round: the round, from 1.
-        clients: numbers of the clients to report; None: the whole cohort, which is trained in either case.
+        clients: numbers of the clients to report; None: all of the cohort. The whole cohort is trained in either case.
     """
     parts, plan = begun.parts, begun.simulation.plan(round)
     if parts.engine.tile == 1:

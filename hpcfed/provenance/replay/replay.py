@@ -82,7 +82,7 @@ class Replay:
         reported: the client's update: vectors, scalars and hash.
         recorded_hash: the update's hash in the run's ``update-hashes.bin``; None if it was not recorded.
         start: round of the checkpoint that the computation began from; 0: the initial model.
-        parted: first round, from `start` on, whose model hash differs from the recorded one; None if none does.
+        parted: first round, from `start` on, whose model hash differs from the recorded one; None if all agree.
         steps: the client's steps, in order.
     """
 
@@ -149,10 +149,11 @@ class Replay:
 
     @cached_property
     def dependence(self) -> Dependence | None:
-        """The first client of the first differing round whose update depends on its tile on this machine.
+        """A client whose update depends on its tile on this machine, which may explain the first difference.
 
-        A tile is a group of clients trained together. The round is `parted`, or else the replayed one. None if there is
-        no such client, if nothing differs, or if the checkpoint that the replay began from differs.
+        A tile is a group of clients trained together. The first difference is in round `parted`, or else in the
+        replayed round; of several such clients in that round, this is the first. None if there is no such client, if
+        nothing differs, or if the checkpoint of `start` differs already.
         """
         round = self.round if self.parted is None else self.parted
         if self.agrees or (self.parted is not None and self.parted == self.start):  # a kept state
@@ -179,8 +180,8 @@ def replay(
         client: the client's number or name.
         data, code: current paths of the federation file and of the folder of the user's code; None: as in the recipe.
         run_code: whether code that is only in the run's record may run.
-        ask: called with a description of that code if `run_code` is False; returns whether the code may run. None: it
-            may not.
+        ask: called with a description of that code if `run_code` is False; returns whether the code may run. None: the
+            code may not run.
         say: called with lines on progress.
 
     Raises:
@@ -230,6 +231,7 @@ def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str
 
     Raises:
         InputError: the client was not in the round's cohort.
+        Diverged, EnvironmentFailure: the client's training failed.
     """
     parts, plan = begun.parts, begun.simulation.plan(round)
     number = parts.federation.client_number(client)

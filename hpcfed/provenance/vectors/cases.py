@@ -28,7 +28,7 @@ class Case(NamedTuple):
     Attributes:
         protocol: a name in `PROTOCOLS`.
         algorithm: the recipe's ``algorithm``: the method's name and parameters.
-        changes: other top-level keys of the recipe and their values; those in ``local`` override the protocol's.
+        changes: other top-level keys of the recipe; keys in its ``local`` override those in the protocol's ``local``.
     """
 
     protocol: str

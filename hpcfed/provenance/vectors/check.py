@@ -22,7 +22,7 @@ class Agreement(NamedTuple):
         method: name of the method or case.
         difference: largest difference of a parameter in any round, divided by the largest parameter of that round's
             model; inf if cohorts or minibatches differ.
-        round: the round of the largest difference, from 1; 0 if no model differs.
+        round: the round of this difference, from 1; 0 if no model differs.
     """
 
     method: str
@@ -52,10 +52,10 @@ def read_vectors(path: Path) -> dict[str, Any]:
 
 
 def agreements(path: Path) -> Iterator[Agreement]:
-    """Compare each method and case of a file with the one computed here; yield an `Agreement` for each.
+    """Compare the trajectories in a file with those computed here; yield an `Agreement` for each method and case.
 
     Raises:
-        InputError: the file has no vectors or malformed ones, an unknown method or case, or another problem.
+        InputError: the file has no vectors or malformed ones, an unknown method or case, or another ``problem``.
     """
     recorded = read_vectors(path)
     for key in ("methods", "cases"):

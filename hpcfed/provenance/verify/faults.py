@@ -32,7 +32,7 @@ MAX_LISTED = 4
 
 
 def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
-    """Yield faults of a run folder's files; and lines on checks that passed or were impossible.
+    """Yield a `Fault` for each fault of a run folder's files, and a line for each check that passed or was impossible.
 
     Args:
         run: the run folder.
@@ -82,12 +82,12 @@ def _doubled_entries(run: Path) -> Iterator[Fault]:
 
 
 def ended(run: RecordedRun) -> bool:
-    """Whether the record and the models show that the run has ended, whatever ``result.json`` says."""
+    """Whether the run has ended, judged by its record and its models, not by ``result.json``."""
     return has_ended(run.folder, run.recipe, run.rows)
 
 
 def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
-    """Yield faults of ``result.json``, checkpoints, ``code.json`` and tables: contradictions to the record."""
+    """Yield contradictions between the record and ``result.json``, checkpoints and tables, and within ``code.json``."""
     status, rounds, last = run.result.get("status"), run.result.get("rounds"), len(run.rows)
     if status == "finished" and not ended(run):
         what = f"says finished, but the record has {last} of {run.recipe.rounds} rounds, or the model is missing"
@@ -109,7 +109,7 @@ def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
 
 
 def data_faults(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Fault | str]:
-    """Yield a fault if the federation file has another hash than the recipe records; and lines on checks that passed.
+    """Compare the federation file's hash with the recipe's; yield a fault, or a line if they agree or there is none.
 
     `say` is called with lines on progress.
 

@@ -43,13 +43,14 @@ from hpcfed.types import PERSONAL
 
 @dataclass(frozen=True)
 class RoundAgain:
-    """A round, or the state after it, as computed here.
+    """A round trained here, or a recorded state evaluated here.
 
     Attributes:
-        row: the round's row of the record, as computed here. If only the state was evaluated: its scores; for the state
-            of a checkpoint, hash and running totals, too.
+        row: the round's row, as in the record. Of a recorded state, the row has only the scores and, for a checkpoint,
+            the hash and the running totals.
         clients: the per-client evaluation; None if it was not due.
-        update_hashes: hashes of the round's updates, in the cohort's order; None if not trained or not recorded.
+        update_hashes: hashes of the round's updates, in the cohort's order; None if it was not trained, or if the
+            recipe does not record them.
     """
 
     row: Mapping[str, Any]
@@ -152,13 +153,13 @@ class Again:
         return CheckpointReader(folder, layout, placement, self._world).of_round(round)
 
     def measured(self, due: Due) -> RoundAgain:
-        """Evaluate the state on test set, on training sets and per client, each if its flag in `due` is set."""
+        """Evaluate the simulation's state on the test set, the training sets and per client, each if set in `due`."""
         self._watchdog.stage(f"round {self.round}: evaluation")
         found = self._scores(self.round, due)
         return RoundAgain({"hash": self._simulation.hash, **self._rows.totals, **found[0]}, found[1])
 
     def next(self, due: Due) -> RoundAgain:
-        """Train the next round; evaluate what is due by the recipe or by `due`; see `measured`.
+        """Train the next round, then evaluate what is due by the recipe or set in `due` (see `measured`).
 
         Raises:
             Diverged, InputError, EnvironmentFailure: the training failed.
@@ -205,11 +206,11 @@ class Again:
     def wrong_files(self, tolerance: float | None = None) -> list[str]:
         """Return names of model and private-part files that differ from the simulation's state after the last round.
 
-        A model that is not kept in the folder is compared with its certified SHA-256.
+        Missing and superfluous files are among them. For a model that is not kept, the certified SHA-256 is compared.
 
         Args:
             tolerance: difference allowed in a tensor of the initial private part, which is drawn at random, relative to
-                the tensor's largest entry; None: all bits are compared.
+                the tensor's largest entry; None: that file, like all others, must agree bit for bit.
 
         Raises:
             OSError: a file cannot be read.
@@ -236,7 +237,7 @@ class Again:
         return [*models, *_private_files(self._run.folder)]
 
     def measured_files(self, due: Due) -> RoundAgain:
-        """Evaluate the models and private parts in the run folder's files, for a last round without a checkpoint.
+        """Evaluate the models and private parts in the run folder, in place of a checkpoint of the last round.
 
         The simulation cannot be used afterwards. `due`: see `measured`.
 

@@ -12,7 +12,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Segment:
-    """Rounds ``start + 1`` to ``stop``, computed from the checkpoint of round `start`; 0: from the initial model."""
+    """Rounds to compute, one after another: `start` + 1 to `stop`.
+
+    Attributes:
+        start: round of the checkpoint to begin from; 0: the initial model.
+        stop: the last round to compute.
+    """
 
     start: int
     stop: int
@@ -36,7 +41,7 @@ def reachable(starts: Sequence[int], last: int, rounds: int, count: int) -> Iter
         starts: rounds whose state is kept, ascending; 0: the initial model.
         last: the last round to consider.
         rounds: T, the number of rounds of the run.
-        count: number of rounds to be drawn; the limits of `NEAR` are at least this.
+        count: number of rounds to be drawn; smaller limits of `NEAR` are raised to this number of rounds.
     """
     most, near = max(count, FEW, ceil(rounds / AT_ALL)), max(count, ceil(rounds / NEAR))
     for start, end in pairwise([*(one for one in starts if one < last), last]):
@@ -73,7 +78,7 @@ def oddness(cohorts: Sequence[Sequence[int]], sizes: np.ndarray, batch: int | st
 
 
 def segments(rounds: Sequence[int], starts: Sequence[int]) -> list[Segment]:
-    """Return segments that cover `rounds`, each from the last kept state before; `starts`: rounds of kept states."""
+    """Return segments that cover `rounds`, each beginning at the last of the kept states before it (`starts`)."""
     last: dict[int, int] = {}
     for round in sorted(rounds):
         last[max(start for start in starts if start < round)] = round

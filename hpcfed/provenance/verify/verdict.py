@@ -22,10 +22,10 @@ class Verdict:
         drawn: rounds that a spot check drew uniformly.
         states: rounds whose checkpoint was evaluated and has the recorded scores.
         not_checked: rounds that cannot be computed: no checkpoint leads to them, or their code is not available.
-        chance_missed: largest probability that the spot check missed a single wrong round; None without a spot check,
-            if the run differs, if bits were not compared, or if there are rounds in `not_checked`.
+        chance_missed: upper bound of the probability that the spot check missed the only wrong round of the run; None
+            without a spot check, if the run differs, if bits were not compared, or if `not_checked` is not empty.
         tolerance: relative difference that was allowed in a round; None if bits were compared.
-        largest: largest relative difference found within the tolerance; None if bits were compared.
+        largest: largest relative difference that was found and tolerated; None if bits were compared.
     """
 
     code: int

@@ -149,7 +149,7 @@ class Verifier:
     Args:
         run: the recorded run, whose files are as certified.
         tables: the run's `RecordedTables` on rank 0, in a list of one; empty on other ranks.
-        request: what to verify.
+        request: the settings of the verification.
         world: all ranks.
         watchdog: watches the ranks for hangs.
         say: prints a line on rank 0.

@@ -12,7 +12,7 @@ CANCELS_BY_TERM = True
 
 
 def name_of(step: Step) -> str:
-    """Return "": Flux has no arrays, so the output folder identifies the job; a resubmitted job gets another number."""
+    """Return "": the output folder is enough, since Flux has no arrays; a resubmission changes the job's number."""
     return ""
 
 

@@ -32,9 +32,9 @@ def signal_ranks(step: Step, process: subprocess.Popen[bytes]) -> None:
 
 
 def is_wanted(step: Step) -> bool:
-    """Return whether the script may be submitted again; for an array, only if no job of its name waits.
+    """Return whether the script may be submitted again; for an array, False while jobs with the array's name wait.
 
-    The script submits the whole array, so only one of the array's jobs may submit it.
+    The script submits the whole array, so only one of the array's jobs may submit it again.
     """
     name = os.environ.get("PBS_JOBNAME", "")
     return not step.array or not name or not _waiting(name)

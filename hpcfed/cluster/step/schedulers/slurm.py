@@ -29,7 +29,7 @@ def name_of(step: Step) -> str:
 
 
 def prepare(step: Step) -> Mapping[str, str]:
-    """Return variables that make srun pass on the environment and the cores per rank, and SLURM_JOB_END_TIME.
+    """Return SLURM_JOB_END_TIME, and variables with which srun passes on the environment and the cores per rank.
 
     By default, srun passes no environment on if the job has ``--export=NONE``, and since SLURM 22.05 it ignores the
     ``--cpus-per-task`` of the job. SLURM 22.05 does not set the end time. Cores and end time are left out if unknown.
@@ -77,6 +77,6 @@ def send_back(step: Step) -> bool:
 def cancel_waiting(name: str) -> None:
     """Cancel all waiting jobs with the job name `name` in one command.
 
-    Cancelled one by one, each would start the next, since SLURM counts a cancelled job as failed.
+    If only one were cancelled, the next one of the chain would start: SLURM counts a cancelled job as failed.
     """
     answer("scancel", "--state=PENDING", f"--name={name}", f"--user={os.getuid()}")

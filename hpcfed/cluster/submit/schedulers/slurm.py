@@ -162,8 +162,8 @@ def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None
     cancelling only the next job would start the one after it.
 
     Args:
-        make_room: moves earlier runs away, and returns whether anything is left to do. Called once the first job is
-            accepted, while the queue holds that job. None: nothing is moved.
+        make_room: moves earlier runs away, and returns whether anything is left to do. Called when the scheduler
+            has accepted the first job, which it holds meanwhile. None: nothing is moved.
 
     Returns:
         The jobs' numbers, in order; [] if nothing is left to do.
