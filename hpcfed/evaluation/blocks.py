@@ -31,7 +31,7 @@ class ClientBlocks:
 
     Args:
         split: ``train`` or ``test``: whether to read training or test samples.
-        covered: (N,) bool, which clients are small.
+        covered: (N,) bool, which clients are small; a block without any of them is not read.
         federation, shards: the samples.
         placement, world: decide which clients this rank reads.
     """
@@ -62,7 +62,7 @@ class ClientBlocks:
     def own(self) -> Iterator[tuple[np.ndarray, np.ndarray, Samples]]:
         """Yield each block of this rank: client numbers, (C,), sample counts, (C,), and samples, client after client.
 
-        A block may include clients outside `covered`.
+        A block may include clients outside `covered`, whose samples the caller must ignore.
         """
         read = self._shards.client if self._split == "train" else self._shards.client_test
         for clients in self._blocks:

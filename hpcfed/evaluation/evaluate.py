@@ -46,8 +46,8 @@ class Evaluator:
 
     On the test set, a measure that is a sum over samples is Σ sums / Σ counts over chunks. On the training sets, a
     measure is the unweighted mean over the clients for which it is defined; a matrix of counts is summed over clients.
-    If the model has private parts, a client's samples are measured with the client's part. Clients that `counted`
-    leaves out enter no score; the column `APART` has each such client's measures on its test set.
+    If the model has private parts, a client's samples are measured with the client's part. Clients for which `counted`
+    is False enter no score; the column `APART` has the measures of each of them on its test set.
 
     Args:
         section: the recipe's ``evaluate``.
@@ -59,8 +59,8 @@ class Evaluator:
         outputs: shape of the model's output for one sample.
         private: the clients' private parts; None if the model has none.
         counted: (N,) bool, clients whose data count in the scores; None: all.
-        present: (N,) bool, the clients that train, whose samples ``statistics: training`` uses; None: all.
-        sized_for: device that sets the size limit of clients measured in tiles; None: the model's device.
+        present: (N,) bool, the clients that train; ``statistics: training`` uses their samples; None: all.
+        sized_for: device whose size limit for clients in tiles applies (see `ClientTiles`); None: the model's device.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class Evaluator:
 
     @property
     def num_samples(self) -> dict[str, int]:
-        """``test`` and ``train`` → number of samples behind the scores, without samples of clients left out."""
+        """``test`` and ``train`` → number of samples behind the scores; clients that are not `counted` add none."""
         return {"test": self._federation.num_test_of(self._counted), "train": int(self._sizes.sum())}
 
     @property
     def nothing(self) -> dict[str, Value]:
-        """Scores of a round that is not evaluated: column → None, for all columns."""
+        """Scores of a round without an evaluation: each column of the record → None."""
         return self._scores({}, {}) | (dict.fromkeys([APART]) if self._apart else {})
 
     def __call__(
@@ -118,10 +118,11 @@ class Evaluator:
 
         Args:
             test, train: whether to measure on the test set, and on the training sets.
-            meanwhile: called before the host waits for the GPU's results.
+            meanwhile: called once this rank's work is queued on the GPU, before the host waits for the results; not
+                called if there is nothing to measure.
 
         Returns:
-            Column of the record → score, or None if it was not requested or is undefined.
+            Column of the record → score; None if the score was not requested or is undefined.
         """
         num_test = self._federation.num_test if test else 0
         bounds = self._test_bounds() if test else np.zeros(1, dtype=np.int64)
@@ -156,7 +157,10 @@ class Evaluator:
         return self._scores(of_test, self._of_training(clients)) | self._of_others(chunks, whole)
 
     def averaged_for(self, w: Tensor) -> State:
-        """Return the averaged buffers with which `w`, (d,), is evaluated, re-estimated if ``statistics: training``."""
+        """Return the averaged buffers with which the model `w`, (d,), is to be evaluated.
+
+        With ``statistics: training`` they are re-estimated (`TrainingStatistics`); else they are the current ones.
+        """
         return self._model.averaged if self._statistics is None else self._statistics(w)
 
     @property
@@ -206,11 +210,11 @@ class Evaluator:
         If the model is of another kind or has private parts, no client is measured.
 
         Args:
-            split: ``train`` or ``test``.
+            split: ``train`` or ``test``: the samples to measure on.
             cells: output, (N, cells, 2): see `Measures.cells`; this rank fills in the clients that it measures.
 
         Returns:
-            (N,) bool, the clients that this call measures, on all ranks together.
+            (N,) bool, the clients that some rank measures in this call; the caller must measure the others.
         """
         if self._tiles is None:
             return np.full(self._federation.num_clients, False)
@@ -227,7 +231,9 @@ class Evaluator:
         return covered
 
     def loss_of(self, client: int, w: Tensor, samples: Samples, own: State) -> float:
-        """Return a client's training loss f_i(w), a mean or sum as ``loss.reduction`` says; 0 without samples.
+        """Return a client's training loss f_i(w): the mean or sum over its samples, as set by ``loss.reduction``.
+
+        It is 0 if the client has no samples.
 
         Args:
             client: the client's number.
@@ -251,13 +257,13 @@ class Evaluator:
         return total / max(len(samples[1]), 1) if self._averages else total
 
     def note_undefined(self, name: str, part: str, clients: Sequence[int] = (), of: int = 0) -> None:
-        """Add to `news` a line that a measure is undefined; only one line for each measure and part.
+        """Add to `news` a line that a measure is undefined; later calls with the same measure and part add nothing.
 
         Args:
-            name: the measure.
-            part: ``test set``, ``training samples`` or ``test samples``.
-            clients: numbers of the clients for which it is undefined.
-            of: number of clients with samples in the part; 0: the measure is undefined on the part as a whole.
+            name: the measure's name.
+            part: where the measure is undefined: ``test set``, ``training samples`` or ``test samples``.
+            clients: numbers of the clients for which the measure is undefined.
+            of: number of clients with samples in the part; 0 if the measure is undefined on the part as a whole.
         """
         if (name, part) in self._said:
             return

@@ -99,7 +99,7 @@ class Measures:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """In this block the model is in evaluation mode, without gradients, in ``evaluate.precision``.
+        """Block in which the model is in evaluation mode, without gradients, with matrix products in `precision`.
 
         Sums computed on a GPU are written to their arrays only when the block ends.
         """
@@ -122,7 +122,7 @@ class Measures:
             seed_generators(self._model.vector.device, self._seed, Purpose.EVALUATION, client=unit)
 
     def cells(self, samples: Samples, unit: int, out: np.ndarray) -> None:
-        """Measure the loaded model on the samples of a `unit` (see `begin`); write all measures into `out`, (cells, 2).
+        """Measure the loaded model on the `samples` of client or chunk `unit`; write all measures to `out`, (cells, 2).
 
         A measure in `sums` has one cell, (sum, count); one in `whole` has a cell (number, 1) for each number of its
         value, or (0, 0) if it is undefined. Sums computed on a GPU are in `out` only when `measuring` ends.
@@ -175,12 +175,12 @@ class Measures:
         return found
 
     def of_samples(self, samples: Samples, unit: int, out: np.ndarray) -> Tensor:
-        """Write sum and count of each of the S `sums` over the samples of a `unit` (see `begin`) into `out`, (S, 2).
+        """Measure the S `sums` on the `samples` of client or chunk `unit`; write each (sum, count) to `out`, (S, 2).
 
         Sums computed on a GPU are in `out` only when `measuring` ends.
 
         Returns:
-            The outputs of the n samples, (n, …), on the host, if `whole` has measures; else an empty tensor.
+            The model's outputs on the n samples, (n, …), on the host; an empty tensor if `whole` is empty.
         """
         self.begin(unit)
         out[:], outputs, on_host = 0, [], self._model.vector.device.type == "cpu"
@@ -205,7 +205,8 @@ def _in_full(output: Tensor) -> Tensor:
 def value_of(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:
     """Return a measure's value from its cells, (cells, 2); None if it is undefined, that is, if a cell's count is 0.
 
-    If `shape` is (), the value is its only cell's quotient, sum / count; else a matrix of counts, as nested lists.
+    If `shape` is (), the value is the quotient of the only cell, sum / count; else it is a matrix of counts, of this
+    shape, as nested lists of int.
     """
     if not pairs[:, 1].all():
         return None

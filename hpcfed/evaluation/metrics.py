@@ -60,7 +60,7 @@ class WholeMetric:
         return prod(self.shape)
 
     def cells(self, output: Tensor, target: Tensor) -> np.ndarray:
-        """Return the metric as cells, (size, 2): (number, 1) for each number of its value; zeros if it is undefined."""
+        """Return the metric's cells, (size, 2): (number, 1) for each number of its value; zeros if it is undefined."""
         found = self.function(output, target)
         if found is None or (self.shape and np.ndim(found) == 0):  # nan, since an output is not finite
             return np.zeros((self.size, 2))
@@ -70,9 +70,9 @@ class WholeMetric:
 def whole_metrics(
     metrics: Mapping[str, Metric], task: str, num_classes: int | None, python_path: Sequence[Path]
 ) -> dict[str, WholeMetric]:
-    """Return the recipe's metrics that need all samples at once, by name.
+    """Return those of ``evaluate.metrics``, `metrics`, that need all samples at once, by name.
 
-    `num_classes` is None for tasks without classes; `python_path` lists the folders of the user's modules.
+    `num_classes` is None if the `task` has no classes; `python_path` lists the folders of the user's modules.
 
     Raises:
         InputError: a function of the user cannot be imported.
@@ -108,14 +108,18 @@ def _labels(target: np.ndarray, multi_label: bool) -> np.ndarray:
 
 
 def ranking_scores(output: np.ndarray) -> np.ndarray:
-    """Return ranking scores from logits (n, C): the second class's score, (n,), if C ≤ 2; else probabilities (n, C)."""
+    """Return the scores by which samples are ranked, from logits (n, C).
+
+    If C is 1, they are the logits, (n,); if C is 2, the second logit minus the first, (n,); else the classes'
+    probabilities, (n, C).
+    """
     if output.shape[1] <= 2:
         return output[:, -1] - (output[:, 0] if output.shape[1] == 2 else 0.0)
     return probabilities(output)
 
 
 def probabilities(output: np.ndarray) -> np.ndarray:
-    """Return the classes' probabilities, (n, C), from logits (n, C), or (n, 1) for two classes."""
+    """Return the classes' probabilities, (n, C), from logits (n, C), or from a single logit, (n, 1), if C = 2."""
     if output.shape[1] == 1:
         output = np.concatenate([np.zeros_like(output), output], axis=1)
     powers = np.exp(output - output.max(axis=1, keepdims=True))

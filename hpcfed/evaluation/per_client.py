@@ -36,8 +36,8 @@ class ClientScores:
 
     Attributes:
         models: names of the measured models, as in ``evaluate.clients.models``.
-        sizes: split (``train``; ``test`` if clients have test sets) → number of samples of each client, (N,) int64; 0
-            for clients left out of evaluations.
+        sizes: split → number of samples of each client, (N,) int64, 0 for clients that are not evaluated; the splits
+            are ``train`` and, if clients have test sets, ``test``.
         directions: measure → whether larger values are better; None if this is unknown, as it is for a matrix.
         layout: position of each measure in the last two axes of `cells`.
         cells: the measures, (N, models, splits, cells, 2) float64: see `Measures.cells`.
@@ -83,10 +83,10 @@ class ClientScores:
     def summary(self) -> dict[str, Any]:
         """Return model → split → measure → mean, worst decile and variance over clients; matrices are left out.
 
-        All clients with samples have equal weights. Clients for which a metric of the recipe is undefined are left out;
-        the metric's entry ``clients`` is the number C of clients with a value. The worst decile is the mean over the
-        ⌈C/10⌉ clients with the worst values (Li et al., "Fair resource allocation in federated learning", ICLR 2020,
-        Table 1); it is omitted if the measure's direction is None. The variance is Σ (value − mean)² / C. A measure's
+        Mean and variance are over the C clients with a value, with equal weights; for a metric of the recipe, which may
+        be undefined for some clients, C is the entry ``clients``. The worst decile is the mean over the ⌈C/10⌉ clients
+        with the worst values (Li et al., "Fair resource allocation in federated learning", ICLR 2020, Table 1); it is
+        omitted if it is unknown whether larger values are better. The variance is Σ (value − mean)² / C. A measure's
         entry is None if no client has a value, or if a value is not finite.
         """
         return {
@@ -111,9 +111,11 @@ class ClientScores:
 class ClientEvaluator:
     """Evaluates global models, clients' stored models, and fine-tuned models on each client's samples.
 
+    A global or stored model is measured with the client's private parameters, if the model has any.
+
     Args:
         section: the recipe's ``evaluate``.
-        parts: the parts of the simulation; a model with private parts is measured with those of the client.
+        parts: the parts of the simulation, such as the clients' states, private parameters and samples.
         evaluator: computes the measures.
     """
 
@@ -137,7 +139,7 @@ class ClientEvaluator:
         return sum(int(np.count_nonzero(sizes)) for sizes in self._sizes.values())
 
     def __call__(self, w: Tensor, round: int) -> ClientScores:
-        """Measure all clients after `round`, with the global model `w`, (d,); collective, with one reduction."""
+        """Measure all clients after `round`; `w`, (d,), is the global model. Collective, with one reduction."""
         world, models, federation = self._parts.world, self._section.models, self._parts.federation
         layout = self._measures.layout
         shape = (federation.num_clients, len(models), len(self._sizes), layout.size, 2)

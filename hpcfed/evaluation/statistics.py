@@ -2,11 +2,11 @@
 
     μ = Σ_b n_b μ_b / n,     σ² = Σ_b n_b (σ_b² + μ_b²) / n − μ²
 
-The sums run over minibatches b of n_b samples of each client outside ``cohort.without``; n = Σ_b n_b. A minibatch has
-at most ``evaluate.batch_size`` samples, or more if a minibatch would otherwise have a single sample. μ_b and σ_b²
-(unbiased) are mean and variance of the input of a layer with running statistics, while every such layer normalises by
-its minibatch's statistics; all else, such as dropout, is in evaluation mode. Sums over clients are taken in the order
-of client numbers, so values do not depend on the number of ranks.
+The sums run over minibatches b of n_b samples, of all clients except those in ``cohort.without``; n = Σ_b n_b. A
+minibatch has at most ``evaluate.batch_size`` samples, or more if a minibatch would otherwise have a single sample. μ_b
+and σ_b² (unbiased) are mean and variance of the input of a layer with running statistics, while every such layer
+normalises by its minibatch's statistics; all else, such as dropout, is in evaluation mode. Sums over clients are taken
+in the order of client numbers, so values do not depend on the number of ranks.
 
 Reference: Izmailov et al., "Averaging weights leads to wider optima and better generalization", UAI 2018, section 3.2.
 """
@@ -38,7 +38,7 @@ class TrainingStatistics:
     Args:
         model: the model.
         shards: the clients' samples.
-        sizes: number of training samples of each client, (N,); 0 for clients to leave out.
+        sizes: number of training samples of each client, (N,); clients with 0 are left out.
         placement, world: decide which clients' samples this rank reads.
         private: the clients' private parts; None if the model has none.
         batch_size: most samples in a minibatch; exceeded only to avoid minibatches of one sample.
@@ -62,7 +62,7 @@ class TrainingStatistics:
         self._width = len(_read(model.averaging, "running_mean"))
 
     def __call__(self, w: Tensor) -> State:
-        """Return the averaged buffers for the model `w`, (d,); only the running statistics are newly estimated."""
+        """Return the averaged buffers for the model `w`, (d,): new running statistics; all else as in the model."""
         means, squares = self._sums(w).reshape(2, -1) / self._sizes.sum()
         self._model.load(w)
         _write(self._model.averaging, "running_mean", means)

@@ -5,10 +5,10 @@ fill a slot of B rows, and a tile of R slots goes through a layer as one batched
 
     (R, B, inputs) · (R, inputs, outputs),   B = least power of two ≥ `LEAST_ROWS` and ≥ the client's number of samples
 
-R and the layers' widths, padded with zeros, depend on B and the recipe alone. A slot is filled up with copies of the
-client's last sample; slots without a client are computed and thrown away. Clients with more than `most_samples` samples
-go through the model alone. With ``bits: portable`` no output depends on other rows, so a slot has exactly its client's
-samples, and no slot is empty.
+R depends on B and the recipe alone; the layers' widths, which are padded with zeros, on the recipe alone. A slot is
+filled up with copies of the client's last sample; slots without a client are computed and thrown away. Clients with
+more than `most_samples` samples go through the model alone. With ``bits: portable`` no output depends on other rows, so
+B is exactly the client's number of samples, and no slot is empty.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Tile(NamedTuple):
     """Outputs of the clients in one tile.
 
     Attributes:
-        clients: the client in each of the first slots, as an index into the `sizes` of `ClientTiles.__call__`; the
-            remaining slots are empty.
+        clients: the client in each slot, as an index into the `sizes` of `ClientTiles.__call__`; if there are fewer
+            than R, the last slots have no client, and their outputs no meaning.
         output, target: outputs (R, B, outputs per sample) and targets (R, B, …) of R slots of B rows; client k's
             samples are the first ``sizes[k]`` rows of its slot.
     """
@@ -59,7 +59,7 @@ class ClientTiles:
         model: a linear model or a perceptron.
         layers: the model's linear layers, with ReLU between them.
         batch_size: the recipe's ``evaluate.batch_size``; clients with more samples are not small.
-        sized_for: device that sets the size limit of small clients; None: the model's device.
+        sized_for: device, CPU or GPU, whose limit on a small client's work applies; None: the model's device.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ClientTiles:
         """Most samples that a client evaluated in a tile may have."""
 
     def takes(self, sizes: np.ndarray) -> np.ndarray:
-        """Return which clients are evaluated in tiles, (C,) bool, from their numbers of samples `sizes`, (C,)."""
+        """Return which of C clients are evaluated in tiles, (C,) bool; `sizes`, (C,), are their numbers of samples."""
         return (sizes > 0) & (sizes <= self.most_samples)
 
     def __call__(self, sizes: np.ndarray, samples: Samples) -> Iterator[Tile]:

@@ -3,11 +3,11 @@
 With K local steps, R rounds and |S| sites a round, a federated run computes R · K · |S| gradients; a site that is in
 every round takes R · K steps. The baselines are plain SGD, run as FedAvg with one client a round:
 
-    pooled        one client with all training samples; an arm of R · K steps, and an arm of K · |S| steps a round
-    alone         each site by itself; an arm of R · K steps for each
-    travelling    one model passed from site to site, K steps at each; an arm of R visits, and an arm of R · |S| visits
+    pooled        one client with all training samples; one arm takes K steps a round, a second K · |S|, for R rounds
+    alone         each site by itself; one arm for each site takes K steps a round, for R rounds
+    travelling    one model passed from site to site, K steps at each; one arm makes R visits, a second R · |S|
 
-If |S| is 1, the second arms are left out.
+If |S| is 1, there are no second arms.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ FEDERATED = "federated"
 OF_THE_WAY = (*updates.LISTS, "secure_aggregation", "secret_seed", "secret_commitment")
 """Recipe keys that transform or protect updates, their means or the model sent; baselines have none of them."""
 POINTS = 20
-"""Least number of evaluations of a run that has as many rounds."""
+"""Least number of evaluations of a run with at least so many rounds."""
 Content = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class TrainingAmount:
-    """The amount of training: K local steps in each of R rounds, at |S| sites a round.
+    """The amount of training in a federated run: K local steps in each of R rounds, at |S| sites a round.
 
     Attributes:
         steps: K in each of J splits, (J,); with ``local.epochs`` it depends on the sizes of the split's training sets.
-        rounds: R.
-        sites: |S|.
+        rounds: R, the number of rounds.
+        sites: |S|, the number of sites in a round.
     """
 
     steps: tuple[int, ...]
@@ -58,7 +58,7 @@ class TrainingAmount:
 
     @property
     def every(self) -> int:
-        """Rounds between two evaluations."""
+        """Rounds between two evaluations of a federated run."""
         return max(1, self.rounds // POINTS)
 
     def in_text(self, factor: int = 1) -> str:
@@ -77,10 +77,10 @@ class Arm:
         kind: ``federated``, ``pooled``, ``alone`` or ``travelling``.
         steps: gradient steps of one run, as text.
         rounds: rounds of one run.
-        overrides: a method's overrides of the study's recipe, ``key=value``, then those of the tuned values.
+        overrides: the method's overrides of the study's recipe, ``key=value``, then those that set tuned values.
         site: index of the site that trains alone; None for other kinds.
-        factor: |S| for a baseline with as many steps as the |S| sites of each round together; else 1.
-        tunes: whether the model is also fine-tuned at each site, which gives the baseline ``personalised``.
+        factor: |S| for a baseline that takes as many steps as all |S| sites of a round together; else 1.
+        tunes: whether the model is fine-tuned at each site as well, for the baseline ``personalised``.
         personal: whether each site trains a personal model beside the common one.
     """
 
@@ -102,10 +102,10 @@ class Arm:
 
 
 def training_amount(recipe: Recipe, sizes: Sequence[np.ndarray]) -> TrainingAmount:
-    """Return the local steps, rounds and sites a round that a recipe sets.
+    """Return the amount of training that a recipe sets.
 
-    `sizes` has one array per split: the number of training samples of each site, (N,). With ``local.epochs``, the local
-    steps are those of a site of mean size.
+    `sizes` has one array per split: the number of training samples of each site that trains. With ``local.epochs``, the
+    local steps are those of a site of mean size.
 
     Raises:
         InputError: the recipe has a schedule of cohorts, leaves clients out, or stops early by scores or time.
@@ -142,10 +142,10 @@ def make_arms(
     sites: Sequence[str],
     amount: TrainingAmount,
 ) -> list[Arm]:
-    """Return the arms to train: the methods, the pooled and travelling baselines, and each site alone.
+    """Return the arms to train: the `methods`, then pooled, travelling and each of the `sites` alone, if chosen.
 
-    Personalised models and ensembles have no arm: they are made from these arms' models. `reference` is the key of the
-    method whose models are fine-tuned for ``personalised``.
+    `baselines` names the chosen baselines. Two of them have no arms: ``personalised`` fine-tunes the models of the
+    method with key `reference`, and ``ensemble`` uses the models of the sites alone, which are then trained.
     """
     one, whole, rounds = amount.in_text(amount.rounds), amount.in_text(amount.rounds * amount.sites), amount.rounds
     federated, tuned = f"{one} at each of {amount.sites} sites", PERSONALISED in baselines
@@ -180,16 +180,16 @@ def recipe_of(
     clients: Sequence[int],
     run: Mapping[str, Any],
 ) -> Recipe:
-    """Return an arm's recipe on one split.
+    """Return the recipe of an arm's run on one split.
 
     Args:
         arm: the arm.
         recipe: the study's recipe.
         amount: the amount of a federated run's training.
         split: index of the split.
-        shared: the baselines' ``parameters`` section, with no parameter private.
-        clients: the sites that are clients of the split's file, in the file's order.
-        run: the run's ``name``, ``seed``, ``data`` and ``output``.
+        shared: the baselines' ``parameters`` section (see `shared_parameters`).
+        clients: indices of the sites that train, in the order of the clients in the split's file of sites.
+        run: values of the recipe's ``name``, ``seed``, ``data`` and ``output``.
 
     Raises:
         InputError: a key is unknown or out of range.
@@ -248,7 +248,7 @@ def _stretched(local: Content, factor: int) -> Content:
 
 
 def shared_parameters(recipe: Recipe) -> Content:
-    """Return the recipe's ``parameters`` section with no parameter private; buffers that were private are averaged.
+    """Return the recipe's ``parameters`` section with all parameters shared; private buffers become averaged ones.
 
     Raises:
         InputError: the model cannot be built.

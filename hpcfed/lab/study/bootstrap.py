@@ -80,11 +80,11 @@ class ResampleProgress:
     """Prints the progress of resampling on rank 0, at most one line every 10 s.
 
     Attributes:
-        name: the study's name.
-        speaks: whether this rank prints.
+        name: the study's name, at the beginning of each line.
+        speaks: whether this process prints.
         stops: returns True once resampling has been asked to stop.
-        pace: the times of the printed lines.
-        done: the words after ``done/total`` in a line, unless `update` has others.
+        pace: decides when the next line is due, and estimates the time left.
+        done: the words after ``done/total`` in a line, if `update` is called without `what`.
     """
 
     name: str
@@ -94,12 +94,12 @@ class ResampleProgress:
     done: str = "done"
 
     def begin(self, count: int, sites: int) -> None:
-        """Announce `count` resamples at each of `sites` sites, and start the clock."""
+        """Print that there will be `count` resamples at each of `sites` sites, and start the clock."""
         self.pace, self.done = Pace(), f"resamples done, {count:,} at each of {sites} sites"
         self._say(f"{count:,} resamples of the patients of each of {sites} sites")
 
     def update(self, done: int, total: int, what: str = "") -> None:
-        """Print ``done/total`` and what is counted: `what`, or by default the resamples of all sites together.
+        """Print a line if one is due: ``done/total`` and `what` is counted, by default resamples of all sites together.
 
         Raises:
             Stopped: resampling has been asked to stop.
@@ -116,9 +116,10 @@ class ResampleProgress:
 
 
 def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: ResampleProgress) -> Resampled:
-    """Return (row's key, metric's name) → resampled values of each site, then of the mean of sites, (N + 1, `count`).
+    """Return (row's key, metric's name) → values in `count` resamples, (N + 1, `count`).
 
-    The mean is over the sites of `View.measured`. Undefined values are nan. Rows without stored models are missing.
+    The first N rows of the array are the sites', the last is their mean, over the sites of `View.measured`. Undefined
+    values are nan. Table rows without stored models, such as fine-tuned ones, have no entry.
 
     Raises:
         InputError: a model of the runs cannot be read.
@@ -146,9 +147,10 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: R
 
 
 def single_intervals(view: View) -> Single:
-    """Return (row's key, metric's name) → site → DeLong's interval of two-class AUROC; sites without one are missing.
+    """Return (row's key, metric's name) → site → DeLong's interval of two-class AUROC.
 
-    Empty if several splits test on a site, if samples have groups, or if no metric is a two-class AUROC.
+    A site has no entry if it has no interval (`auroc_interval`). The result is empty if several splits test on a site,
+    if samples have groups, or if no metric is a two-class AUROC.
 
     Raises:
         InputError: a model of the runs cannot be read.
@@ -303,11 +305,12 @@ def _of_all(
 
 
 def auroc(output: torch.Tensor, target: torch.Tensor) -> Weighted:
-    """Return two-class AUROC as a function of multiplicities: how often each sample is in each resample, (b, n).
+    """Return the function from multiplicities to two-class AUROC, (b,), for n samples with `output` and `target`.
 
-    AUROC is the share of (positive, negative) pairs in which the positive has the larger score, ties ½; nan if a class
-    is absent or an output is not finite. Samples are sorted once. In a resample, each distinct score adds its positives
-    times (negatives with a lower score plus half of the negatives with this score).
+    Multiplicities, (b, n), say how often each sample is in each of b resamples. AUROC is the share of (positive,
+    negative) pairs in which the positive has the larger score, ties ½; nan if a class is absent or an output is not
+    finite. Samples are sorted once. In a resample, each distinct score adds its number of positives times the number of
+    negatives with a lower score, those with the same score counted half.
     """
     scores = ranking_scores(output.double().numpy())
     if not np.isfinite(scores).all():

@@ -11,7 +11,7 @@ from hpcfed.lab.study.statistics import Ends
 
 
 def value_text(value: float, metric: StudyMetric) -> str:
-    """Return a value as text: ``81.2`` if in percent, else ``0.812``; a dash if it is not finite."""
+    """Return a value such as 0.812 as text: ``81.2`` if in percent, else ``0.812``; a dash if it is not finite."""
     if not math.isfinite(value):
         return ABSENT
     return f"{100 * value:.1f}" if metric.is_percentage else f"{value:.3f}"
@@ -20,7 +20,8 @@ def value_text(value: float, metric: StudyMetric) -> str:
 def estimate_text(value: MeanEstimate | None, metric: StudyMetric, splits: int = 0) -> str:
     """Return an estimate as text: ``81.2 ± 0.4``, or ``81.2 [80.1, 82.0]`` if its interval is not symmetric.
 
-    It begins with ``1 of 5:`` if only one of 5 `splits` has a value. None is shown as a dash.
+    The text begins with ``1 of 5:`` if the estimate is from one of 5 `splits`; with `splits` = 0 it never does. None
+    gives a dash.
     """
     if value is None:
         return ABSENT
@@ -33,7 +34,7 @@ def estimate_text(value: MeanEstimate | None, metric: StudyMetric, splits: int =
 
 
 def difference_text(value: MeanEstimate | None, metric: StudyMetric) -> str:
-    """Return an estimate of a difference as text: ``+1.2 [−0.3, +2.7]``; a dash for None."""
+    """Return an estimate of a difference as text: ``+1.2 [−0.3, +2.7]``, or ``+1.2`` without interval; – for None."""
     if value is None:
         return ABSENT
     mean = _signed(value.mean, metric)
@@ -46,9 +47,9 @@ def signed_interval_text(ends: Ends | None, metric: StudyMetric) -> str:
 
 
 def percentile_text(mean: float, ends: Ends | None, metric: StudyMetric) -> str:
-    """Return a mean and its percentile interval as text: ``81.2 [79.0, 83.1]``, ``81.2 [–]`` if both ends are equal.
+    """Return a mean and its percentile interval as text: ``81.2 [79.0, 83.1]``, or ``81.2 [–]`` if the ends are equal.
 
-    A dash if the mean is not finite or there is no interval.
+    The text is a dash if the mean is not finite or `ends` is None.
     """
     if ends is None or not math.isfinite(mean):
         return ABSENT

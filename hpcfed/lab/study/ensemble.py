@@ -50,7 +50,7 @@ def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
 
 
 def test_samples(study: Study, split: int) -> dict[int, Samples]:
-    """Return site → test samples (x, y) in a split, in the scale and dtype of the runs; only sites with samples."""
+    """Return site → its test samples (x, y) in a split, in the scale and dtype of the runs; only sites with any."""
     out = study.splits.each[split].site
     with Federation.open(files_of(study.folder / DATA, split).sites) as federation:
         shards = Shards(federation, getattr(torch, study.recipe.dtype), torch.device("cpu"), ROOM)
@@ -98,10 +98,10 @@ def _measure(functions: Functions, samples: Samples) -> Values:
 
 
 def functions_of(study: Study, split: int) -> Functions:
-    """Return a study's metrics as functions, by name: sums over samples; and metrics that need all samples at once.
+    """Return two mappings from a metric's name to its function: sums over samples; metrics of all samples at once.
 
-    The sums include accuracy, if the task has it, and the loss, in the runs' dtype and with the class weights of the
-    split's training samples. Cox's loss, which needs all samples at once, is left out.
+    The first has accuracy, too, if the task has it, and the loss, in the runs' dtype and with the class weights of the
+    split's training samples. Cox's loss, which needs all samples at once, is in neither.
     """
     recipe, dataset, dtype = study.recipe, study.samples.dataset, getattr(torch, study.recipe.dtype)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)

@@ -34,7 +34,7 @@ COMMON_TEST = "the common test set is scaled"
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """Paths of the two federation files of a split."""
+    """Paths of a split's two federation files: with the sites as clients, and with all training samples pooled."""
 
     sites: Path
     pooled: Path
@@ -54,8 +54,9 @@ def write_split(
         files: the paths.
         samples: the samples of all sites, not scaled.
         split: which samples are for training and which for testing.
-        scale: ``client``: x is standardized by each client's training samples; ``pooled``: by all; ``none``: not.
-        about: provenance to store in the files: kind of split, number, seed.
+        scale: ``client``: standardize each site's x by the site's training samples; ``pooled``: by those of all sites;
+            ``none``: do not standardize.
+        about: provenance to store in the files, such as the kind of split, its number and seed.
 
     Raises:
         InputError: the samples cannot be scaled.
@@ -81,7 +82,7 @@ def write_split(
 def remarks_on(files: SplitFiles) -> list[str]:
     """Return the remarks on filling and scaling that are stored in a split's files.
 
-    Remarks on the common test set are omitted: that set is the left-out site, for which `Study.remarks` has a line.
+    Remarks on the common test set are omitted: it has the left-out site's samples, on which `Study.remarks` has a line.
 
     Raises:
         InputError: a file is damaged.

@@ -27,10 +27,10 @@ SHADE = 0.55
 
 
 def curves_of(view: View, metric: StudyMetric, site: int) -> Curves:
-    """Return each row's learning curve at a site: means over splits and seeds, against rounds.
+    """Return each row's learning curve at a site: the metric against rounds, mean over splits and seeds.
 
-    Rounds of longer runs are rescaled to the methods' number of rounds. Rows of several arms have no curve, and curves
-    have no points at rounds that some run has not measured.
+    Rounds of arms with more rounds than the methods are scaled down to the methods' number. A row of several arms has
+    no curve. A round has no point if some run that has values at the site has none in this round.
     """
     arms = {arm.key: arm for arm in view.study.arms}
     found = {}
@@ -53,7 +53,7 @@ def curves_of(view: View, metric: StudyMetric, site: int) -> Curves:
 def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric) -> Figure:
     """Draw one site's learning curves.
 
-    `places` maps a row's title to its index, which sets its colour and dashes: a row looks the same at all sites.
+    `places` maps a row's title to its index in the tables, which sets the colour and dashes, equal at all sites.
     """
     figure, ((axes,),) = panels(PAGE, 1, 1)
     for title, (rounds, values) in curves.items():
@@ -88,7 +88,7 @@ def draw_cross(matrix: np.ndarray, sites: Sequence[str], metric: StudyMetric) ->
 
 
 def draw_confusion(counts: np.ndarray, labels: Sequence[str]) -> Figure:
-    """Draw a confusion matrix (C, C): rows are labels, columns predictions; shades are shares of a row."""
+    """Draw a confusion matrix (C, C): rows are labels, columns predictions; shades show shares of the row."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     size = MARGIN + CELL * len(labels)
     figure, ((axes,),) = panels(Medium(max(size + 0.4, 3.0), size, PAGE.font, legend=False), 1, 1)

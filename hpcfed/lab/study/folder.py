@@ -35,11 +35,12 @@ OF_A_STUDY = {SETTINGS, PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING, SAMPLES}
 def prepare(study: Study, *, fresh: bool, say: Callable[[str], None] = nobody) -> list[str]:
     """Make the study's folder and its splits' files; return remarks on filling and scaling. On rank 0 only.
 
-    If the folder holds a study with different splits, it is refused; with `fresh`, its files are moved to a subfolder
-    ``previous-1`` (or the next free number). `say` prints progress.
+    A folder with a study of different splits is refused or, if `fresh`, cleared: the files of that study are moved to
+    its subfolder ``previous-1`` (or the next free number). `say` prints progress.
 
     Raises:
-        InputError: the folder holds files that are not a study's, or a study with different splits, or is not writable.
+        InputError: the folder holds files that are not a study's or, unless `fresh`, a study of different splits; it is
+            not writable; or samples cannot be filled or scaled.
         EnvironmentFailure: the disk is full or failed.
     """
     folder, about = study.folder, study.about()
@@ -63,7 +64,7 @@ def prepare(study: Study, *, fresh: bool, say: Callable[[str], None] = nobody) -
 
 
 def prepare_inner(inner: Study, *, fresh: bool, say: Callable[[str], None] = nobody) -> None:
-    """Make the folder and the splits' files of the inner study, on which values are tuned. On rank 0 only.
+    """Make the folder and the splits' files of the `inner` study, on which values are tuned. On rank 0 only.
 
     Raises:
         InputError: as in `prepare`; the message names ``--tune``.

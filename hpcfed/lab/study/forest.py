@@ -72,11 +72,12 @@ class ForestPanel:
     """One panel: a site, or the mean of the sites.
 
     Attributes:
-        title, note: the heading: the name, and the number of tested samples or of sites.
-        marks: one per row of the tables; None if the metric is undefined, and for the row `minus`.
+        title: the site's name, or the words for the mean of the sites.
+        note: text below the title: the number of the site's tested samples, or of the sites in the mean.
+        marks: one per row of the tables; None for the row `minus`, and for rows with an undefined metric.
         line: position of the dashed line, the mean of the reference; None if undefined.
         axis: label of the axis.
-        minus: index of the row that is subtracted from all others; None in panels of values.
+        minus: index of the reference's row in panels of differences from it; None in panels of values.
         limits: ends of the axis.
     """
 
@@ -100,7 +101,7 @@ class Forest:
         reference: index of the reference's row.
         values: the panels of values.
         differences: the panels of differences from the reference, in the same order; empty if there is one row.
-        of_patients: whether there are intervals over patients.
+        of_patients: whether intervals over patients have been computed.
         over: unit of the intervals `ForestMark.corrected`: ``splits``, or ``sites`` if each split leaves one site out.
     """
 
@@ -115,7 +116,7 @@ class Forest:
 
     @property
     def has_own_scales(self) -> bool:
-        """Whether the panels' scales differ."""
+        """Whether panels have separate scales, among those of values or those of differences."""
         return any(len({panel.limits for panel in each}) > 1 for each in (self.values, self.differences))
 
 
@@ -235,7 +236,7 @@ def _limits(every: Sequence[ForestPanel], domain: Ends) -> Ends:
 
 
 def draw_forest(forest: Forest, shown: Sequence[ForestPanel], medium: Medium) -> Figure:
-    """Draw the panels `shown` in a grid of at most four columns, with the width and font size of `medium`."""
+    """Draw `shown`, the panels of values or of differences, in at most four columns, sized for `medium`."""
     columns = len(shown) if len(shown) <= 4 else 4 if len(shown) in (7, 8) or len(shown) > 9 else 3
     inch = medium.font / 72
     titles = ["\n".join(_wrapped(title, LABEL_WIDTH, 3)) for title in forest.titles]

@@ -38,7 +38,7 @@ class TestedLabels:
 
     @property
     def tested(self) -> np.ndarray:
-        """Whether each split tests on each site, (J, N) bool."""
+        """Which sites each split tests on, (J, N) bool."""
         return np.asarray(self.present.any(axis=(2, 3)))
 
     @property

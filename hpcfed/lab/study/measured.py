@@ -20,10 +20,11 @@ from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
 
 
 def read_results(study: Study, finished: Collection[str]) -> StudyResults:
-    """Read the results of the runs named in `finished`; skip all others, such as a run to be continued for more rounds.
+    """Read the results of the runs whose names are in `finished`; skip all others, such as runs to be continued.
 
     Raises:
-        InputError: a run's files are damaged or lack rows, or it has not measured the study's metrics.
+        InputError: a run's files are damaged, its ``clients.csv`` lacks rows, or it has not measured a metric of the
+            study.
     """
     runs: dict[str, list[RunResult]] = {}
     planned: dict[str, int] = {}

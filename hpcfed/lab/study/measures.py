@@ -42,11 +42,11 @@ class StudyMetric:
     """A scalar metric that the tables compare.
 
     Attributes:
-        name: its name in the recipe and in files.
+        name: the metric's name in the recipe and in files.
         larger_is_better: whether larger values are better; None if unknown.
-        best_by_one_class: whether always predicting a class gives the best value on samples of only that class.
-        undefined: the condition, in words, under which it has no value; "" if it always has one.
-        is_percentage: whether it is written in percent.
+        best_by_one_class: whether, on samples of a single class, always predicting this class gives the best value.
+        undefined: the condition, in words, under which the metric is undefined; "" if it is always defined.
+        is_percentage: whether values are written in percent.
     """
 
     name: str
@@ -62,7 +62,7 @@ class StudyMetric:
 
     @property
     def without_direction(self) -> str:
-        """Text saying that it is unknown whether larger or smaller values are better; "" if this is known."""
+        """Sentence for the user that the metric has no known direction; "" if it is known which values are better."""
         known = self.larger_is_better is not None
         return "" if known else f"{self.title} has no direction (better: {' or '.join(DIRECTIONS)})"
 
@@ -96,9 +96,10 @@ def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
 
 
 def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:
-    """Return the scalar metrics of a recipe, then accuracy if the task has it; the loss if there are none.
+    """Return the scalar metrics of a recipe, then accuracy if the task has it; if there are neither, the loss.
 
-    The first is meant as the main metric.
+    The first is the study's main metric, except that `read_study` prefers accuracy to a default metric that is
+    undefined everywhere.
     """
     found = [
         StudyMetric(

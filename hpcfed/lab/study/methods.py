@@ -26,11 +26,12 @@ class MethodChoice:
     """One method of a study.
 
     Attributes:
-        key: its name in file names.
-        title: its name in tables.
-        overrides: overrides of the recipe that select it, ``key=value``.
-        name: its ``algorithm.name``, or ``recipe``.
-        examples: recipe keys of required parameters with example values, since the user set none; they can be tuned.
+        key: the method's name in file names.
+        title: the method's name in tables.
+        overrides: overrides of the recipe that select the method, ``key=value``.
+        name: value of ``algorithm.name``, or ``recipe`` for the recipe's method.
+        examples: recipe keys of the required parameters that the user has not set; `overrides` sets example values,
+            which tuning may replace.
         personal: whether each site trains a personal model beside the common one.
     """
 
@@ -44,7 +45,7 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods of a study, the key of the reference for all comparisons, and remarks for the user."""
+    """The methods of a study, the key of the `reference` with which all are compared, and remarks for the user."""
 
     each: tuple[MethodChoice, ...]
     reference: str
@@ -54,10 +55,12 @@ class Methods:
 def parse_methods(text: str, recipe: Recipe, tuned: Collection[str] = ()) -> Methods:
     """Return the methods of a comma-separated list; FedAvg, the reference, is put first if it is missing.
 
-    `tuned` names the parameters that tuning will choose, such as ``feddyn:alpha``; they need no value here.
+    `tuned` names the parameters that tuning will choose, such as ``feddyn:alpha``. Any other required parameter without
+    a value in the list gets an example value, with a remark.
 
     Raises:
-        InputError: a method is unknown or named twice; a setting is not key=value, or must be equal for all methods.
+        InputError: a method is unknown or named twice; or a setting is not ``key=value``, or its key must have one
+            value for all methods.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:

@@ -23,7 +23,8 @@ class StudyOptions:
         methods: names of methods with settings, see `parse_methods`.
         kind: kind of the splits, one of `KINDS`.
         splits: number of holdouts or folds, None for 5; must be None if each split leaves one site out.
-        fraction: share of a site's samples in the test part of a holdout; None for `TEST_FRACTION`.
+        fraction: share of a site's samples in the test part of a holdout, the inner one for tuning included; None for
+            `TEST_FRACTION`.
         split_seed: seed of the splits.
         seeds: seeds of the runs; empty for the recipe's seeds.
         baselines: comma-separated names, ``all`` or ``none``.

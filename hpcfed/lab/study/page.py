@@ -46,11 +46,11 @@ class StudyChapter:
     """A chapter of the page with tables and figures.
 
     Attributes:
-        title: its heading.
-        tables, pictures: its tables and figures.
-        keys: titles of the table rows in the legend of the figures; empty without a legend.
+        title: the heading.
+        tables, pictures: the tables and figures.
+        keys: entries of the figures' common legend, which are titles of table rows; empty without a legend.
         note: text below the heading; "" for none.
-        is_small: whether the figures are small, so that more of them stand in a row.
+        is_small: whether figures are shown small, with more of them side by side.
     """
 
     title: str
@@ -62,17 +62,17 @@ class StudyChapter:
 
     @property
     def anchor(self) -> str:
-        """The target of links to the chapter."""
+        """The chapter's anchor, to which links on the page lead."""
         return file_name(self.title)
 
 
 def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> dict[str, str | bytes]:
-    """Return the files of a study's results, name → content: the page, every table, and the main metric's figures.
+    """Return the files of a study's results, path in its folder → content: page, tables, and forest plots.
 
     Args:
         view: the values to show.
         words: the command's arguments, printed on the page so that the command can be run again.
-        remarks: lines for the reader on splits and methods.
+        remarks: lines on splits and methods, printed on the page.
     """
     metrics = view.study.metrics
     forest = forest_of(view, metrics[0])
@@ -101,7 +101,7 @@ def _full_title(chapter: StudyChapter, table: Table) -> str:
 
 
 def without_results(view: View) -> list[str]:
-    """Return warnings: one for each arm with runs that lack a result, and one for each with updates left out."""
+    """Return warnings: a line per arm in which runs have no result, and a line per arm in which runs skip updates."""
     found = []
     for arm in view.study.arms:
         there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]

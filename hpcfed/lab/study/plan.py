@@ -46,7 +46,7 @@ PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING = "study.html", "tables", "figures", 
 
 @dataclass(frozen=True)
 class StudyPlan(Plan):
-    """The runs of a study as the plan of a sweep, with a point for each arm; `splits` is the number of splits."""
+    """The plan of a study's runs, as a sweep in which each arm is a point; `splits` is the number of splits."""
 
     splits: int = 1
 
@@ -65,15 +65,15 @@ class Study:
         metrics: the scalar metrics, the main one first.
         samples: the samples of all sites.
         splits: the splits of the samples.
-        options: the options, defaults filled in.
+        options: the options; ``standardize`` has its default filled in.
         methods: the methods of ``--methods``.
-        baselines: names of the chosen baselines.
+        baselines: names of the chosen baselines, without ``ensemble`` if the task is survival.
         seeds: seeds of the runs.
         amount: the amount of a federated run's training.
-        shared: the baselines' ``parameters`` section, with no parameter private.
+        shared: the baselines' ``parameters`` section (see `shared_parameters`).
         tuning: the grids of ``--tune``; None if nothing is tuned.
         tuned: the tuned values; None before tuning has ended, or if nothing is tuned.
-        variants: arms of an inner study (see `inner`), one per point of the grids; None in an ordinary study.
+        variants: arms of an inner study (see `inner`), one per arm and point of its grid; None in an ordinary study.
     """
 
     folder: Path
@@ -153,7 +153,8 @@ class Study:
     def inner(self) -> Study:
         """Return the inner study, on which values are tuned.
 
-        Its splits divide the training parts of this study's splits; its arms are the points of the grids.
+        Its splits are holdouts of this study's training parts; each of its arms is one of this study's arms at one
+        point of the arm's grid.
 
         Raises:
             InputError: a site has too few training samples; the message names ``--tune``.
@@ -200,7 +201,7 @@ class Study:
         return self.folder / SWEEP / "runs" / self.run_name(arm, split, seed)
 
     def plan(self) -> StudyPlan:
-        """Return the plan of all runs, split by split; the splits' files must exist.
+        """Return the plan of all runs, in the order of splits; the splits' files must have been written.
 
         Raises:
             InputError: a recipe cannot be run; the message names its arm.

@@ -16,7 +16,10 @@ from hpcfed.lab.study.view import MEAN, TOGETHER, View
 
 
 def result_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
-    """Return the rows of ``results.csv``: one per metric, method and site, with unrounded numbers."""
+    """Return the rows of ``results.csv``, with unrounded numbers: one per metric, table row and column of values.
+
+    Columns of values are the sites, their mean and, unless each split leaves one site out, all samples together.
+    """
     found: list[dict[str, Any]] = []
     for metric in metrics:
         measured, count = view.measured(metric), len(view.sites)
@@ -33,7 +36,7 @@ def result_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str,
 
 
 def value_records(view: View) -> list[dict[str, Any]]:
-    """Return the rows of ``values.csv``: one per run, model and site, with every metric."""
+    """Return the rows of ``values.csv``: one per finished run, model and site, with all metrics."""
     return [
         {"arm": key, "split": run.split, "seed": run.seed, "model": model, "site": view.sites[site], **values}
         for key, runs in view.results.runs.items()
@@ -43,7 +46,10 @@ def value_records(view: View) -> list[dict[str, Any]]:
 
 
 def bootstrap_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
-    """Return the rows of ``bootstrap.csv``: one per metric, method and site, unrounded; empty without resamples."""
+    """Return the rows of ``bootstrap.csv``, unrounded: one per metric, table row, and site or mean of sites.
+
+    Table rows without resampled values have none; if patients have not been resampled, the result is empty.
+    """
     resampled, found = view.resampled or {}, []
     for metric in metrics:
         theirs = resampled.get((view.reference.key, metric.name))
@@ -63,7 +69,7 @@ def bootstrap_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[s
 
 
 def tuning_records(study: Study) -> list[dict[str, Any]]:
-    """Return the rows of ``tuning-points.csv``: one per arm, split and grid point; empty if nothing was tuned."""
+    """Return the rows of ``tuning-points.csv``: one per arm, split and point of its grid; empty if nothing is tuned."""
     if study.tuned is None:
         return []
     return [

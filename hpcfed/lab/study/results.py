@@ -34,8 +34,8 @@ class RunResult:
         seed: the run's model seed.
         sites: (model, site) → metrics after the last round; the model is ``global``, ``fine-tuned`` or ``personal``.
         curves: (model, site, metric) → (round, value) of each evaluation with a finite value.
-        whole: metrics on the test samples of all sites together.
-        skipped: sites whose update was left out in at least one round (see `why_skipped`).
+        whole: metrics on the test samples of all sites together, after the last round.
+        skipped: indices of the sites whose update was left out in at least one round (see `why_skipped`).
     """
 
     split: int
@@ -52,19 +52,19 @@ class RunResult:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The results of each arm's finished runs, and its number of planned runs, by the arm's key."""
+    """The results of a study: arm's key → the finished `runs`, and → the number of `planned` runs."""
 
     runs: Mapping[str, Sequence[RunResult]]
     planned: Mapping[str, int]
 
     def values(self, arm: str, metric: str, site: int, splits: int, model: str = GLOBAL) -> list[float]:
-        """Return an arm's metric at a site in each of `splits` splits: means over seeds, nan if no run has a value."""
+        """Return an arm's metric at a site, mean over seeds, for each of J = `splits` splits; nan without value."""
         return self._by_split(arm, splits, lambda run: run.at(model, site, metric))
 
     def whole(self, arm: str, metric: str, splits: int) -> list[float]:
-        """Return an arm's metric on all sites' test samples together in each of `splits` splits: means over seeds.
+        """Return an arm's metric on all sites' test samples together, mean over seeds, for each of J = `splits` splits.
 
-        A value is nan if no run of the split has one.
+        The mean is nan if no run of the split has a value.
         """
         return self._by_split(arm, splits, lambda run: run.whole.get(metric))
 

@@ -16,11 +16,11 @@ class StudyRow:
     """One row of the tables.
 
     Attributes:
-        key: its name in files.
-        title: its name in tables.
-        steps: its gradient steps, as text.
-        arms: for each site, the keys of one or more arms; the row's value at the site is their mean.
-        model: the model of an arm that is measured: ``global``, ``fine-tuned`` or ``personal``.
+        key: the row's name in files.
+        title: the row's name in tables.
+        steps: number of gradient steps, as text.
+        arms: for each site, the keys of one or more arms; the row's value at the site is the mean of theirs.
+        model: which model of an arm is measured: ``global``, ``fine-tuned`` or ``personal``.
     """
 
     key: str
@@ -31,7 +31,7 @@ class StudyRow:
 
     @property
     def arm(self) -> str:
-        """Key of the arm behind the row if it is the same single arm at all sites; else ""."""
+        """Key of the row's arm if all sites have one and the same; else ""."""
         first, *others = self.arms[0]
         return first if not others and all(own == [first] for own in self.arms) else ""
 
@@ -57,9 +57,9 @@ def rows_of(study: Study, results: StudyResults) -> list[StudyRow]:
 
 
 def steps_of(study: Study, arm: Arm, rounds: int) -> str:
-    """Return a method's gradient steps at a site over `rounds` rounds, as text.
+    """Return the number of a method's gradient steps at a site in `rounds` rounds, as text.
 
-    A range if the number is drawn or differs between splits; ``scheduled`` if it is from a schedule.
+    The text is a range if the number is drawn or differs between splits, and ``scheduled`` if a schedule sets it.
     """
     budget = load_recipe(to_plain(study.recipe), arm.overrides).budget
     if budget is None:

@@ -31,9 +31,10 @@ class SiteSamples:
     Attributes:
         dataset: all n samples: first the file's training samples, then the clients' test samples.
         content: hash of the federation file's data.
-        label: (n,) int64, each sample's label (survival: 1 for an event, else 0); None unless each has exactly one.
+        label: (n,) int64, each sample's label (survival: 1 for an event, else 0); None if samples have no label, or
+            several.
         labels: names of the labels.
-        scale: how the file was standardized, ``client``, ``pooled`` or ``none``; each split is standardized anew.
+        scale: how the file is standardized: ``client``, ``pooled`` or ``none``; the samples here are not.
         group: (n,) int64, the group of each sample, such as its patient; None without groups.
         grouped_by: the name of the groups' column.
         remarks: lines for the user.
@@ -68,9 +69,10 @@ class SiteSamples:
 def read_samples(path: Path) -> SiteSamples:
     """Read a federation file's samples into temporary files.
 
-    Cells that were missing are NaN again; each split fills them anew. Clients without samples and a common test set are
-    left out. Standardization is undone if it is by the training samples of each site or, as is assumed if x is (n, p)
-    with one constant per feature, of all sites. Other constants, such as those published for images, are kept.
+    Cells that were missing are NaN again; each split fills them anew. A common test set is left out, and so are clients
+    without samples. Standardization by each site's training samples is undone; so is that of x (n, p) by one constant
+    per feature, which is taken to be by all sites' training samples. Other constants, such as those published for
+    images, are kept.
 
     Raises:
         InputError: the file is not a federation, its task is ``next-token``, or too few or too many clients have

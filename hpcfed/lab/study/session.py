@@ -44,11 +44,11 @@ def run_study(
         study: the study.
         world: all ranks of the job.
         groups: number of groups of ranks, each with one run at a time; None: one per rank, or per run if fewer.
-        redo: treatment of existing runs.
-        quiet: whether rank 0 prints no progress.
+        redo: treatment of existing runs that have no result, or differ from those planned.
+        quiet: whether to print no progress.
 
     Returns:
-        Whether the call was stopped; remarks on the splits; the study, with the tuned values if there are any.
+        Whether the call was stopped; remarks on filling and scaling; the study, with the values tuned, if any.
 
     Raises:
         InputError: the folder holds files not of the study, a recipe cannot be run, or a tuning run was refused.
@@ -70,9 +70,9 @@ def run_study(
 
 
 def next_runs(study: Study, redo: Redo) -> Plan:
-    """Prepare the splits and return the plan of the runs to do next, on rank 0 only.
+    """Write the splits' files and return the plan of the runs that can start now, on rank 0 only.
 
-    These are the tuning runs until all of them have ended, then the study's runs.
+    The plan has the tuning runs until all of them have ended, then the study's runs.
 
     Raises:
         InputError, EnvironmentFailure: as in `run_study`.
@@ -150,7 +150,7 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
 
 
 def remarks_on_code(plan: Plan) -> list[str]:
-    """Return a remark if the user's code differs between runs; else an empty list.
+    """Return a list of one remark if the user's code differs between runs; else an empty list.
 
     Raises:
         InputError: a run's record of code is damaged.

@@ -28,7 +28,7 @@ class TrainTestSplit:
     """One split of n samples.
 
     Attributes:
-        tests: (n,) bool, the test samples; all others that are not `unused` are for training.
+        tests: (n,) bool, the test samples; all samples that are neither these nor `unused` are for training.
         site: index of the site that is left out; None if every site has both parts.
         unused: (n,) bool, samples in neither part; None if every sample is in a part.
     """
@@ -48,7 +48,7 @@ class TrainTestSplit:
         return float(self.tests.sum() / self.training.sum())
 
     def trainers(self, owner: np.ndarray) -> list[int]:
-        """Return the sites with training samples; `owner` is the site of each sample, (n,)."""
+        """Return the indices of the sites with training samples; `owner`, (n,), is the site of each sample."""
         return np.unique(owner[self.training]).tolist()
 
 
@@ -88,13 +88,14 @@ def make_splits(kind: str, samples: Divisible, count: int, fraction: float, seed
     Args:
         kind: one of `KINDS`.
         samples: the samples' sites, labels and groups.
-        count: number of holdouts or folds; without effect if sites are left out.
+        count: number of holdouts or folds; ignored if sites are left out: there is one split per site.
         fraction: share of a site's samples in the test part of a holdout.
         seed: seed of the random choice.
         purpose: prefix of the random streams' names; splits for different purposes are independent.
 
     Raises:
-        InputError: a site has too few samples or groups; or sites are left out, and a group is at several sites.
+        InputError: a site has too few samples or groups, or groups leave it without one part of a split; or sites are
+            left out, and a group is at several sites.
     """
     site, sites, label, group = samples.site, samples.sites, samples.label, samples.group
     if kind == SITE_OUT:
@@ -131,9 +132,9 @@ def make_splits(kind: str, samples: Divisible, count: int, fraction: float, seed
 
 
 def inner_split(split: TrainTestSplit, number: int, samples: Divisible, fraction: float, seed: int) -> TrainTestSplit:
-    """Return a holdout of a split's training samples; the split's test samples are in neither part of the holdout.
+    """Return a holdout of a split's training samples; all other samples are `unused`.
 
-    `number` is the split's index, which selects the random stream.
+    `number` is the split's index, which selects the random stream; `fraction` and `seed` are as in `make_splits`.
 
     Raises:
         InputError: a site has too few training samples or groups.
@@ -241,9 +242,9 @@ def _strata(label: np.ndarray, least: int) -> tuple[list[np.ndarray], list[int]]
 def folds(strata: Sequence[np.ndarray], count: int, rng: np.random.Generator) -> np.ndarray:
     """Return which of a site's n samples are in each fold, (count, n) bool; each sample is in one fold.
 
-    `strata` has the indices of each stratum's samples. They are dealt to the folds in turn, in random order; the
-    next stratum begins at the fold where the turn has come. So fold sizes differ by at most 1, in total and within each
-    stratum.
+    `strata` has the indices of each stratum's samples. Samples are dealt to the folds in turn, stratum after stratum,
+    in random order within a stratum; each stratum continues at the fold after the last one served. So sizes of folds
+    differ by at most 1, in total and within each stratum.
     """
     order = np.concatenate([rng.permutation(rows) for rows in strata])
     fold = np.empty(len(order), np.int64)
@@ -254,8 +255,8 @@ def folds(strata: Sequence[np.ndarray], count: int, rng: np.random.Generator) ->
 def holdout(strata: Sequence[np.ndarray], fraction: float, rng: np.random.Generator) -> np.ndarray:
     """Draw a site's test samples, (n,) bool: up to rounding, `fraction` of each stratum and of the site.
 
-    `strata` has the indices of each stratum's samples. A stratum of two samples or more has at least one sample in each
-    part, even if the site's share then is not `fraction`.
+    `strata` has the indices of each stratum's samples. A stratum of two samples or more keeps at least one sample in
+    each part, which may move the site's share away from `fraction`.
     """
     sizes = np.array([len(rows) for rows in strata])
     tests = np.zeros(int(sizes.sum()), bool)

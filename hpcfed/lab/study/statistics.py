@@ -46,11 +46,12 @@ Ends = tuple[float, float]
 def corrected(values: Sequence[float], ratio: float, *, share: bool = False) -> MeanEstimate | None:
     """Return the mean of the finite values and its corrected 95 % interval; None if no value is finite.
 
-    There is no interval if only one value is finite, or if all finite values are equal.
+    There is no interval if only one value is finite, if all finite values are equal, or on the logit scale if the mean
+    is 0 or 1.
 
     Args:
-        values: one per split, (J,).
-        ratio: n_test / n_train; 0 for independent values.
+        values: one per split, (J,); if each split leaves one site out, this is one per site.
+        ratio: n_test / n_train; 0 for independent values, such as those of sites.
         share: whether values are between 0 and 1, so that the interval is computed on the logit scale.
     """
     finite = np.array([value for value in values if math.isfinite(value)])
@@ -66,7 +67,10 @@ def corrected(values: Sequence[float], ratio: float, *, share: bool = False) -> 
 
 
 def on_logit(mean: float, half: float) -> Ends | None:
-    """Return the interval logit(m) ± half/(m (1 − m)), m = `mean`, transformed back to (0, 1); None if m is 0 or 1."""
+    """Return the interval logit(m) ± half/(m (1 − m)), m = `mean`, transformed back to (0, 1); None if m is 0 or 1.
+
+    `half` is half the interval's width before the transformation to the logit scale.
+    """
     if not 0 < mean < 1:
         return None
     centre, width = math.log(mean / (1 - mean)), half / (mean * (1 - mean))
@@ -78,7 +82,7 @@ def _expit(value: float) -> float:
 
 
 def cut(estimate: MeanEstimate | None) -> MeanEstimate | None:
-    """Return the estimate of a difference of shares with its interval cut at −1 and 1; None stays None."""
+    """Return the estimate of a difference of shares, its interval cut at −1 and 1; None for None."""
     if estimate is None or estimate.interval is None:
         return estimate
     low, high = estimate.interval
@@ -103,9 +107,9 @@ def wilson(share: float, count: int) -> Ends | None:
 def delong(scores: Sequence[np.ndarray], positive: np.ndarray) -> tuple[float, float]:
     """Return the mean AUROC of models that score the same n samples, and its DeLong variance.
 
-    Both are nan if a class is absent; the variance, too, if a class has one sample. The placement of a positive is the
-    share of negatives with a lower score, ties ½; the placement of a negative is the share of positives with a higher
-    score. Placements are averaged over the models before the variance is computed.
+    Both are nan if a class is absent; only the variance is nan if a class has a single sample. The placement of a
+    positive is the share of negatives with a lower score, ties ½; the placement of a negative is the share of positives
+    with a higher score. Placements are averaged over the models before the variance is computed.
 
     Args:
         scores: one array per model, (n,).
@@ -136,7 +140,10 @@ def auroc_interval(scores: Sequence[np.ndarray], positive: np.ndarray) -> Ends |
 
 
 def interval(values: np.ndarray) -> Ends | None:
-    """Return the 95 % percentile interval of B resampled values, (B,); None if more than one in 20 is not finite."""
+    """Return the 95 % percentile interval of the finite numbers among B resampled values, (B,).
+
+    None if more than 5 % of the values are not finite.
+    """
     defined = values[np.isfinite(values)]
     if len(defined) < DEFINED * len(values):
         return None

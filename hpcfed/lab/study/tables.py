@@ -25,9 +25,9 @@ EXPLAINED = "Student's t, variance corrected for training samples that splits sh
 
 
 def results_table(view: View, metric: StudyMetric) -> Table:
-    """Return the table of results: a row per method with means and intervals.
+    """Return the table of results: a row per method with gradient steps, means and intervals.
 
-    Columns: mean of sites, all test samples together, each site.
+    Columns of values: mean of sites; all test samples together, unless each split leaves one site out; each site.
     """
     found = [_shown(view, view.estimates(row, metric)) for row in view.rows]
     rows = [
@@ -42,7 +42,7 @@ def results_table(view: View, metric: StudyMetric) -> Table:
 
 
 def differences_table(view: View, metric: StudyMetric) -> Table | None:
-    """Return the table of differences from the reference, paired by split, with the columns of `results_table`.
+    """Return the table of differences from the reference, paired by split, in the columns of values of `results_table`.
 
     Cells whose interval excludes zero are bold. None if the reference is the only row.
     """
@@ -70,7 +70,7 @@ def differences_table(view: View, metric: StudyMetric) -> Table | None:
 
 
 def spread_table(view: View, metric: StudyMetric) -> Table:
-    """Return the table of spread over sites: per method the mean, worst and best site, range and standard deviation."""
+    """Return the table of the spread over sites: each method's mean, worst and best site, range, standard deviation."""
     rows, measured = [], view.measured(metric)
     cells: list[MeanEstimate | None] = []
     for row in view.rows:
@@ -116,7 +116,7 @@ def cross_table(view: View, metric: StudyMetric) -> Table | None:
 def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
     """Return the table of intervals over patients: a row per method with its means and difference from the reference.
 
-    None if there are no resamples of the metric.
+    Methods without resampled values are left out; None if the reference has none.
     """
     reference, resampled = view.reference, view.resampled or {}
     theirs = resampled.get((reference.key, metric.name))
@@ -148,7 +148,7 @@ def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
 
 
 def tuning_table(study: Study) -> Table | None:
-    """Return the table of tuned values by arm, with the number of splits that chose each; None if none was tuned."""
+    """Return the table of chosen values by arm, with the number of splits that chose each; None before tuning ends."""
     if study.tuned is None:
         return None
     rows = []
@@ -296,5 +296,5 @@ def _unmeasured(view: View, metric: StudyMetric) -> str:
 
 
 def found_any(view: View, metric: StudyMetric) -> bool:
-    """Whether any row has a value of a metric at any site in any split."""
+    """Whether some row has a finite value of the metric at some site in some split."""
     return any(np.isfinite(view.site_values(row, metric)).any() for row in view.rows)

@@ -19,7 +19,7 @@ FEW_UNITS = 10
 
 
 def splits_table(study: Study) -> Table:
-    """Return the table of sites: all samples, samples with each label, and test samples in a split, as numbers."""
+    """Return the table of sites: numbers of all samples, of samples with each label, and of test samples in a split."""
     samples, tested = study.samples, tested_sizes(study)
     labels = [] if samples.label is None else list(samples.labels)
     rows = []
@@ -39,8 +39,8 @@ def tested_sizes(study: Study) -> list[str]:
 def tested_note(study: Study, metric: StudyMetric) -> str:
     """Return a note on each site's test samples: how many, whether of a single class, and how many events.
 
-    With more than `MOST_COUNTED` sites, only those with a single class are named; "" if there is nothing to note. The
-    note warns if always predicting the single class gives the best `metric`.
+    With more than `MOST_COUNTED` sites, only those with a single class are named. If there are such sites, and always
+    predicting the single class gives the best value of `metric`, the note warns of it. "" if there is nothing to note.
     """
     held, labels, events = tested_counts(study), study.tested_labels, _events(study)
     said = []
@@ -56,7 +56,7 @@ def tested_note(study: Study, metric: StudyMetric) -> str:
 
 
 def few_events_note(study: Study) -> str:
-    """Return a sentence on sites where some split tests on fewer than `FEW_EVENTS` events; "" without such sites."""
+    """Return a sentence naming the sites with fewer than `FEW_EVENTS` test events in some split; "" if none has."""
     held, events = tested_counts(study), _events(study)
     if events is None:
         return ""
@@ -69,7 +69,10 @@ def few_events_note(study: Study) -> str:
 
 
 def few_units(study: Study) -> list[str]:
-    """Return ``site (number)`` for each site with fewer than `FEW_UNITS` tested patients (without groups: samples)."""
+    """Return ``site (number)`` for each site with fewer than `FEW_UNITS` tested patients.
+
+    If samples have no groups, each sample counts as a patient.
+    """
     tested = np.any([split.tests for split in study.splits.each], axis=0)
     group = np.arange(len(tested)) if study.samples.group is None else study.samples.group
     counts = [len(np.unique(group[tested & (study.samples.owner == k)])) for k in range(len(study.samples.sites))]

@@ -34,7 +34,7 @@ COMMON = ("local.", "loss.", "model.")
 
 @dataclass(frozen=True)
 class Tuning:
-    """The grids of ``--tune``: `common` for all arms, and `own`: method's key → grids for this method alone."""
+    """The grids of ``--tune``: those `common` to all arms, and each method's `own`: method's key → grids."""
 
     common: tuple[Grid, ...]
     own: Mapping[str, tuple[Grid, ...]]
@@ -42,7 +42,7 @@ class Tuning:
     """Method's key → its recipe keys that the user did not set, which have example values."""
 
     def points_of(self, arm: Arm) -> list[Point]:
-        """Return the points of an arm's grid, without keys that the user set for this arm in ``--methods``."""
+        """Return the points of an arm's grid; a key that ``--methods`` sets for this arm is not varied."""
         grids = {grid.key: grid for grid in (*self.common, *self.own.get(arm.key, ()))}
         fixed = {text.partition("=")[0] for text in arm.overrides} - {*self.examples.get(arm.key, ())}
         return points([grid for key, grid in grids.items() if key not in fixed])
@@ -50,9 +50,10 @@ class Tuning:
 
 @dataclass(frozen=True)
 class TuningCandidate:
-    """One point of an arm's grid in one split, with the main metric's `value` and the `loss`.
+    """One point of an arm's grid in one split, with its `value` of the main metric and its `loss`.
 
-    Both are means over sites on the inner test part; nan if unknown.
+    Both are means over the sites with a value on the inner test part, or are the site's if it trains alone; nan if no
+    site has a value, or if nothing was compared, since the grid has a single point.
     """
 
     arm: str
@@ -64,7 +65,7 @@ class TuningCandidate:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """All candidates of a tuning, and `chosen`: (arm's key, split) → the chosen candidate."""
+    """All candidates that were compared, and `chosen`: (arm's key, split) → the chosen candidate."""
 
     candidates: tuple[TuningCandidate, ...]
     chosen: Mapping[tuple[str, int], TuningCandidate]
@@ -75,7 +76,7 @@ class TuningResult:
         return () if found is None else tuple(found.point.overrides)
 
     def by_loss(self, metric: StudyMetric) -> str:
-        """Return a remark on choices made by the loss because the main metric is undefined; "" without such choices."""
+        """Return a remark on choices made by the loss because `metric`, the main one, is undefined; "" without any."""
         compared = [one for one in self.chosen.values() if math.isfinite(one.loss)]
         unknown = sum(math.isnan(one.value) for one in compared)
         if not unknown or metric.without_direction:
@@ -88,8 +89,8 @@ def parse_tuning(texts: Sequence[str], methods: Sequence[MethodChoice]) -> Tunin
     """Parse grids of ``--tune``: ``KEY=VALUES`` for all arms, ``METHOD:KEY=VALUES`` for one; None without texts.
 
     Raises:
-        InputError: a text is not a grid, a key must be equal for all arms or has two grids, or a method is not in the
-            study.
+        InputError: a text is not a grid; a key has two grids, cannot be tuned, or is not a key of all arms; or a method
+            is not in the study.
     """
     common: list[Grid] = []
     own: dict[str, list[Grid]] = {}
@@ -135,7 +136,7 @@ def naming_tune() -> Iterator[None]:
 
 
 def variants(arms: Sequence[Arm], tuning: Tuning) -> list[Arm]:
-    """Return an arm for each point of each arm's grid, without fine-tuning; arms with a single point are left out."""
+    """Return each arm at each point of its grid, as an arm that is not fine-tuned; arms with one point are left out."""
     return [
         replace(arm, key=variant(arm.key, number), overrides=(*arm.overrides, *point.overrides), tunes=False)
         for arm in arms
@@ -163,10 +164,10 @@ def choose(
     Args:
         arms: the arms of the study.
         tuning: the grids.
-        runs: key of a variant → its finished runs.
+        runs: key of an arm at a point (see `variant`) → its finished runs.
         trainers: for each split, the sites that train.
         metric: the main metric's name.
-        larger_is_better: the metric's direction; None if unknown: then the loss decides.
+        larger_is_better: whether larger values of the metric are better; None if unknown: then the loss decides.
 
     Raises:
         InputError: no point of an arm has a finite loss in a split.

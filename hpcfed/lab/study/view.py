@@ -41,7 +41,7 @@ class View:
         study, results: the study, and the results of its finished runs.
         rows: the rows of the tables.
         resampled: values in resamples of patients; None before they are computed.
-        single: intervals of AUROC at sites with test samples in a single split.
+        single: intervals of AUROC at sites on which a single split tests.
     """
 
     study: Study
@@ -72,15 +72,15 @@ class View:
 
     @cached_property
     def tested(self) -> np.ndarray:
-        """The number of test samples in each split at each site, (J, N)."""
+        """The number of test samples in each of J splits at each of N sites, (J, N)."""
         return tested_counts(self.study)
 
     def measured(self, metric: StudyMetric) -> np.ndarray:
         """Return which sites enter the means, (N,) bool: complete cases, with a value in all splits and rows.
 
-        A site is left out if some split tests there on a single class, or without a class that the metric needs: AUROC
-        is undefined, and a model that always predicts the single class has 100 % accuracy. Splits without finished runs
-        do not count.
+        A site is left out if its test samples in some split lack a class that the metric needs, as AUROC does, or are
+        of a single class: a model that always predicts this class has 100 % accuracy. A row need not have values in
+        splits in which it has no finished run.
         """
         kept = self._with_classes(metric)
         found = np.zeros(len(self.sites), bool)
@@ -100,14 +100,17 @@ class View:
         return np.asarray(~(lacking & labels.tested).any(axis=0))
 
     def mean_title(self, metric: StudyMetric) -> str:
-        """Return the title of the column of means, with numbers of sites and samples if the mean leaves out sites."""
+        """Return the title of the column of means; with numbers of kept sites and samples if sites are left out."""
         kept = self.measured(metric)
         if kept.all() or not kept.any():
             return MEAN
         return f"Mean of {kept.sum()} of {len(kept)} sites, {self.num_tested(kept)} tested samples"
 
     def num_tested(self, kept: np.ndarray) -> str:
-        """Return the number of tested samples at the sites `kept`, (N,) bool: ``46`` for all, else ``40 of 46``."""
+        """Return as text how many samples at the sites `kept`, (N,) bool, some split tests on.
+
+        The text is ``46`` if all sites are kept, else ``40 of 46``, the second number being that of all sites.
+        """
         own = np.bincount(
             self.study.samples.owner[np.any([one.tests for one in self.study.splits.each], axis=0)],
             minlength=len(kept),
@@ -117,8 +120,8 @@ class View:
     def over_sites(self, values: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Return the mean of `values`, (N, J), over the sites `measured`, (N,) bool, for each split, (J,).
 
-        The mean is nan if a measured site has no value. If each split leaves one site out, a split's result is the
-        value of its left-out site instead, nan if the site is not measured.
+        The mean is nan if a measured site has no value. If each split leaves one site out, the result of a split is the
+        left-out site's value; nan if that site is not measured.
         """
         if self.study.leaves_out:
             return np.where(measured, np.diagonal(values), np.nan)
@@ -127,8 +130,8 @@ class View:
     def pooled(self, row: StudyRow, metric: StudyMetric) -> np.ndarray:
         """Return a row's metric on the test samples of all sites together, in each split, (J,); nan where undefined.
 
-        If sites have different models, only accuracy is defined, as the share of correct predictions over all sites; if
-        each split also leaves one site out, no metric is defined.
+        For a row whose sites have different models, only accuracy is defined: the share of correct predictions at all
+        sites. If each split leaves one site out, even that is undefined for such a row.
         """
         arm = row.arm if row.model == GLOBAL else ""
         whole = np.array(self.results.whole(arm, metric.name, len(self.study.splits.each)), dtype=float)
@@ -140,17 +143,17 @@ class View:
 
     @property
     def num_values(self) -> int:
-        """Number of values, one per split, behind a complete estimate; 0 if each split leaves one site out."""
+        """Number of values in an estimate that lacks none: the number of splits; 0 if every split leaves a site out."""
         return 0 if self.study.leaves_out else len(self.study.splits.each)
 
     @property
     def reference(self) -> StudyRow:
-        """The row of the reference, from which differences of the other rows are computed."""
+        """The row of the reference method, which is subtracted from the other rows for differences."""
         return next(row for row in self.rows if row.key == self.study.methods.reference)
 
     @property
     def ratio(self) -> float:
-        """Ratio n_test / n_train of the splits; 0 for intervals over sites, if each split leaves one site out."""
+        """Ratio n_test / n_train of the splits; 0 if each split leaves one site out: intervals are then over sites."""
         return 0.0 if self.study.leaves_out else self.study.ratio
 
     def is_share(self, metric: StudyMetric) -> bool:
@@ -158,9 +161,9 @@ class View:
         return is_share(metric.name, self.study.recipe.evaluate.metrics)
 
     def estimates(self, row: StudyRow, metric: StudyMetric) -> list[MeanEstimate | None]:
-        """Return a row's N + 2 estimates: at each site, of the mean of the measured sites, and of `pooled`.
+        """Return a row's N + 2 estimates: of the N sites, of the mean of the sites in `measured`, and of `pooled`.
 
-        An estimate is None if the metric is undefined.
+        An estimate is None if no split has a value.
         """
         values, share = self.site_values(row, metric), self.is_share(metric)
         over = self.over_sites(values, self.measured(metric))
@@ -202,9 +205,9 @@ class View:
         return [cut(one) for one in found] if self.is_share(metric) else found
 
     def cross_values(self, metric: StudyMetric) -> np.ndarray | None:
-        """Return the metric of site i's model at site j, as means over splits, (N, N); nan if undefined.
+        """Return the metric of the model that site i trains alone, on site j's test samples, (N, N), mean over splits.
 
-        None if no site trains alone.
+        Entries without a value are nan; the result is None if no site trains alone.
         """
         arms = [arm for arm in self.study.arms if arm.kind == ALONE]
         if not arms:
