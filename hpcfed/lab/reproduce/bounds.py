@@ -84,9 +84,9 @@ def measure_bounds(recipe: Recipe, problem: Problem) -> Bounds:
 
 
 def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting once and draw each case's figure into `folder`; return the table and the PNG files.
+    """Train each setting of `layout`; return a table, and the PNG files of a figure per case, drawn into `folder`.
 
-    The table shows for how many T each bound holds after T rounds.
+    ``18 of 20`` in the table: the bound holds for 18 of the numbers of rounds T = 1, …, 20.
 
     Raises:
         InputError: the federation's task is not regression.
@@ -119,7 +119,7 @@ def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Pat
 
 
 def held(left: np.ndarray, right: np.ndarray) -> str:
-    """Return as text how many of T entries have left ≤ right, and the last left / right: ``18 of 20, 0.93``.
+    """Return text such as ``18 of 20, 0.93``: how many of T entries have left ≤ right, and the last left / right.
 
     `left` and `right` are (T,) each.
     """

@@ -5,8 +5,8 @@
     A = m τ_eff Σ w_i² ‖a_i‖₂² / ‖a_i‖₁²,
     B = Σ w_i (‖a_i‖₂² − a²_i,−1),   C = max_i {‖a_i‖₁² − ‖a_i‖₁ a_i,−1}         eq. (12)
 
-with τ_i the steps, τ'_i the guessed steps and p_i the weight of client i, a_i,−1 the coefficient of its last gradient,
-m the number of the cohort's clients that take steps, and ρ the momentum. Nothing is trained.
+with τ_i the steps, τ'_i the guessed steps and p_i the weight of client i, a_i,−1 the last entry of a_i, m the number of
+the cohort's clients that take steps, and ρ the momentum. Nothing is trained.
 
 Reference: Boukhari et al., GeL, section 3.3, appendix C.4; after Wang et al., "FedNova", NeurIPS 2020, Theorem 1.
 """
@@ -28,14 +28,14 @@ from hpcfed.lab.reproduce.plan import ExperimentLayout
 
 
 def coefficients(steps: int, guessed: float, momentum: float) -> np.ndarray:
-    """Return a_i, (steps,), the weights of client i's gradients in Δ_i / η_l; `guessed`, τ'_i, may be inf."""
+    """Return a_i, (steps,), the weights of client i's gradients in Δ_i / η_l; `steps`: τ_i; `guessed`: τ'_i, or inf."""
     left = guessed + steps - np.arange(steps)
     powers = np.zeros(steps) if math.isinf(guessed) else momentum**left
     return (1 - powers) / (1 - momentum)
 
 
 def constants(cohort: Cohort, momentum: float) -> tuple[float, float, float, float]:
-    """Return the effective steps τ_eff and the constants A, B and C of GeL's eq. (12) for a round's cohort."""
+    """Return (τ_eff, A, B, C), the effective steps and the constants of GeL's eq. (12), for a round's cohort."""
     kept = cohort.steps > 0
     vectors = _vectors(cohort, momentum)
     norms = np.array([a.sum() for a in vectors])
@@ -60,7 +60,7 @@ def _vectors(cohort: Cohort, momentum: float) -> list[np.ndarray]:
 
 
 def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Return a table of each setting's constants, means over rounds, and the PNG files in `folder`, one per case.
+    """Return a table of each setting's constants, averaged over rounds, and the PNG files in `folder`, one per case.
 
     Raises:
         EnvironmentFailure: the disk refuses.

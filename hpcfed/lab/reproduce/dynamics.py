@@ -88,7 +88,7 @@ class Problem:
         return found
 
     def gradients(self, w: np.ndarray) -> np.ndarray:
-        """Return all clients' gradients, (N, d), at one point, `w` of shape (d,), or at one point each, (N, d)."""
+        """Return each client's gradient, (N, d), at `w`: a common point, (d,), or a point per client, (N, d)."""
         return np.einsum("kij,kj->ki", self.squares, np.broadcast_to(w, self.linear.shape)) - self.linear
 
 
@@ -116,7 +116,7 @@ class Dynamics:
     gap: np.ndarray
 
     def falls(self, alpha: float, smoothness: float) -> np.ndarray:
-        """Return for each round whether FedDyn's Lemma 1 holds, (T,) bool; all clients must be in each cohort."""
+        """Return whether FedDyn's Lemma 1 holds in each round, (T,) bool; every cohort must have all clients."""
         kappa, gain = constants(alpha, smoothness)
         potential = self.distance + kappa * self.tracked
         return at_most(potential[1:] + gain * self.excess[:-1], potential[:-1])
@@ -124,9 +124,9 @@ class Dynamics:
     def convex_bound(
         self, alpha: float, smoothness: float, share: float, convexity: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return left and right side of FedDyn's Theorem 2, or of its Theorem 3 if `convexity` is positive, (T,) each.
+        """Return left and right side of FedDyn's Theorem 2 after 1, …, T rounds, (T,) each.
 
-        `share` is |S|/N, the cohort's share of the clients.
+        If `convexity`, ρ, is positive, they are Theorem 3's. `share` is |S|/N, the cohort's share of the clients.
         """
         kappa, gain = constants(alpha, smoothness, share, convexity)
         powers = (1 + convexity / alpha) ** np.arange(len(self.drift))
@@ -135,7 +135,7 @@ class Dynamics:
         return (powers * self.excess[:-1]).cumsum() / total, start / (gain * total)
 
     def nonconvex_bound(self, alpha: float, smoothness: float, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return left and right side of FedDyn's Theorem 4, (T,) each; `share` is |S|/N."""
+        """Return left and right side of FedDyn's Theorem 4 after 1, …, T rounds, (T,) each; `share` is |S|/N."""
         counts = np.arange(1, len(self.drift) + 1)
         gain = nonconvex_constant(alpha, smoothness, share)
         return self.slope[:-1].cumsum() / counts, self.excess[0] / (gain * counts)
@@ -205,9 +205,10 @@ def _error(difference: np.ndarray, curvature: np.ndarray) -> tuple[float, float,
 
 
 def compare_dynamics(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting once and draw each case's figures into `folder`; return the table and the PNG files.
+    """Train each setting of `layout`; return a table, and the PNG files of two figures per case, drawn into `folder`.
 
-    The table shows in how many rounds each lemma holds, and for how many T each theorem holds after T rounds.
+    ``18 of 20`` in the table: a lemma holds in 18 of 20 rounds; a theorem holds for 18 of the numbers of rounds T = 1,
+    …, 20.
 
     Raises:
         InputError: the federation's task is not regression.

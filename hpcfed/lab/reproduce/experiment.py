@@ -57,16 +57,16 @@ class Data(Section):
     Attributes:
         source: a name of `data_prep.catalogue.SOURCES`; "" if `file` is set.
         file: a user's federation file, relative to the experiment's folder, used as it is; "" for prepared data.
-        raw: subfolder with the source's files, in the folder of all raw data, or ``subfolder/file`` for one of several
-            files; "" for a source without files.
+        raw: the source's subfolder in the folder of all raw data, or ``subfolder/file`` if the source reads one file of
+            it; "" for a source without files.
         partition, clients: the partition scheme and the number of clients, as in the command.
         options: options of the source and of the partition scheme, name → value.
         seed: seed of the data; None: the source's default; ``run``: the run's seed, so that each seed has its own data.
         test: ``own``: the source's test set; ``training``: all training samples; d numbers w*: a test set on which a
-            linear model w has loss ‖w − w*‖²/2d; ``solution``: the same, w* being the regression's solution of least
-            norm.
-        noise: standard deviation of the last client's feature noise, as `data_prep.dealt.Partition.clients` has it.
-        start: initial parameters of a linear model: ``0``: all are zero; d numbers: its weights; None: random ones.
+            linear model w has loss ‖w − w*‖²/2d; ``solution``: such a test set, w* being the least-squares solution of
+            least norm on all training samples.
+        noise: standard deviation of the last client's feature noise; that of client k of N is k / (N − 1) of it.
+        start: initial parameters of a linear model: ``0``: all zero; d numbers: the weights; None: random.
     """
 
     source: str = ""
@@ -91,7 +91,7 @@ class Data(Section):
 
 
 class Goal(Section):
-    """A target set by method `of`: the best value of the measured column in `round` over its runs of the same seed."""
+    """A target per seed: the measured column's best value in `round` over the runs of method `of` with that seed."""
 
     of: str
     round: Count
@@ -116,11 +116,11 @@ class Case(Section):
         recipe: keys that override the experiment's recipe.
         methods: method → its recipe keys in this case alone.
         grids: method → grids that replace the method's `grids`.
-        only: the methods of this case; default: all.
+        only: names of the methods that run in this case; default: all.
         targets: values of the measured column to be reached.
-        paper: method → the paper's numbers, by `Measure.kind`: ``rounds``: one per target; ``final``, ``best``: the
-            value; ``tuned``: base-10 logarithms of the tuned values; ``sites``: mean ± deviation on each test set;
-            ``published``: mean and deviation, in percent.
+        paper: method → the paper's numbers. What they are depends on `Measure.kind`: ``rounds``: one per target;
+            ``final``, ``best``: one value; ``tuned``: base-10 logarithms of the tuned values; ``sites``: mean ±
+            deviation on each test set; ``published``: mean and deviation, in percent.
         paper_beyond: method → the paper's number for `Measure.beyond`; fractions in percentage points.
     """
 
@@ -161,26 +161,26 @@ class Measure(Section):
     """The experiment's measurement: the quantity in its table, and the columns in its figures.
 
     Attributes:
-        kind: ``rounds``: rounds to the targets; ``final``: mean of the `last` evaluations; ``best``: the best
-            evaluation; ``published``: the best and the last evaluation, beside means that others published, and whether
-            they agree; ``tuned``: the grid values with the best ``final`` mean; ``projections``: FedExP's condition
-            (6); ``sites``: the last model on each site's test set and on all, in cases ``sites`` and ``pooled``.
-            Nothing is trained for ``classes``, the number of classes in a client's data, and ``coefficients``, the
-            weights of GeL's steps and guesses. Rounds are trained for the table, but not recorded, for ``dynamics``,
-            terms of FedDyn's lemmas and theorems, ``bounds``, terms of FedExP's theorems, and ``surrogate``, terms of
-            GeL's theorem.
+        kind: the quantity. Read from recorded runs: ``rounds``: rounds to the targets; ``final``: mean of the `last`
+            evaluations; ``best``: the best evaluation; ``published``: the best and the last evaluation, and whether the
+            best agrees with a published mean; ``tuned``: the grid values with the best ``final`` mean; ``projections``:
+            FedExP's condition (6); ``sites``: the final model's score on each site's test set and on that of all sites,
+            for cases ``sites`` and ``pooled``. Trained for the table without a record: ``dynamics``: terms of FedDyn's
+            lemmas and theorems; ``bounds``: terms of FedExP's theorems; ``surrogate``: terms of GeL's theorem. Computed
+            without training: ``classes``: number of classes in a client's data; ``coefficients``: weights of a client's
+            gradients in GeL.
         column: the measured column of the record.
         last: number of evaluations to average at the end.
-        window: number of evaluations in the moving averages that targets and ``best`` use; figures average over as many
-            rounds.
-        unit: the paper's unit of the cost of a target: rounds, or models sent.
+        window: number of evaluations in the moving average that targets and ``best`` use; figures average over the
+            rounds that so many evaluations span.
+        unit: the unit in which the paper counts the cost of reaching a target: rounds, or models sent.
         reference: the method whose numbers are the divisors in a column of ratios; "": no such column.
-        beyond: whether to show by how much a method's reference is better than the target once the method reaches it.
-        savings: whether to show the bytes and gradients that a method's reference saves on the way to the target.
+        beyond: whether to show how far a method's reference is past the target when the method reaches the target.
+        savings: whether to show how many fewer bytes and gradients a method's reference needs to reach the target.
         intervals: whether ± is half the 95 % confidence interval of the mean over seeds, not the standard deviation.
         figures: columns of the record to draw against rounds, one figure per column and case.
         cells: the column in the heat maps of methods with two grids; "": the measured column.
-        choice: origin of the cases' grid values in `Case.paper`: the paper, or its code if the paper states none.
+        choice: source of the tuned values in `Case.paper`: the paper, or its code if the paper states none.
     """
 
     kind: Literal[
@@ -211,11 +211,11 @@ class Measure(Section):
 
 
 class Images(Section):
-    """The small variant on CIFAR-10 images, used if the image files are available.
+    """A small variant: `Small`, or `Small.images`, which has CIFAR-10 images and is used if their files are available.
 
     Attributes:
         says: note below the table: what is smaller than in the paper.
-        cases: names of its cases; default: for `Small` all, for `Small.images` those of `Small`.
+        cases: names of the variant's cases; default: all in `Small`, those of `Small` in `Small.images`.
         seeds: number of seeds; default: the experiment's.
         data: keys that replace those of every case's data.
         options: keys added to the options of every case's data.
@@ -236,13 +236,13 @@ class Small(Images):
     """The variant that takes minutes on two cores: the same protocol on smaller data.
 
     Attributes:
-        images: a second variant, on images; no key of this one but `cases` applies to it.
+        images: a second variant, on images; its keys are its own, except that `cases` defaults to this variant's.
     """
 
     images: Images | None = None
 
     def of(self, case: Case) -> Case:
-        """Return the small version of a case, without the paper's numbers, which hold for the paper's data."""
+        """Return the small version of a case; it has none of the paper's numbers, which hold for the paper's data."""
         content = {**case.data.model_dump(), **self.data}
         data = validated(Data, {**content, "options": {**content["options"], **self.options}}, "small.data")
         return case.model_copy(update={"data": data, "targets": self.targets or case.targets, **NO_NUMBERS})
@@ -301,7 +301,7 @@ class Experiment(Section):
         return self.measure.kind not in ("classes", "coefficients", *TRAINED_FOR_THE_TABLE)
 
     def at(self, scale: str, *, images: bool = False) -> Experiment:
-        """Return the experiment at ``full`` or ``small`` scale; with `images`, the variant on images if any.
+        """Return the experiment at ``full`` or ``small`` scale; with `images`, the small one on images if it exists.
 
         Raises:
             InputError: the experiment has no small variant.

@@ -127,10 +127,10 @@ def _figures(
 
 
 def heat_map(experiment: Experiment, grid: Sequence[SettingRuns]) -> Mapping[str, bytes]:
-    """Return the heat map of a method's two grids, file name → content; cells are final means of ``measure.cells``.
+    """Return the heat map over a method's two grids, file name → content; cells are final means of ``measure.cells``.
 
-    The best cell by the measured column is outlined. The mapping is empty if the method does not have two
-    grids, or if no setting in `grid` has a final value with every seed.
+    `grid` has the runs of each grid point. The best cell by the measured column is outlined. The mapping is empty if
+    the method does not have two grids, or if no grid point has a final value with every seed.
     """
     points = tuple(one.setting.point for one in grid)
     if not points or len(points[0].keys) != 2:

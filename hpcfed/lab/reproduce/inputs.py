@@ -27,19 +27,19 @@ from hpcfed.lab.reproduce.experiment import Data, Experiment
 
 @dataclass(frozen=True)
 class Places:
-    """The folder `output` of all experiments' data and runs, and the folder `raw` of raw data, None without raw data.
+    """Two folders: `output` of all experiments' prepared data and runs, and `raw` of raw data, None if there are none.
 
-    `raw` has a subfolder of files per data set.
+    `raw` has a subfolder for each data set's files.
     """
 
     output: Path
     raw: Path | None = None
 
     def federation(self, data: Data, seed: int) -> Path:
-        """Return the path of a case's federation file, the same for all seeds unless ``data.seed`` is ``run``.
+        """Return the path of a case's federation file, the same for each run's `seed` unless ``data.seed`` is ``run``.
 
-        The file's name has a digest of all settings that determine its content; ``data.raw`` is one of them only if it
-        names a file, not a folder. ``data.file`` is returned as it is.
+        The file's name has a digest of all settings that determine its content; ``data.raw`` is one of them if it names
+        a file, but not if it names a folder. If ``data.file`` is set, it is the path.
         """
         if data.file:
             return Path(data.file)
@@ -83,7 +83,7 @@ def _plain(name: str) -> str:
 def missing(data: Data, places: Places) -> str:
     """Return as text the missing files of a case's data; "" if none is missing.
 
-    None is missing if the federation exists, or the raw files do, or the source needs no files.
+    Nothing is missing if the federation exists, if the raw files exist, or if the source needs no files.
     """
     if data.file:
         return "" if Path(data.file).exists() else f"{data.file} (no such file)"

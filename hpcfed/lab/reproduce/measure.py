@@ -63,8 +63,8 @@ class TargetCost:
     Attributes:
         rounds, params, gradients: mean and deviation of the rounds, parameters sent and gradients computed up to the
             target, over the runs that reached it; None if none did.
-        arrived, runs: number of runs that reached the target, and number of all runs.
-        is_known: whether the target is known for at least one seed; a `Goal` needs the runs of its method.
+        arrived, runs: number of runs that reached the target, and number of planned runs.
+        is_known: whether any run has a target; a `Goal` gives one once its method's runs of that seed reach its round.
     """
 
     rounds: Spread | None
@@ -76,7 +76,7 @@ class TargetCost:
 
     @property
     def mean(self) -> float:
-        """Mean number of rounds to the target; nan unless all runs reached it."""
+        """Mean number of rounds to the target; nan unless all planned runs reached it."""
         return self.rounds.mean if self.rounds and self.arrived == self.runs else math.nan
 
 
@@ -150,7 +150,7 @@ def reached(
 ) -> TargetCost:
     """Return the cost of reaching a target, for the runs of the setting `one`.
 
-    `of_case` has the runs of all settings of the case; a `Goal` is looked up there.
+    `of_case` has the runs of all settings of the case; from them the value of a `Goal` is computed.
     """
     criterion, window = criterion_of(experiment), experiment.measure.window
     goals = {seed: _goal(target, of_case, seed, criterion) for seed in one.runs}
@@ -166,22 +166,22 @@ def reached(
 
 
 def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None:
-    """Return mean and deviation of `values`, one per seed, as `shown` in tables; None if no value is finite."""
+    """Return mean and deviation of `values`, one value per seed, in the form of `shown`; None if no value is finite."""
     return shown(experiment, spread(values))
 
 
 def shown(experiment: Experiment, found: Spread | None) -> Spread | None:
-    """Return a spread for tables: with ``measure.intervals``, half the mean's 95 % interval replaces the deviation."""
+    """Return `found` for tables: with ``measure.intervals``, half the mean's 95 % interval replaces the deviation."""
     if found is None or found.std is None or not experiment.measure.intervals:
         return found
     return replace(found, std=student(found.count - 1) * found.std / math.sqrt(found.count))
 
 
 def beyond(experiment: Experiment, one: SettingRuns, reference: SettingRuns, target: float) -> Spread | None:
-    """Return by how much `reference` is better than the target in the round in which `one` reaches the target.
+    """Return how far `reference` is past `target` in the round in which `one` reaches it.
 
-    Mean and deviation over seeds; negative if `reference` is worse than the target. None unless `one` reaches the
-    target with every seed, and `reference` has a run of as many rounds with each seed.
+    The result is a mean with its deviation over seeds, positive if `reference` is better than the target; None unless
+    `one` reaches the target with every seed, and `reference` has run at least until that round with each seed.
     """
     criterion, window = criterion_of(experiment), experiment.measure.window
     found = []
@@ -208,7 +208,11 @@ def _goal(target: float | Goal, of_case: Sequence[SettingRuns], seed: int, crite
 
 
 def tuned_to(settings: Sequence[SettingRuns], costs: Sequence[TargetCost]) -> dict[str, int]:
-    """Return method → index in `settings` of its best one: most runs at the target, then fewest rounds on average."""
+    """Return method → index in `settings` of the method's best grid point.
+
+    The best has the most runs that reached the target and, among equals, the fewest rounds on average. `costs` has the
+    cost of each setting.
+    """
     places: dict[str, int] = {}
     for place, one in enumerate(settings):
         known = places.setdefault(one.setting.method, place)
@@ -222,9 +226,9 @@ def _cost(reached: TargetCost) -> tuple[int, float]:
 
 
 def final_of(experiment: Experiment, one: SettingRuns) -> Spread | None:
-    """Return mean and deviation over runs of a run's last evaluations, or of its best one (``kind: best``).
+    """Return mean and deviation of a score over a setting's runs; None if no run has a finite score.
 
-    The evaluations are of the measured column. None if no run has a finite value.
+    A run's score is the measured column's mean over the last evaluations or, for ``kind: best``, its best evaluation.
     """
     measure, criterion = experiment.measure, criterion_of(experiment)
     if measure.kind == "best":
@@ -233,7 +237,7 @@ def final_of(experiment: Experiment, one: SettingRuns) -> Spread | None:
 
 
 def best_of(experiment: Experiment, grid: Sequence[SettingRuns]) -> list[SettingRuns]:
-    """Return the settings of a grid whose runs all have a finite value and did not diverge, the best first."""
+    """Return the settings of a grid whose planned runs all have a finite score and did not diverge, the best first."""
     criterion = criterion_of(experiment)
     means = {}
     for place, one in enumerate(grid):
@@ -251,7 +255,7 @@ def by_case(experiment: Experiment, measured: Sequence[SettingRuns]) -> dict[str
 
 
 def rounds_apart(settings: Iterable[SettingRuns], column: str) -> int:
-    """Return the median number of rounds between recorded values of a column; 1 if no run has two."""
+    """Return the median number of rounds from one recorded value of a column to the next; 1 if no run has two."""
     runs = [run for one in settings for run in one.runs.values()]
     gaps = [np.diff(np.flatnonzero(np.isfinite(run.column(column)))) for run in runs]
     return int(np.median(found)) if len(found := np.concatenate([*gaps, []])) else 1

@@ -62,9 +62,9 @@ def lay_out(
         experiment: the experiment at that scale, limited to the cases that have data.
         scale: ``full`` or ``small``.
         places: folders of data and runs.
-        rounds: maximum number of rounds of a run, but no less than it has already recorded; None: the experiment's own
-            number.
-        to_targets: whether a run ends at its case's hardest target, if targets are numbers on the test set.
+        rounds: maximum number of rounds per run; a run that has recorded more keeps them. None: the experiment's own.
+        to_targets: whether a run ends once it reaches its case's hardest target; without effect if no target is a
+            number, or if the measured column is not a score on the test set.
         methods: the methods to run; all if empty.
 
     Raises:

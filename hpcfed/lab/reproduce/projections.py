@@ -85,7 +85,7 @@ def projections(
     Args:
         first: ‖w⁰ − w*‖².
         distance: ‖w − w*‖² after each round, (T,).
-        columns: of the record: ``server_lr`` (nan counts as 1), ``delta_sq`` and ``mean_delta_sq``, each (T,).
+        columns: the record's ``server_lr`` (nan counts as 1), ``delta_sq`` and ``mean_delta_sq``, each (T,).
         beta: FedExP-M's β, its ε taken as 0; None for other methods.
     """
     before = np.concatenate([[first], distance[:-1]])

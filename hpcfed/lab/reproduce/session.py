@@ -73,8 +73,8 @@ class ReproduceSession:
     def available(self, experiments: Sequence[Experiment], *, prepared: bool) -> list[Experiment]:
         """Return the experiments, each limited to cases whose data are available; print which cases lack data.
 
-        With `prepared`, only cases whose federations have been prepared are kept. Experiments with no case left are
-        dropped, and so are those of ``kind: sites`` that lack any case.
+        With `prepared`, only cases whose federations have been prepared are kept. An experiment is dropped if none of
+        its cases is left or, for ``kind: sites``, if one of its cases is missing.
 
         Raises:
             InputError: no experiment is left.
@@ -126,9 +126,9 @@ class ReproduceSession:
         return ready
 
     def run(self, experiment: Experiment) -> bool:
-        """Train an experiment's unfinished runs on all ranks; return whether a signal or the time limit left some.
+        """Finish an experiment's runs on all ranks; return whether a signal or the time limit left some unfinished.
 
-        The experiment's data must be prepared.
+        The experiment's data must be prepared. Nothing is done unless `Experiment.trains`.
 
         Raises:
             InputError: a recipe cannot be run, or runs were refused.

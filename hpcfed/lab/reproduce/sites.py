@@ -1,7 +1,7 @@
 """Table of final models on each site's test set and on all sites', beside published means (``measure.kind: sites``).
 
-An experiment has two cases: ``sites``, whose clients have test sets, and ``pooled``, with one test set of all sites'
-samples, scaled like its training data. Every model is measured on each site's test set and on the common one.
+An experiment has two cases: ``sites``, whose clients have test sets, and ``pooled``, with a common test set of all
+sites' samples. Every model is measured on each site's test set and on the common one, scaled as for pooled training.
 """
 
 from __future__ import annotations

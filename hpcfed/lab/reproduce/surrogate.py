@@ -6,9 +6,9 @@
     Σ ‖∇F̃(x_t)‖² / T ≤ 4 (F̃(x_0) − F̃_inf) / (η_l τ_eff T) + 12 η_l² L² κ² C
 
 for η_l τ_eff L ≤ 1/2 and 12 η_l² L² C ≤ 1, with w_i, τ_eff and C of `coefficients` and L the largest smoothness of an
-F_i. Theorem 2 bounds the least ‖∇F̃(x_t)‖², which is at most this mean. It assumes that budgets τ_i are equal in all
-rounds; here all rounds have those drawn for the first. A run's record has no gradients, so the rounds are trained here,
-in one process.
+F_i. Theorem 2 bounds the least ‖∇F̃(x_t)‖², which is at most this mean. It assumes that a client's budget τ_i is the
+same in all rounds; here all rounds use the budgets drawn for the first. A run's record has no gradients, so the rounds
+are trained here, in one process.
 
 Reference: Boukhari et al., GeL, appendix C.4, eq. (11); constants: Wang et al., "FedNova", NeurIPS 2020, appendix C.
 """
@@ -38,13 +38,13 @@ from hpcfed.ranks.world import World
 
 @dataclass(frozen=True)
 class SurrogateBound:
-    """Both sides of the bound of GeL's Theorem 2 after T = 1, 2, … rounds, one entry per T, and its conditions.
+    """Both sides of the bound of GeL's Theorem 2 after T = 1, 2, … rounds, one entry per T, and its two conditions.
 
     Attributes:
         slope: left side, the mean of ‖∇F̃(x_t)‖² over the rounds, F̃ = Σ w_i F_i the surrogate objective.
         bound, start: right side, and its first term.
-        step: η_l τ_eff L, with τ_eff effective steps and smoothness L; the theorem needs at most 1/2.
-        drift: 12 η_l² L² C, with GeL's constant C; the theorem needs at most 1.
+        step: η_l τ_eff L, with τ_eff effective steps and smoothness L; the theorem applies up to 1/2.
+        drift: 12 η_l² L² C, with GeL's constant C; the theorem applies up to 1.
         unevenness: the largest client weight w_i divided by the least.
     """
 
@@ -103,9 +103,9 @@ def measure_surrogate(recipe: Recipe, problem: Problem) -> SurrogateBound:
 
 
 def compare_surrogate(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting once and draw each case's figure into `folder`; return the table and the PNG files.
+    """Train each setting of `layout`; return a table, and the PNG files of a figure per case, drawn into `folder`.
 
-    The table shows for how many T the bound holds after T rounds.
+    ``18 of 20`` in the table: the bound holds for 18 of the numbers of rounds T = 1, …, 20.
 
     Raises:
         InputError: the federation's task is not regression.

@@ -108,7 +108,7 @@ def _references(experiment: Experiment) -> dict[str, str]:
 
 
 def setting_records(experiment: Experiment, measured: Sequence[SettingRuns]) -> list[dict[str, Any]]:
-    """Return the rows of ``settings.csv``, one per setting: grid values, runs, mean score, deviation.
+    """Return the rows of ``settings.csv``, one per setting: grid values, number of runs, mean score, its deviation.
 
     Without grids, there are no rows.
     """

@@ -91,7 +91,7 @@ class RunState:
     Attributes:
         last: number of the run's last claim; 0 without claims.
         claim: the claim that decided the run, else the last one.
-        held: whether a process holds the run and is not known to be dead.
+        held: whether a process that is not known to be dead holds the run.
         vouched: whether that process is known to be alive.
         deaths: number of claims that died since the run was last stopped, reopened or given another recipe.
     """
@@ -142,7 +142,10 @@ class Claims:
         return {run: self._state_of(run, digest, sorted(numbers.get(run, ()), reverse=True)) for run, digest in runs}
 
     def take(self, run: str, digest: str, state: RunState) -> int | None:
-        """Claim an open run; return the claim's number, or None if another process was faster or the run is lost."""
+        """Claim an open run; return the claim's number, or None if another process was faster or the run is lost.
+
+        If `state` has `DEATHS` deaths or more, the run is lost and recorded as such. `digest` is the recipe's.
+        """
         number = state.last + 1
         claim = Claim(**{**asdict(self._me), "recipe": digest, "taken": _now()})
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +191,7 @@ class Claims:
             thread.join()
 
     def ask_to_stop(self) -> None:
-        """Ask all groups of this job to stop, through a file in the claims' folder, which is made if it is missing."""
+        """Ask all groups of this job to stop, by a file in the claims' folder; a missing folder is made."""
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f".stop-{self.session}").touch()
 

@@ -64,10 +64,10 @@ def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, by
 def table_of(
     plan: Plan, first: int, second: int, by_point: Mapping[int, Candidate], rule: Rule
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cells of a heat map: the best mean in each, and whether it has a best configuration; (rows, columns).
+    """Return the best mean in each cell of a heat map, and whether the cell has rank 1; both are (rows, columns).
 
     Rows are the values of ``plan.grids[first]``, columns those of ``plan.grids[second]``; a cell without a mean is nan.
-    `by_point` is index in ``plan.points`` → configuration.
+    `by_point` maps an index in ``plan.points`` to the configuration.
     """
     shape = len(plan.grids[first].values), len(plan.grids[second].values)
     means, best = np.full(shape, math.nan), np.zeros(shape, dtype=bool)

@@ -50,7 +50,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep: its folder, grids, configurations (`points`) and runs (`units`), all runs of a seed before the next."""
+    """A sweep: its folder, grids, configurations (`points`), and runs (`units`, one seed after another)."""
 
     name: str
     folder: Path

@@ -76,6 +76,8 @@ class RankedSweep:
 def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False) -> RankedSweep:
     """Write tables and figures of a sweep's results so far; return the ranked sweep. Called on one rank only.
 
+    If `rule` is None, the default rule ranks (`usual_rule`). `parquet` adds the file ``results.parquet``.
+
     Raises:
         InputError: a run's record is damaged, or no run recorded the rule's column.
         EnvironmentFailure: the disk refuses.

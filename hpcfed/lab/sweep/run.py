@@ -120,7 +120,7 @@ def finished(states: Mapping[str, RunState]) -> set[str]:
 
 
 def states_until_stable(plan: Plan, claims: Claims) -> Iterator[dict[str, RunState]]:
-    """Yield the states of all runs; yield them again if other jobs ended runs while the caller wrote its results.
+    """Yield the states of all runs to a caller that writes results, and again if other jobs end runs meanwhile.
 
     Otherwise the caller could overwrite another job's result files that cover more runs. While other jobs hold runs,
     states are not yielded again, since those jobs write the results later.
@@ -229,7 +229,7 @@ def _check(unit: Unit, state: RunState, accept_code: bool) -> bool:
 
 @dataclass
 class SweepProgress:
-    """The progress of a sweep in all groups and jobs, printed in plain lines on rank 0; `speaks` is false elsewhere."""
+    """The progress of a sweep in all groups and jobs, in plain lines; `speaks`: whether this process prints them."""
 
     plan: Plan
     claims: Claims
@@ -254,9 +254,9 @@ class SweepProgress:
             self._say(line)
 
     def show(self, run: str = "", *, now: bool = False, if_changed: bool = False) -> None:
-        """Print how many runs are done, how they ended, the estimated time left, and a line `run` on one of them.
+        """Print how many runs are done, how they ended, the estimated time left, and `run`, a line on one run.
 
-        At most once in `QUIET_SECONDS` unless `now`; with `if_changed`, only if the counts have changed.
+        Print at most once in `QUIET_SECONDS` unless `now`; with `if_changed`, only if the counts have changed.
         """
         if not self.speaks or (not now and time.monotonic() - self._spoke < QUIET_SECONDS):
             return

@@ -39,7 +39,7 @@ DEFAULT_COLUMNS = ("test_accuracy", "test_loss", "train_accuracy", "train_loss",
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule that ranks configurations by their mean `column` over the `last` rounds; the largest or smallest is best."""
+    """Rule that ranks configurations by the mean of `column` over the `last` rounds; `largest`: the largest is best."""
 
     column: str
     last: int
@@ -53,7 +53,7 @@ class Rule:
     def score(self, record: pd.DataFrame) -> float:
         """Return a run's score, the column's mean over the last rounds; nan if none of them recorded the column.
 
-        The last round is always evaluated: a test or training value missing there was not finite, and the score is nan.
+        The last round is always evaluated; a test or training value missing there was not finite, so the score is nan.
         """
         if self.column not in record:
             return math.nan
@@ -72,7 +72,8 @@ class Rule:
 class Row:
     """A run's row in the table of runs: status, recorded rounds, their seconds, last value of each metric, score.
 
-    The score is nan if the run did not finish or has none; `message` is the error message, "" without an error.
+    The score is nan if the run did not finish or `Rule.score` is nan; `message` is the error message, "" without an
+    error; `code` is file → hash of the user's code.
     """
 
     unit: Unit
@@ -155,10 +156,10 @@ def _own_columns(recipe: Recipe) -> Iterator[str]:
 
 
 def usual_rule(plan: Plan, records: Iterable[pd.DataFrame]) -> Rule:
-    """Return the default rule: the mean over the last rounds of the first of `DEFAULT_COLUMNS` that any run recorded.
+    """Return the default rule: the mean of a column over the last rounds, at most `LAST`.
 
-    If runs may stop early by their scores, only the last round counts: a run that stops early has few rounds, and its
-    first ones are poor.
+    The column is the first of `DEFAULT_COLUMNS` that any run recorded. If runs may stop early by their scores, only the
+    last round counts, since a mean over the few rounds of a short run would include poor first ones.
     """
     recorded = {column for one in records for column in one.columns[one.tail(1).notna().any()]}
     column = next((column for column in DEFAULT_COLUMNS if column in recorded), DEFAULT_COLUMNS[-1])

@@ -98,7 +98,10 @@ def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
 
 
 def summary_records(plan: Plan, ranked: Sequence[Candidate]) -> list[Record]:
-    """Return a record per configuration, for ``summary.csv``: means and deviations over the seeds that finished."""
+    """Return a record per configuration, for ``summary.csv``: means and deviations over seeds.
+
+    Those of metrics are over the seeds that finished; those of the score are None unless all seeds have a score.
+    """
     names = _metric_names([row for candidate in ranked for row in candidate.rows])
     return [
         {

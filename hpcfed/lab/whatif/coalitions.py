@@ -58,7 +58,7 @@ class Coalitions:
 
     Attributes:
         base: the recorded run.
-        plan: the sweep: a configuration for each subset but the empty one, × seeds.
+        plan: the sweep, one configuration per non-empty subset, × seeds.
         subsets: the clients that train in each of the plan's configurations, in the order of the configurations.
         orders: sampled orders of the clients; None if all subsets are run, empty for leave-one-out alone.
         rule: the rule that computes the score v(S) from a run's record.
@@ -190,7 +190,7 @@ def _begin_all(coalitions: Coalitions, redo: Redo) -> None:
 
 
 def rounds_of(coalitions: Coalitions) -> tuple[int, int, int]:
-    """Return, summed over all runs: rounds, rounds to be computed, and rounds that differ from the recorded run's."""
+    """Return three sums over all runs: rounds, rounds to be computed, rounds that differ from the recorded run's."""
     base, total, computed, needed = coalitions.base, 0, 0, 0
     for unit in coalitions.plan.units:
         rounds = unit.recipe.rounds

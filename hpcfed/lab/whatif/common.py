@@ -1,4 +1,4 @@
-"""Loading the recorded run that is repeated without some clients; scores of both runs on common test samples."""
+"""A recorded run that is repeated without some clients: loading it, comparing both runs on common test samples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def on_common_samples(before: Recipe, folder: Path, recipe: Recipe) -> Iterator[
     """Yield a line that compares the final models of two runs on the test samples that both evaluate.
 
     The line has accuracies if the task has them, else losses, or the reason why the recorded run cannot be evaluated.
-    There is none if both runs evaluate the same samples, have no sample in common, or one has no result.
+    Nothing is yielded if both runs evaluate the same samples, if they have none in common, or if either has no result.
 
     Args:
         before, folder: the recorded run's recipe and folder.

@@ -79,8 +79,8 @@ def added_in(orders: Orders, values: Mapping[Subset, float]) -> np.ndarray:
 def estimates(samples: np.ndarray, scores: Iterable[float]) -> list[MeanEstimate]:
     """Return mean and Student's t interval of each column of `samples`, (n, N), which are differences of `scores`.
 
-    Rounding errors are up to `ROUNDING` times the largest score: a smaller mean becomes 0, and values that differ by
-    less count as equal.
+    Their rounding errors may reach `ROUNDING` times the largest of `scores`: a mean up to this size becomes 0, and
+    values of a column that differ by no more count as equal.
     """
     noise = ROUNDING * max((abs(score) for score in scores if math.isfinite(score)), default=0.0)
     return [estimated(own, noise) for own in samples.T]

@@ -45,14 +45,14 @@ TABLE, VALUES, PAGE = "contributions.csv", "values.csv", "contributions.html"
 
 @dataclass(frozen=True)
 class Contribution:
-    """A client's contribution: what its taking part adds to the scores on the common test set and on its own.
+    """A client's contribution: what its participation adds to the scores on the common and on its own test set.
 
     Attributes:
         client, name, samples: the client's number, name and number of training samples.
         left_out: leave-one-out value, positive if the client improves the score.
-        shapley: Shapley value, positive likewise; nan if it was not asked for.
+        shapley: Shapley value, positive likewise; nan for leave-one-out alone.
         with_all, without, alone: mean over seeds of the metric on the client's own test set, for models trained by all
-            clients, by all clients but this one, and by this client alone; nan without such a test set or run.
+            clients, by all clients but this one, and by this client alone; nan if test set or run is missing.
         takes: gain on the client's own test set from taking part: `with_all` − `without`, negated if smaller is better.
     """
 

@@ -133,7 +133,7 @@ def _names(recipe: Recipe) -> list[str]:
 
 
 def begin(base: RecordedRun, recipe: Recipe) -> BranchPoint | None:
-    """Copy the recorded rounds that both runs share into the new run's folder; return the branch point.
+    """Copy the recorded rounds up to `BranchPoint.start` into the new run's folder; return the branch point.
 
     Return None and copy nothing if the folder is not empty.
 
@@ -191,7 +191,7 @@ def branch_point_of(base: RecordedRun, recipe: Recipe) -> BranchPoint:
 
 
 def same(there: Cohort, here: Cohort) -> bool:
-    """Return whether two cohorts have equal members, weights, steps, guessed steps and work."""
+    """Return whether the cohorts of two runs, `there` and `here`, are equal in all of `COMPARED_FIELDS`."""
     return all(np.array_equal(getattr(there, name), getattr(here, name)) for name in COMPARED_FIELDS)
 
 
