@@ -67,6 +67,11 @@ def test_tables_by_seed_have_their_means_and_ratios():
         assert models == f"{mean:.1f}".removesuffix(".0")
         assert float(row[4].partition(" ")[0]) == float(f"{mean:.4g}")
         assert ratio == ("" if method == "FedDyn" else f"{mean / reference:.2f}"), (row, ratio)
+    for part in (rows[:24], rows[24:]):  # 10 % and 1 % of the clients
+        inside = [row[-1] for row in part]
+        words = f"{inside.count('yes')} of {len(inside) - inside.count('–')}"
+        assert f"in {words} rows" in page.read_text("utf-8"), words
+        assert f"{words} " in (ROOT / "docs/papers.md").read_text("utf-8"), words
 
 
 def test_models_by_seed_of_a_page_have_intervals(tmp_path, capsys):
