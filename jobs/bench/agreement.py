@@ -1,6 +1,7 @@
 """Whether the papers' numbers agree with records: means over seeds with their intervals, and paired differences.
 
     python -m jobs.bench.agreement runs/reproduce [EXPERIMENT …] [--to 0.85] [--column COLUMN]
+    python -m jobs.bench.agreement docs/reproduction-feddyn.md
 
 The tables behind docs/reproduction.md; an experiment is named as for ``hpcfed reproduce``, or is a file.
 
@@ -10,6 +11,8 @@ method's reference with its interval. ``--to`` adds the rounds to another target
 of the record. Of rounds to a target also the round in which the mean curve over seeds reaches it, and those of a moving
 average over 10 evaluations. A method with a seed that does not arrive has no mean. All seeds that lie there count,
 whatever the experiment's own are.
+
+Of a page, whose records may be gone: the same of the tables that print rounds by seed, in models sent.
 """
 
 from __future__ import annotations
@@ -98,8 +101,31 @@ def table(experiment: Experiment, root: Path, to: float | None = None) -> Iterat
         if measure.kind != "rounds":
             scores = {m: {s: value(experiment, c, larger=larger) for s, c in of.items()} for m, of in found.items()}
             for method, of_seed in ((method, values) for method, values in scores.items() if values):
-                reference, paper = scores.get(_reference(experiment, method), {}), _number(case, method, 0)
-                yield _row(experiment, case, method, measure.kind, of_seed, reference, paper, ("", ""))
+                reference, paper = scores.get(_reference(experiment, method), {}), _paper(case, method, 0)
+                yield _row(experiment, case.title, method, measure.kind, of_seed, reference, paper, ("", ""))
+
+
+def printed(page: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a page's tables with a column of rounds by seed: of the models that these rounds send.
+
+    An empty cell of a case or a target is that of the line above; the experiment is that of the section's command.
+    """
+    experiment, header, case, target, sent = Experiment.model_construct(), [], "", "", {}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if command := re.match(r"#+ `hpcfed reproduce ([\w-]+)", line):
+            (experiment,) = find(command[1])
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        rounds = [name for name in header if name.startswith("Rounds, ")]
+        if not cells or not header:
+            header = cells
+        elif rounds and not cells[0].startswith("---"):
+            row = dict(zip(header, cells, strict=False))  # of two columns of one name, the last
+            case, target = row["Case"] or case, row["Target"] or target
+            method = next(name for name, its in experiment.methods.items() if its.title == row["Method"])
+            counts = [_number(text) * experiment.methods[method].models for text in row[rounds[0]].split(", ")]
+            sent[case, target, method] = values = dict(enumerate(counts))
+            reference, paper = sent[case, target, _reference(experiment, method)], _number(row["Paper: models"])
+            yield _row(experiment, case, method, f"models to {target}", values, reference, paper, ("", ""))
 
 
 def _rounds(
@@ -124,9 +150,9 @@ def _rounds(
             smooth = [reached(moving(c, WINDOW), numbers[-1], larger=larger) for c in found[method].values()]
             extra = (_plain(reached(mean, numbers[-1], larger=larger)), _with_half(*interval(smooth)))
         reference = rounds.get(_reference(experiment, method), {})
-        paper = _number(case, method, place) if experiment.measure.kind == "rounds" else math.nan
+        paper = _paper(case, method, place) if experiment.measure.kind == "rounds" else math.nan
         paper /= experiment.methods[method].models
-        yield _row(experiment, case, method, f"to {words}", of_seed, reference, paper, extra)
+        yield _row(experiment, case.title, method, f"to {words}", of_seed, reference, paper, extra)
 
 
 def _reference(experiment: Experiment, method: str) -> str:
@@ -136,7 +162,7 @@ def _reference(experiment: Experiment, method: str) -> str:
 
 def _row(
     experiment: Experiment,
-    case: Case,
+    case: str,
     method: str,
     words: str,
     values: Mapping[int, float],
@@ -150,13 +176,17 @@ def _row(
     inside = "–" if math.isnan(paper) or math.isnan(half) else "yes" if abs(paper - mean) <= half else "no"
     paired = "" if values is reference or not both else _with_half(difference, within)
     title = experiment.methods[method].title
-    return (case.title, title, words, str(len(values)), _with_half(mean, half), paired, *extra, _plain(paper), inside)
+    return (case, title, words, str(len(values)), _with_half(mean, half), paired, *extra, _plain(paper), inside)
 
 
-def _number(case: Case, method: str, place: int) -> float:
-    """Return the paper's number, nan without one or for one that was not reached; a share for a percentage."""
+def _paper(case: Case, method: str, place: int) -> float:
+    """Return the paper's number, nan without one."""
     numbers = case.paper.get(method, [])
-    text = str(numbers[place]) if place < len(numbers) else ""
+    return _number(str(numbers[place])) if place < len(numbers) else math.nan
+
+
+def _number(text: str) -> float:
+    """Return the number that is printed, nan for one that was not reached; a share for a percentage."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ± [\d.]+)?( ?%)?", text)
     return math.nan if match is None else float(match[1]) / (100 if match[2] else 1)
 
@@ -166,7 +196,8 @@ def _plain(number: float) -> str:
 
 
 def _with_half(mean: float, half: float) -> str:
-    return "–" if math.isnan(mean) else f"{mean:.4g}" if math.isnan(half) else f"{mean:.4g} ± {half:.2g}"
+    within = "" if math.isnan(half) else f" ± {float(f'{half:.2g}'):g}"
+    return "–" if math.isnan(mean) else f"{mean:.4g}{within}"
 
 
 def of_column(experiment: Experiment, column: str) -> Experiment:
@@ -177,9 +208,9 @@ def of_column(experiment: Experiment, column: str) -> Experiment:
     return experiment.model_copy(update={"measure": measure, "cases": cases})
 
 
-def main(root: Path, names: Sequence[str], to: float | None = None, column: str = "") -> None:
-    """Print a table for each experiment that has records, with rounds `to` another target, or of another column."""
-    header = (
+def show(name: str, rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a table of an experiment or of a page, which has rows."""
+    head = (
         "Case",
         "Method",
         "Measured",
@@ -191,13 +222,20 @@ def main(root: Path, names: Sequence[str], to: float | None = None, column: str 
         "Paper",
         "In it",
     )
+    if rows:
+        print(f"\n{name}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+        print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+
+
+def main(root: Path, names: Sequence[str], to: float | None = None, column: str = "") -> None:
+    """Print a table for each experiment that has records, with rounds `to` another target, or of another column."""
+    if root.is_file():
+        show(root.name, list(printed(root)))
+        return
     for experiment in [one for name in names for one in find(name)] if names else experiments().values():
-        if not (root / experiment.name / "sweep" / "runs").is_dir():
-            continue
-        rows = list(table(of_column(experiment, column) if column else experiment, root, to))
-        if rows:
-            print(f"\n{experiment.name}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
-            print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        if (root / experiment.name / "sweep" / "runs").is_dir():
+            measured = of_column(experiment, column) if column else experiment
+            show(experiment.name, list(table(measured, root, to)))
 
 
 if __name__ == "__main__":

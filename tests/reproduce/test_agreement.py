@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jobs.bench.agreement import main
+from jobs.bench.agreement import main, printed
+from tests.launch import ROOT
 
 CURVES = {  # rounds to 85 %: 3 and 5 without GeL, 2 and 5 with it; the mean curves reach it in rounds 4 and 3
     "fedavgcm": {5: [0.5, 0.7, 0.85, 0.87, 0.9], 8: [0.5, 0.6, 0.8, 0.84, 0.86]},
@@ -45,3 +47,42 @@ def test_nothing_is_printed_of_experiments_without_records(tmp_path, capsys):
     main(tmp_path, [])
     main(tmp_path, ["gel-synthetic"], column="test_loss")
     assert capsys.readouterr().out == ""
+
+
+def test_tables_by_seed_have_their_means_and_ratios():
+    """Means and ratios that docs/reproduction-feddyn.md prints; SCAFFOLD sends two models a round."""
+    page = ROOT / "docs/reproduction-feddyn.md"
+    rows = list(printed(page))
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.read_text("utf-8").splitlines()]
+    lines = [cells for cells in lines if len(cells) > 7 and re.fullmatch(r"((not in )?\d+(, |$)){3}", cells[3])]
+    assert len(rows) == len(lines) > 40
+    reference = 0.0
+    for row, (_, _, method, seeds, models, ratio, *_) in zip(rows, lines, strict=True):
+        assert row[1] == method
+        if "not in" in seeds:
+            assert (row[4], models, ratio) == ("–", "–", ""), seeds
+            continue
+        mean = np.mean([int(count) for count in seeds.split(", ")]) * (2 if method == "SCAFFOLD" else 1)
+        reference = mean if method == "FedDyn" else reference
+        assert models == f"{mean:.1f}".removesuffix(".0")
+        assert float(row[4].partition(" ")[0]) == float(f"{mean:.4g}")
+        assert ratio == ("" if method == "FedDyn" else f"{mean / reference:.2f}"), (row, ratio)
+    for part in (rows[:24], rows[24:]):  # 10 % and 1 % of the clients
+        inside = [row[-1] for row in part]
+        words = f"{inside.count('yes')} of {len(inside) - inside.count('–')}"
+        assert f"in {words} rows" in page.read_text("utf-8"), words
+        assert f"{words} " in (ROOT / "docs/papers.md").read_text("utf-8"), words
+
+
+def test_models_by_seed_of_a_page_have_intervals(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    head = "| Case | Target | Method | Rounds, by seed | Paper: models |\n|---|---|---|---|---|"
+    cells = "| IID | 98 % | FedDyn | 5, 9 | 10 |\n| | | SCAFFOLD | 4, 2 | 5 |"
+    page.write_text(f"# `hpcfed reproduce feddyn-mnist`\n{head}\n{cells}\n")
+    main(page, [])
+    rows = [line.split(" | ")[1:6] for line in capsys.readouterr().out.splitlines()[-2:]]
+    half = {value: f"{12.7062 * value:.2g}" for value in (2, 4)}
+    assert rows == [
+        ["FedDyn", "models to 98 %", "2", f"7 ± {half[2]}", ""],
+        ["SCAFFOLD", "models to 98 %", "2", f"6 ± {half[2]}", f"-1 ± {half[4]}"],
+    ]
