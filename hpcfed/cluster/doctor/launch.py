@@ -118,10 +118,11 @@ def vendor_of(text: str) -> str | None:
 
 
 def abi_of(path: str, library: str) -> str | None:
-    """Return the binary interface (ABI) of an MPI library from its path and its version text; None if unknown.
+    """Return the binary interface (ABI) of an MPI library from its path; None if unknown.
 
-    The file name shows the ABI: ``libmpi_abi`` is the MPI standard's, new in MPI 5.0; ``libmpi.so.12`` is MPICH's, also
-    used by Intel MPI, MVAPICH and Cray MPICH; ``libmpi.so.40`` is that of Open MPI 2 to 5.
+    ``libmpi_abi`` is the MPI standard's, new in MPI 5.0; ``libmpi.so.12`` is MPICH's, also used by Intel MPI, MVAPICH
+    and Cray MPICH, with a version that the library's text has (``MPICH 18:2:6``); ``libmpi.so.40`` is that of Open MPI
+    2 to 5.
     """
     if "libmpi_abi" in path:
         return "MPI standard"

@@ -1,7 +1,7 @@
 """The figures of a report, in the style of `hpcfed.io.figure_style`.
 
-Lines are means over seeds with a band of ± one standard deviation. With a window above 1 they are moving averages, over
-a paler line of the recorded means.
+Lines of a `LinePlot` are means over seeds with a band of ± one standard deviation; with a window above 1 they are
+moving averages, over a paler line of the recorded means.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LinePlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure for a medium; None if no run recorded both columns.
+        """Return the figure for a medium; None if no run recorded both `column` and `against`.
 
         If `column` is the criterion's, dotted lines mark the targets.
         """
@@ -95,7 +95,7 @@ class PathPlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure for a medium; None if no run recorded both columns."""
+        """Return the figure for a medium; None if no run recorded both `columns`."""
         paths = [[group.runs[0].column(column) for column in self.columns] for group in scene.groups]
         if not any(np.isfinite(path).all(axis=0).any() for path in paths):
             return None

@@ -119,9 +119,9 @@ class Case(Section):
         only: names of the methods that run in this case; default: all.
         targets: values of the measured column to be reached.
         paper: method → the paper's numbers. What they are depends on `Measure.kind`: ``rounds``: one per target;
-            ``final``, ``best``: one value; ``tuned``: base-10 logarithms of the tuned values; ``sites``: mean ±
-            deviation on each test set; ``published``: mean and deviation, in percent.
-        paper_beyond: method → the paper's number for `Measure.beyond`; fractions in percentage points.
+            ``final``, ``best``: one value; ``tuned``: base-10 logarithms of the tuned values; ``sites``: one
+            text, ``mean ± deviation``, per test set; ``published``: mean and deviation, in percent.
+        paper_beyond: method → the paper's `Measure.beyond`; for a fraction, in percentage points.
     """
 
     title: str

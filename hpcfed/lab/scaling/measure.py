@@ -77,7 +77,7 @@ class RankTimes:
         recipe: the measured recipe without the keys in `IRRELEVANT_KEYS`.
         mode, rounds: ``strong`` or ``weak``, and the number of rounds of each run.
         machine: see `hpcfed.lab.bench.machine`; ``load`` is the one-minute load average of rank 0's host at the end.
-        samples: one per setting.
+        samples: the measured rounds of each setting.
         allreduce: (bytes, seconds) of each bare Allreduce; empty on one rank.
     """
 

@@ -69,7 +69,7 @@ def few_events_note(study: Study) -> str:
 
 
 def few_units(study: Study) -> list[str]:
-    """Return ``site (number)`` for each site with fewer than `FEW_UNITS` tested patients.
+    """Return ``site (n)`` for each site with n tested patients, fewer than `FEW_UNITS`.
 
     If samples have no groups, each sample counts as a patient.
     """

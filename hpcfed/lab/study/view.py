@@ -153,7 +153,7 @@ class View:
 
     @property
     def ratio(self) -> float:
-        """Ratio n_test / n_train of the splits; 0 if each split leaves one site out: intervals are then over sites."""
+        """Ratio n_test / n_train of the splits; 0 if each split leaves one site out, whose intervals are over sites."""
         return 0.0 if self.study.leaves_out else self.study.ratio
 
     def is_share(self, metric: StudyMetric) -> bool:

@@ -137,7 +137,7 @@ def _drawn(coalitions: Coalitions) -> str:
 
 
 def contributed(coalitions: Coalitions) -> CoalitionValues:
-    """Return the clients' contributions, computed from the finished runs of all subsets. On rank 0 alone.
+    """Return the clients' contributions from the finished runs of all subsets. Called on rank 0 alone.
 
     Raises:
         InputError, EnvironmentFailure, Diverged: runs ended without a result, or all diverged.

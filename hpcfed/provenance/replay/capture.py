@@ -137,7 +137,7 @@ def reports_of(
     Args:
         parts: parts of the simulation that made the plan.
         plan: the plan of the round.
-        places: indices of the clients in the cohort.
+        places: the clients, as indices into the cohort.
         watch: observer of each step, or None.
 
     Raises:

@@ -49,7 +49,7 @@ def vectors(methods: Collection[str] | None = None, cases: Collection[str] | Non
 
 
 def trajectory(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Train the recipe with the keys of `content`; return its algorithm, weights, initial model and rounds.
+    """Train the recipe `content`; return its ``algorithm`` and ``weights``, the initial model and the rounds.
 
     A round has its cohort with p_i and q(S) (see `Cohort`), its step sizes ``lr`` and ``server_lr``, the minibatches of
     each client, and the model ``w`` after it.

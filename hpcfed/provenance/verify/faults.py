@@ -109,7 +109,7 @@ def ending_faults(run: RecordedRun, tables: RecordedTables) -> Iterator[Fault]:
 
 
 def data_faults(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Fault | str]:
-    """Compare the federation file's hash with the recipe's; yield a fault, or a line if they agree or there is none.
+    """Yield a fault unless the federation file has the hash in the recipe; a line if it has, or the recipe has none.
 
     `say` is called with lines on progress.
 

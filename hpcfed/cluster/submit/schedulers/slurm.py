@@ -53,8 +53,9 @@ def render(job: Job, site: Site) -> str:
 def doubt_of(site: Site) -> str:
     """Return a warning if the PMI of the ranks (how they find each other) is unknown or looks wrong; "" otherwise.
 
-    It is unknown if the site file has no launch command and the MPI found here is not in `PMI`. It looks wrong if the
-    launch command names another PMI than this MPI needs; it may still be right if the job's modules load another MPI.
+    It is unknown if the site file has no launch command and the MPI found here is none of those in `PMI`. It looks
+    wrong if the launch command names another PMI than this MPI needs; it may still be right if the job's modules load
+    another MPI.
     """
     if site.launch:
         named = re.search(r"(?<!\S)--mpi=(pmi2|pmix)\b", site.launch)
