@@ -18,6 +18,7 @@ from hpcfed.errors import InputError
 from hpcfed.io.text import open_file
 from hpcfed.lab.report.read import CLIENTS, RECIPE, read_json
 from hpcfed.provenance.code_of_rounds import with_references
+from hpcfed.run_folder.certificate import not_kept
 from hpcfed.run_folder.code import CodeRecord, references
 from hpcfed.run_folder.data import present_data
 from hpcfed.run_folder.files import EVALUATED
@@ -164,6 +165,9 @@ class LoadedRun:
 
     def _module(self, name: str, client: int | None = None) -> nn.Module:
         if not (self.folder / name).exists():
+            if name in not_kept(self.folder):
+                remedy = f"train it again: hpcfed run {self.folder / RECIPE} output=FOLDER"
+                raise InputError("a record without models", where=str(self.folder), remedy=remedy)
             raise InputError("no trained model yet", where=str(self.folder), remedy="let the run end")
         if self.run_code and self.recipe.model.factory is not None:
             with recorded_code_of(self) as recipe:

@@ -8,6 +8,7 @@ from runpy import run_path
 
 import pytest
 
+import hpcfed
 from hpcfed.errors import InputError
 from jobs.bench.leaderboard import RECORDS, keep, page
 from tests.launch import ROOT
@@ -42,6 +43,8 @@ def test_finished_runs_are_kept_and_verified(command, tmp_path):
     assert [line.partition(" bytes")[0].partition(":")[0] for line in said] == ["ours.fedavg.0", "ours.fedexp.0"]
     assert said[1] == "ours.fedexp.0: finished, 1 of 3 rounds: not kept"
     (kept,) = (tmp_path / "records" / "own").iterdir()
+    with pytest.raises(InputError, match="a record without models; train it again"):
+        _ = hpcfed.load(kept).module
     with pytest.raises(InputError, match="no case 'our'; did you mean 'ours'"):
         list(keep(tmp_path / "runs" / "reproduce", str(tmp_path / "own.yaml"), tmp_path / "records", ["our"]))
     assert sorted(file.name for file in kept.iterdir()) == [
