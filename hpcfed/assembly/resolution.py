@@ -64,6 +64,7 @@ def _resolve(recipe: Recipe) -> Recipe:
             )
         recipe = recipe.model_copy(update={"weights": recipe.weights or method.local.weights})
         cohorts = Cohorts(recipe, federation.sizes)  # which refuses those that cannot be drawn
+        updates.check_size(recipe, chain, cohorts.fewest_members)
         recipe = private_samples(recipe, method, federation, cohorts)
         content = federation.content or None
     declared = {} if recipe.algorithm.factory else method.parameters()  # a factory's keys are its own
