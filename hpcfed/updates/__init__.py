@@ -25,6 +25,8 @@ from hpcfed.types import Method, Part
 from hpcfed.updates._base import CARRIED, DELTA_ITSELF, NORMS, SUM, TWICE, MeansPart, PartContext, Sent, UpdatePart
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._robust import ClientVectors, RobustMean
+from hpcfed.updates.attack import Attack
+from hpcfed.updates.clip import Clip
 from hpcfed.updates.krum import Krum
 from hpcfed.updates.trimmed_mean import TrimmedMean
 from hpcfed.updates.weight import Weight
@@ -213,15 +215,25 @@ def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_cl
 
 
 def remarks(recipe: Recipe, chain: Chain, method: Method, most_members: int) -> Iterator[str]:
-    """Yield a line for a mean that trims no client of a cohort of so many members, and for each part of the user's that
-    does not say whether what it loses may be carried on."""
+    """Yield a line for each setting of a part without effect in cohorts of so many members at most, and for each part
+    of the user's that does not say whether what it loses may be carried on."""
     if isinstance(chain.robust, TrimmedMean) and not chain.robust.cut(most_members):
         what = f"means: trimmed-mean: fraction {chain.robust.fraction:g} of {most_members} clients"
         yield f"{what} is less than one: none is trimmed, and it is the plain mean, which holds off no attacker"
     for section, part in zip(recipe.updates, chain.updates, strict=True):
+        yield from _without_effect(part)
         for fact in sorted({CARRIED, TWICE} & method.reads - part.keeps) if section.factory else ():
             what = f"updates: {section.factory} with {method.name}: {WHY[fact]}"
             yield f"{what}; if it is less, say {fact!r} in its keeps"
+
+
+def _without_effect(part: UpdatePart) -> Iterator[str]:
+    if isinstance(part, Attack) and not (part.clients or part.fraction):
+        yield "updates: attack: no client attacks, with neither clients nor a fraction of them"
+    if isinstance(part, Attack) and part.what == "labels" and part.factor != Attack().factor:
+        yield f"updates: attack: factor: {part.factor:g} has no effect with what: labels"
+    if isinstance(part, Clip) and part.quantile is None and part.rate != Clip(norm=1.0).rate:
+        yield f"updates: clip: rate: {part.rate:g} has no effect without quantile"
 
 
 def _undeclared(method: Method) -> object | None:
