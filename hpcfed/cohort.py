@@ -115,6 +115,19 @@ class Cohorts:
         return section.size_in(num_clients) or num_clients
 
     @property
+    def fewest_members(self) -> int:
+        """Members of non-zero weight that every cohort has at least; 0 under Bernoulli sampling."""
+        counted = self.present & (self._sizes > 0) if self._by_samples else self.present
+        section = self._recipe.cohort
+        if section.schedule is not None:
+            return min(int(counted[self._drawn(round)].sum()) for round in range(1, self._recipe.rounds + 1))
+        if section.sampling == "bernoulli" and (section.size, section.fraction) != (None, None):
+            return 0
+        pool = self._num_present if self._redraws else len(self._sizes)
+        size = section.size_in(pool) or pool
+        return max(0, size - (pool - int(counted.sum())))
+
+    @property
     def typical_steps(self) -> np.ndarray:
         """Steps of each client in a round, (N,); where a budget is drawn, evenly from its range."""
         local, budget = self._recipe.local, self._recipe.budget

@@ -31,7 +31,7 @@ def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield from _on_clients(recipe, parts)
         yield from _on_defaults(recipe, parts)
     yield from private_remarks(recipe, parts)
-    yield from updates.remarks(recipe, parts.chain, parts.method)
+    yield from updates.remarks(recipe, parts.chain, parts.method, parts.cohorts.most_members)
     yield from _on_local_work(recipe, parts)
     yield from _on_evaluation(recipe, parts)
     yield from _on_the_end(recipe, parts)

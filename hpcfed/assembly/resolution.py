@@ -46,7 +46,6 @@ def _resolve(recipe: Recipe) -> Recipe:
         recipe = _with_numbers(recipe, federation)
         num_classes = None if federation.target_shape else federation.num_classes
         updates.check(recipe, chain, method, federation.num_clients, num_classes)
-        check_secure(recipe, chain, method, federation.num_clients)
         recipe = private(recipe, chain, method, federation)
         chain = updates.build(recipe)
         if recipe.bits == "portable":
@@ -64,6 +63,8 @@ def _resolve(recipe: Recipe) -> Recipe:
             )
         recipe = recipe.model_copy(update={"weights": recipe.weights or method.local.weights})
         cohorts = Cohorts(recipe, federation.sizes)  # which refuses those that cannot be drawn
+        updates.check_size(recipe, chain, cohorts.fewest_members)
+        check_secure(recipe, chain, method, cohorts.most_members)
         recipe = private_samples(recipe, method, federation, cohorts)
         content = federation.content or None
     declared = {} if recipe.algorithm.factory else method.parameters()  # a factory's keys are its own

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hpcfed.reduce.masks import Masks
 
 
-def check_secure(recipe: Recipe, chain: Chain, method: Method, num_clients: int) -> None:
-    """Refuse what the server of a secure aggregation cannot see.
+def check_secure(recipe: Recipe, chain: Chain, method: Method, most_members: int) -> None:
+    """Refuse what the server of a secure aggregation cannot see, and cohorts of `most_members` of whom it opens no sum.
 
     Raises:
         InputError: naming it.
@@ -28,10 +28,10 @@ def check_secure(recipe: Recipe, chain: Chain, method: Method, num_clients: int)
         return
     for what, reason, remedy in _without_meaning(recipe, chain, method):
         raise InputError(f"secure_aggregation with {what}: {reason}", remedy=remedy)
-    size, least = recipe.cohort.size_in(num_clients), recipe.secure_aggregation.survivors
-    if size is not None and size < least:
-        expected = f"cohorts of {least} clients or more"
-        raise InputError("secure_aggregation.survivors", expected=expected, got=str(size), remedy="raise cohort.size")
+    least = recipe.secure_aggregation.survivors
+    if most_members < least:
+        expected, remedy = f"cohorts of {least} clients or more", "choose larger cohorts"
+        raise InputError("secure_aggregation.survivors", expected=expected, got=str(most_members), remedy=remedy)
 
 
 def _without_meaning(recipe: Recipe, chain: Chain, method: Method) -> Iterator[tuple[str, str, str]]:

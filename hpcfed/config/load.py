@@ -202,6 +202,8 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str, prefix: 
         return InputError(f"key {dotted!r} is missing", where=where, remedy=f"add it to the {noun}{example}")
     said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = EXPECTED.get(first["type"], said)
+    if not dotted and first["type"] == "value_error":  # of keys in several sections, which the words name
+        return InputError("", where=where, expected=expected)
     got = shown(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
     inner = _section(kind, location) if first["type"] == "model_type" and location else None
     better, remedy = for_value(dotted, first["type"], found, inner)

@@ -25,7 +25,10 @@ from hpcfed.types import Method, Part
 from hpcfed.updates._base import CARRIED, DELTA_ITSELF, NORMS, SUM, TWICE, MeansPart, PartContext, Sent, UpdatePart
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._robust import ClientVectors, RobustMean
+from hpcfed.updates.attack import Attack
+from hpcfed.updates.clip import Clip
 from hpcfed.updates.krum import Krum
+from hpcfed.updates.trimmed_mean import TrimmedMean
 from hpcfed.updates.weight import Weight
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "UpdatePart",
     "build",
     "check",
+    "check_size",
     "examples",
     "named",
     "references",
@@ -146,21 +150,20 @@ def resolved(recipe: Recipe, chain: Chain) -> dict[str, list[ChainPart]]:
     return {key: [whole(*pair) for pair in zip(sections, parts, strict=True)] for key, sections, parts in lists}
 
 
-def _check_size(recipe: Recipe, rule: Krum, num_clients: int) -> None:
+def check_size(recipe: Recipe, chain: Chain, fewest: int) -> None:
     """Refuse cohorts that may be too small for a rule: it would be found in the middle of a run.
+
+    `fewest` clients of non-zero weight are in every cohort.
 
     Raises:
         InputError: with the reason.
     """
-    cohort = recipe.cohort
-    if cohort.sampling == "bernoulli" and (cohort.size, cohort.fraction) != (None, None):
+    if not isinstance(chain.robust, Krum):
+        return
+    if recipe.cohort.sampling == "bernoulli" and not fewest:
         what = "means: krum with cohort.sampling: bernoulli, whose cohorts may be too small"
         raise InputError(what, remedy="leave sampling out, or use another mean")
-    size = cohort.size_in(num_clients)
-    if isinstance(cohort.schedule, list):
-        size = min(map(len, cohort.schedule))
-    if size is not None:
-        rule.check_size(size)
+    chain.robust.check_size(fewest)
 
 
 def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_classes: int | None) -> None:
@@ -191,8 +194,6 @@ def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_cl
     ):
         what = "updates: weight with weights: samples: they would count twice"
         raise InputError(what, remedy="set weights: uniform")
-    if isinstance(chain.robust, Krum):
-        _check_size(recipe, chain.robust, num_clients)
     for key in LISTS:
         for section, part in zip(getattr(recipe, key), getattr(chain, key), strict=True):
             what, lost = f"{key}: {section.name or section.factory}", KEPT[key] - part.keeps
@@ -213,12 +214,26 @@ def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_cl
                 raise InputError(f"{what} with evaluate.model: cohort-average has no meaning: {reason}", remedy=remedy)
 
 
-def remarks(recipe: Recipe, chain: Chain, method: Method) -> Iterator[str]:
-    """Yield a line for each part of the user's that does not say whether what it loses may be carried on."""
+def remarks(recipe: Recipe, chain: Chain, method: Method, most_members: int) -> Iterator[str]:
+    """Yield a line for each setting of a part without effect in cohorts of so many members at most, and for each part
+    of the user's that does not say whether what it loses may be carried on."""
+    if isinstance(chain.robust, TrimmedMean) and not chain.robust.cut(most_members):
+        what = f"means: trimmed-mean: fraction {chain.robust.fraction:g} of {most_members} clients"
+        yield f"{what} is less than one: none is trimmed, and it is the plain mean, which holds off no attacker"
     for section, part in zip(recipe.updates, chain.updates, strict=True):
+        yield from _without_effect(part)
         for fact in sorted({CARRIED, TWICE} & method.reads - part.keeps) if section.factory else ():
             what = f"updates: {section.factory} with {method.name}: {WHY[fact]}"
             yield f"{what}; if it is less, say {fact!r} in its keeps"
+
+
+def _without_effect(part: UpdatePart) -> Iterator[str]:
+    if isinstance(part, Attack) and not (part.clients or part.fraction):
+        yield "updates: attack: no client attacks, with neither clients nor a fraction of them"
+    if isinstance(part, Attack) and part.what == "labels" and part.factor != Attack().factor:
+        yield f"updates: attack: factor: {part.factor:g} has no effect with what: labels"
+    if isinstance(part, Clip) and part.quantile is None and part.rate != Clip(norm=1.0).rate:
+        yield f"updates: clip: rate: {part.rate:g} has no effect without quantile"
 
 
 def _undeclared(method: Method) -> object | None:

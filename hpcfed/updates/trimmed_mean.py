@@ -31,9 +31,13 @@ class TrimmedMean(RobustMean):
 
     fraction: float = Field(ge=0, lt=0.5)
 
+    def cut(self, size: int) -> int:
+        """Return k, the values that are left out at each end, for so many clients."""
+        return int(self.fraction * size)
+
     def of(self, vectors: ClientVectors, context: PartContext) -> Tensor:
         rows = vectors.rows()
-        cut = int(self.fraction * len(rows))
+        cut = self.cut(len(rows))
         left = slice(cut, len(rows) - cut)
         return by_columns(rows, lambda values: quotient(sum_over_first(values[left]), len(values) - 2 * cut))
 

@@ -71,6 +71,9 @@ MORE: Mapping[str, Wrong] = {
     "budget-of-a-schedule-and-a-range": Wrong(
         RUN + 'budget={"schedule":"budgets.json","low":2}', ("budget", "either 'low' and 'high', or 'schedule'")
     ),
+    "secret-without-noise": Wrong(
+        RUN + "secret_seed=seed.txt", ("hpcfed: recipe.yaml: expected 'noise' in 'means', 'updates' or 'local' beside",)
+    ),
     "guesses-beyond-bounds": Wrong(RUN + "guess=1000000001", ("guess", "a number of steps up to 1000000000")),
     "cohort-of-hardly-anybody": Wrong(
         RUN + 'cohort={"fraction":1e-5,"sampling":"bernoulli","stream":"authors"}',
@@ -612,6 +615,10 @@ UNUSED = {
     "evaluate.metrics: f1-macro not measured, since every period of evaluate is 0": "guess",
     "local.steps: 4 has no effect beside budget without guess: remaining": "budget",
     "stop.test_accuracy has no effect with for: 4, with 3 evaluations in 3 rounds": "budget",
+    "means: trimmed-mean: fraction 0.1 of 5 clients is less than one: none is trimmed": "budget",
+    "updates: attack: no client attacks, with neither clients nor a fraction of them": "budget",
+    "updates: attack: factor: 3 has no effect with what: labels": "guess",
+    "updates: clip: rate: 0.5 has no effect without quantile": "guess",
 }
 """Line → the run of `GIVEN` that has it."""
 GIVEN = {
@@ -624,9 +631,13 @@ GIVEN = {
         *("cohort.sampling=bernoulli", "local.momentum=0.9", "guess=remaining", "evaluate.every=0"),
         *("evaluate.metrics=[f1-macro]", "evaluate.clients.models=[fine-tuned]"),
         "evaluate.clients.fine_tune={steps: 1, batch_size: 5, lr: 0.1}",
+        "updates=[{attack: {what: labels, clients: [1], factor: 3.0}}, {clip: {norm: 1.0, rate: 0.5}}]",
     ],
     "authors": ["cohort={fraction: 0.5, sampling: bernoulli, stream: authors}", "seed=7"],
-    "budget": ["budget={low: 1, high: 2}", "stop={test_accuracy: 0.999, for: 4}"],
+    "budget": [
+        *("budget={low: 1, high: 2}", "stop={test_accuracy: 0.999, for: 4}", "means=[{trimmed-mean: {fraction: 0.1}}]"),
+        "updates=[{attack: {factor: 3.0}}]",
+    ],
 }
 
 

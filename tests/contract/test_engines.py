@@ -281,9 +281,10 @@ def test_bfloat16_is_for_products_alone():
     assert float((delta - their_delta).norm()) < 0.05 * float(their_delta.norm())
 
 
-def test_tf32_needs_a_gpu():
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_tf32_needs_a_gpu(engine):
     with pytest.raises(InputError, match="precision: tf32: expected a GPU, got device cpu"):
-        built(MODELS["logistic"], {"engine": "sequential", "steps": 1}, torch.float32, precision="tf32")
+        built(MODELS["logistic"], {"engine": engine, "steps": 1}, torch.float32, precision="tf32")
 
 
 @pytest.mark.soak

@@ -153,6 +153,14 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
         {"means": [{"krum": {"attackers": 1}}], "cohort": {"fraction": 0.9, "sampling": "bernoulli"}},
         "krum with cohort.sampling: bernoulli, whose cohorts may be too small",
     ),
+    "left out": (
+        {"means": [{"krum": {"attackers": 3}}], "cohort": {"without": [2]}},
+        "^recipe: means: krum.*expected 9 clients or more in a round, got 8",
+    ),
+    "scheduled": (
+        {"means": [{"krum": {"attackers": 1}}], "cohort": {"schedule": "$ROBUST/cohorts.json"}},
+        "^recipe: means: krum.*expected 5 clients or more in a round, got 4",
+    ),
     "sums": ({"algorithm": {"name": "feddyn", "alpha": 0.1}, "means": ["median"]}, "median with feddyn has no meaning"),
     "norms": ({"algorithm": "fedexp", "means": ["geometric-median"]}, "geometric-median with fedexp has no meaning"),
     "empty": ({"means": [{"factory": "empty:Empty"}]}, "Empty has no 'of'"),
@@ -182,9 +190,11 @@ class Counting(RobustMean):
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_has_no_meaning_is_refused_in_one_line(case, place):
+def test_what_has_no_meaning_is_refused_in_one_line(case, place, monkeypatch):
     changes, words = REFUSED[case]
     (place / "empty.py").write_text(EMPTY)
+    monkeypatch.setenv("ROBUST", str(place))
+    (place / "cohorts.json").write_text("[[0, 1, 2, 3, 4], [0, 1, 2, 3], [4, 5, 6, 7, 8]]")
     with pytest.raises(hpcfed.InputError, match=words) as refused:
         run(place, "refused", python_path=[str(place)], **changes)
     assert "\n" not in str(refused.value)

@@ -218,6 +218,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "fast": ({"reduction": "fast"}, "with reduction: fast: masks cancel in integers alone"),
     "average": ({"evaluate": {"model": "client-average"}}, "client-average: its vectors have no bound"),
     "size": ({"cohort": {"size": 1}}, "expected cohorts of 2 clients or more, got 1"),
+    "schedule": ({"cohort": {"schedule": [[0], [1]]}}, "expected cohorts of 2 clients or more, got 1"),
     "survivors": ({"secure_aggregation": {"survivors": 1}}, r"secure_aggregation\.survivors"),
 }
 

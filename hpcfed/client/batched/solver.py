@@ -110,6 +110,7 @@ class StackedSolver:
         self._arithmetic = arithmetic
         self._rooms: dict[int, Tensor] = {}
         self._on_device: DeviceTile | None = None
+        products = computing(precision, model.vector.device)  # refused here on a CPU, too, which has no use for it
         self.graphs = graphs
         if graphs is not None:
             self._on_device = DeviceTile(
@@ -121,7 +122,7 @@ class StackedSolver:
                 most_steps=most_steps,
                 averages=averages,
                 width_step=self._step,
-                computing=computing(precision, model.vector.device),
+                computing=products,
             )
 
     def solve(
