@@ -36,7 +36,7 @@ from hpcfed.io.text import parse_json, read_text
 from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.contents import contents_of, is_result
 from hpcfed.run_folder.cut import MODELS
-from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, read_mapping, read_recipe
+from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, read_environment, read_mapping, read_recipe
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import WITHOUT_EFFECT, deciding
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
@@ -121,7 +121,7 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
 
 def _environment(folder: Path) -> dict[str, Any]:
     """Return the content of ``environment.json`` without inode and times of the federation file."""
-    return {key: value for key, value in read_mapping(folder / "environment.json").items() if key != "data"}
+    return {key: value for key, value in read_environment(folder).items() if key != "data"}
 
 
 def privacy_of(environment: Mapping[str, Any], epsilon: float | None) -> dict[str, Any]:

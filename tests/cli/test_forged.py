@@ -253,6 +253,25 @@ def test_values_that_are_left_out_are_said_to_lack(forged, command):
     assert (done.returncode, told in done.stdout) == (5, True), done.stdout
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("per_rank", 1, "per_rank: expected a list of objects, got one of type int"),
+        ("per_rank", ["cpu"], "per_rank: expected a list of objects, got one of type list"),
+        ("packages", "torch", "packages: expected an object, got one of type str"),
+        ("privacy", [], "privacy: expected an object, got one of type list"),
+    ],
+)
+def test_an_environment_of_other_types_is_one_line(key, value, told, forged, command):
+    path = forged / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    (forged / "certificate.json").unlink()
+    for arguments in (["verify", forged], ["compare", forged, forged]):
+        done = command(arguments, forged.parent)
+        assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_a_certificate_has_no_further_entries(forged, command):
     certificate = json.loads((forged / "certificate.json").read_text())
     (forged / "certificate.json").write_text(json.dumps(certificate | {"best_accuracy": 0.9999}))
