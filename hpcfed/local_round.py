@@ -193,6 +193,7 @@ class Training:
         reported = self._reported(plan, members, solved, together=sends)
         for row, ((about, state), (local, update)) in enumerate(zip(members, reported, strict=True)):
             client, place = clients[row], places[row]
+            self._parts.model.check_threads()
             vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
             own = {**local.own, "personal parameters": personal[row]} if personal else local.own
             if own:

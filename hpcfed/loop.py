@@ -128,7 +128,7 @@ def training(
         watchdog.stage("start: checkpoint, record and observers")
         recipe = with_local(recipe, parts.training.recorded)
         with parts.federation, parts.clients:
-            observers = Observers(recipe, world)
+            observers = Observers(recipe, world, reporter.say)
             client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)
             keeps_updates = observers.want_updates or (look is not None and any(world.gather(look.with_updates)))
             if keeps_updates:

@@ -45,6 +45,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if spec is None:
         seed_generators(device, recipe.seed.model, Purpose.MODEL)
     module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
+    _check_settings(recipe)
     own_seed = None if torch.initial_seed() == seed else torch.initial_seed()
     if recipe.bits == "portable":
         module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
@@ -58,6 +59,26 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     _check_outputs(model, federation, outputs, dtype, device, is_own_loss=is_own_loss, by_gradients=by_gradients)
     model.forget()
     return model
+
+
+def _check_settings(recipe: Recipe) -> None:
+    """Refuse settings of torch by which a recipe has other results: of any code of the user's, a metric's file, say.
+
+    Raises:
+        InputError: naming one.
+    """
+    import torch
+
+    settings = {
+        "torch.set_default_dtype": (torch.get_default_dtype(), torch.float32, "the recipe's dtype decides"),
+        "torch.set_default_device": (torch.get_default_device(), torch.device("cpu"), "the recipe's device decides"),
+        "torch.set_num_threads": (torch.get_num_threads(), recipe.threads, "the recipe's threads decide"),
+        "torch.backends.mkldnn.enabled": (torch.backends.mkldnn.enabled, True, "leave it on"),
+    }
+    for name, (value, expected, remedy) in settings.items():
+        if value != expected:
+            what = f"{name} was set before the run, or by code of yours: results differ by it"
+            raise InputError(what, expected=str(expected), got=str(value), remedy=remedy)
 
 
 def _outputs_of(federation: Federation) -> int:

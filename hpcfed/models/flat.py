@@ -106,6 +106,7 @@ class FlatModel:
         self._remember()
         self.attributes: ModuleAttributes | None = None
         self.bindings: Bindings | None = None
+        self._threads = torch.get_num_threads()
         self._is_measured = False
         self.gives_probabilities = False
         self.has_known_outputs = True
@@ -267,6 +268,16 @@ class FlatModel:
                 what = f"model: training changed the buffer {name!r}, which would carry one client's data to the next"
                 remedy = "set parameters.buffers, compute it anew in each forward pass, or make it a parameter"
                 raise InputError(what, remedy=remedy)
+
+    def check_threads(self) -> None:
+        """Refuse code of the user's that sets torch's threads: a loss, a local step, a metric or a method.
+
+        Raises:
+            InputError: torch has another number of threads than when the model was built.
+        """
+        if (threads := torch.get_num_threads()) != self._threads:
+            what = f"code of yours sets torch's threads to {threads}, by which results differ"
+            raise InputError(what, remedy="leave it to the recipe's threads")
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Return each parameter's view of a vector (d,), by name; of several vectors, (R, d), as views (R, …)."""

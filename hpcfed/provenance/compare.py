@@ -21,7 +21,7 @@ from hpcfed.provenance.replay.enter import RewoundRun, entered
 from hpcfed.provenance.replay.neighbours import dependences
 from hpcfed.provenance.replay.replay import Replay, replay_in
 from hpcfed.run_folder.code import CODE_FILE
-from hpcfed.run_folder.files import RECIPE, read_mapping, read_recipe
+from hpcfed.run_folder.files import RECIPE, read_environment, read_mapping, read_recipe
 from hpcfed.run_folder.identity import differences
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
@@ -114,7 +114,7 @@ def parting(
 def _settings(folders: Sequence[Path]) -> dict[str, list[str]]:
     """Return `Parting.settings` of two run folders."""
     there, here = (read_recipe(folder) for folder in folders)
-    environments = [read_mapping(folder / "environment.json") for folder in folders]
+    environments = [read_environment(folder) for folder in folders]
     pairs = zip(folders, environments, strict=True)
     code = [read_mapping(folder / CODE_FILE).get("files", {}) for folder in folders]
     names = sorted(code[0].keys() | code[1].keys())

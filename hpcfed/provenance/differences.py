@@ -89,8 +89,9 @@ def not_computed(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str
 
 
 def lacking(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
-    """Return the columns of scores that have a value in the computed row, but none in the recorded one."""
-    return {key for key, value in row.items() if is_score(key) and value is not None and recorded.get(key) is None}
+    """Return the columns that have a value in the computed row, but none in the recorded one."""
+    here = json.loads(line_of(row))  # null for what is not finite
+    return {key for key in here.keys() - {*VARYING_COLUMNS} if here[key] is not None and recorded.get(key) is None}
 
 
 def beyond(recorded: Mapping[str, Any], row: Mapping[str, Any], tolerance: float) -> list[Difference]:

@@ -18,7 +18,7 @@ from hpcfed.run_folder.checkpoint.writer import manifests, round_of
 from hpcfed.run_folder.code import without_given_observers
 from hpcfed.run_folder.contents import CHECKPOINTS, refuse_unusable
 from hpcfed.run_folder.data import present_data
-from hpcfed.run_folder.files import RESULT, read_mapping
+from hpcfed.run_folder.files import RESULT, read_environment, read_mapping
 from hpcfed.run_folder.rounds import OWN_RECORD, RECORD, read_rounds
 
 
@@ -152,7 +152,7 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
         cohort = row.get("cohort")
         if not (isinstance(cohort, list) and all(type(client) is int for client in cohort)):
             raise InputError("no cohort", where=f"{run / RECORD}, line {number}", remedy=OWN_RECORD)
-    environment, result = read_mapping(run / "environment.json"), read_mapping(run / RESULT)
+    environment, result = read_environment(run), read_mapping(run / RESULT)
     refuse_other_arithmetic(environment, run)
     code = code_of_rounds(run, recipe, len(rows), permission)
     kept = sorted(round_of(path) for path in manifests(run / CHECKPOINTS))

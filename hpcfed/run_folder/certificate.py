@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config.load import IN_RECIPE_FOLDER, to_plain
+from hpcfed.config.load import IN_RECIPE_FOLDER, load_recipe, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.finder import GIVEN
 from hpcfed.errors import EnvironmentFailure, InputError
@@ -35,7 +36,7 @@ from hpcfed.io.text import parse_json, read_text
 from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.contents import contents_of, is_result
 from hpcfed.run_folder.cut import MODELS
-from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, read_mapping, read_recipe
+from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, read_environment, read_mapping, read_recipe
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import WITHOUT_EFFECT, deciding
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
@@ -49,9 +50,11 @@ BASIS = ("recipe", "named_files", "data", "code", "code_before")
 IRRELEVANT_KEYS = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
 """Keys of the recipe that decide no result."""
 NOT_KEPT = "not_kept"
+ABSENT = "(no such key)"
 KINDS = {"recipe": dict, "named_files": dict, "code": dict, "rounds": list, "chain": str, "files": dict}
 """Entries that are read, by their types."""
 CHECKED = (
+    "data",
     "environment",
     "privacy",
     "stopped",
@@ -118,7 +121,7 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
 
 def _environment(folder: Path) -> dict[str, Any]:
     """Return the content of ``environment.json`` without inode and times of the federation file."""
-    return {key: value for key, value in read_mapping(folder / "environment.json").items() if key != "data"}
+    return {key: value for key, value in read_environment(folder).items() if key != "data"}
 
 
 def privacy_of(environment: Mapping[str, Any], epsilon: float | None) -> dict[str, Any]:
@@ -254,6 +257,8 @@ def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
     present, found, elsewhere = contents_of(folder), links_of(folder), not_kept(folder)
     others = [name for name in elsewhere if name not in MODELS]
     found += [Fault(CERTIFICATE, f"does not keep {name!r}, which is no model") for name in others]
+    unknown = [name for name, digest in elsewhere.items() if not _is_digest(digest)]
+    found += [Fault(CERTIFICATE, f"does not keep {name!r}, and has no SHA-256 of it") for name in unknown]
     put_back = {name: digest for name, digest in elsewhere.items() if name in present.results}
     certified: Mapping[str, Any] = {**certificate["files"], **put_back}
     for name in sorted({*certified, *present.results}):
@@ -274,11 +279,10 @@ def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
 
 def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield a fault for each entry of a certificate that differs from the content of the file it is taken from."""
-    environment, recipe = _environment(folder), deciding(read_recipe(folder), ())
+    environment, recipe = _environment(folder), read_recipe(folder)
     epsilon = None
     for row in iterate_rounds(folder / RECORD):
         epsilon = row.get("epsilon")
-    certified = deciding(certificate["recipe"], ())
     first_skipped = next((row["round"] for row in iterate_rounds(folder / RECORD) if row.get("skipped")), None)
     code = _code_of(read_mapping(folder / CODE_FILE))
     why_not = "; ".join(doubts(environment, first_skipped, code))
@@ -287,6 +291,7 @@ def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fa
         "privacy": (privacy_of(environment, epsilon).get("privacy"), "the environment and the record"),
         "stopped": (read_mapping(folder / RESULT).get("stopped"), RESULT),
         "name": (recipe.get("name"), RECIPE),
+        "data": (recipe.get("data_content"), RECIPE),
         "bits": (recipe.get("bits", "native"), RECIPE),
         "arithmetic": (environment.get("arithmetic", 1), "environment.json"),
         "code": (code["code"], CODE_FILE),
@@ -297,11 +302,31 @@ def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fa
     for entry, (value, source) in expected.items():
         if certificate.get(entry) != value:
             yield Fault(CERTIFICATE, f"its {entry!r} is not that of {source}")
-    known = {"format", "version", "data", *KINDS, *CHECKED, *([NOT_KEPT] if not_kept(folder) else [])}
+    known = {"format", "version", *KINDS, *CHECKED, *([NOT_KEPT] if not_kept(folder) else [])}
     for entry in sorted(certificate.keys() - known):
         yield Fault(CERTIFICATE, f"has an entry {entry!r}, which is none of a certificate's")
-    for key in sorted(key for key, value in recipe.items() if certified.get(key) != value):
-        yield Fault(CERTIFICATE, f"its recipe has {key}: {certified.get(key)}, {RECIPE} {recipe[key]}")
+    yield from _other_recipe(folder, certificate, recipe)
+
+
+def _other_recipe(folder: Path, certificate: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield a fault for each key of the certified recipe that is not that of ``recipe.yaml``, and for each schedule or
+    weights file that only one of the two names.
+
+    A certificate may be later than ``recipe.yaml``, and have keys that this lacks: they have their defaults.
+    """
+    certified, recorded = deciding(certificate["recipe"], ()), deciding(recipe, ())
+    try:
+        loaded = load_recipe(folder / RECIPE)
+    except InputError:  # said by all that use the recipe
+        return
+    expected, named = deciding(to_plain(loaded), ()) | recorded, named_files(loaded)
+    for key in sorted(recorded.keys() | certified.keys()):
+        one, other = (recipe.get(key, ABSENT) for recipe in (certified, expected))
+        if one != other:
+            yield Fault(CERTIFICATE, f"its recipe has {key}: {one}, {RECIPE} {other}")
+    for key in sorted(named.keys() ^ certificate["named_files"].keys()):
+        where, other = (RECIPE, CERTIFICATE) if key in named else (CERTIFICATE, RECIPE)
+        yield Fault(where, f"names a file for {key}, {other} none")
 
 
 def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
@@ -349,6 +374,10 @@ def _code_of(content: Mapping[str, Any]) -> dict[str, Any]:
         found["code_before"] = [{"code": digests(one["files"]), "since": one["since"]} for one in before]
         found["code_before"].append({"code": found["code"], "since": content["since"]})
     return found
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def _of_text(text: str | None) -> str | None:

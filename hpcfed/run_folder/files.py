@@ -17,6 +17,9 @@ from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 LOCK, RECIPE, CLIENTS, RESULT = ".lock", "recipe.yaml", "clients.csv", "result.json"
 EVALUATED = "model-evaluated.safetensors"
 """The evaluated model, where it is not the last iterate."""
+ENVIRONMENT = "environment.json"
+ENVIRONMENT_TYPES = {"per_rank": list, "packages": dict, "privacy": dict}
+"""Entries of ``environment.json`` that are read by their parts."""
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.json.sig"
 RUN_FILES = (
     "metrics.jsonl",
@@ -25,7 +28,7 @@ RUN_FILES = (
     RESULT,
     CERTIFICATE,
     SIGNATURE,
-    "environment.json",
+    ENVIRONMENT,
     CODE_FILE,
     ACCEPTED_CODE_FILE,
     "model.safetensors",
@@ -105,6 +108,26 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise unusable(path.parent, error) from None
     return found if isinstance(found, dict) else {}
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """Return the content of a run folder's ``environment.json``; empty if the file is missing or damaged.
+
+    Raises:
+        InputError: the file cannot be read, or one of `ENVIRONMENT_TYPES` has another type.
+    """
+    path = folder / ENVIRONMENT
+    facts = read_mapping(path)
+    for key, kind in ENVIRONMENT_TYPES.items():
+        value = facts.get(key)
+        is_list = kind is list and isinstance(value, list)
+        if value is not None and not (all(isinstance(one, dict) for one in value) if is_list else type(value) is kind):
+            expected = "a list of objects" if kind is list else "an object"
+            remedy = "restore the run's own file"
+            raise InputError(
+                key, where=str(path), expected=expected, got=f"one of type {type(value).__name__}", remedy=remedy
+            )
+    return facts
 
 
 def private_file(client: int) -> str:

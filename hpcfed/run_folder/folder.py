@@ -208,7 +208,7 @@ class RunFolder:
         """Return the kind of device of the run that a recipe with ``device: auto`` continues; None if not known."""
         if recipe.device != "auto" or not self._is_gone_on_with():
             return None
-        return kind_of_device(files.read_mapping(self.path / "environment.json"))
+        return kind_of_device(files.read_environment(self.path))
 
     def _is_gone_on_with(self) -> bool:
         return not self.fresh and (self.path / files.RECIPE).is_file() and self._goes_on()

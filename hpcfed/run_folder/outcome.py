@@ -88,11 +88,15 @@ class _Lines(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that is created, with its folder, at the first message."""
+    """A log file that is created, with its folder, at the first message; there is none if that is impossible."""
 
     def _open(self) -> Any:
         Path(self.baseFilename).parent.mkdir(exist_ok=True)
         return super()._open()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # from opening the file
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignore a failed write: if the disk is full, the run's own error says so."""

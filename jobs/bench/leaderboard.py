@@ -12,12 +12,19 @@ makes the page from these folders alone; means, intervals and verdicts are those
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from hpcfed import algorithms, models
 from hpcfed.config.load import load_recipe, to_plain
+from hpcfed.config.recipe import Recipe
 from hpcfed.errors import HpcfedError, InputError, first_of, nearest
 from hpcfed.lab.report.measure import Criterion, Spread
 from hpcfed.lab.report.read import Run, is_run_folder, read_run
@@ -30,10 +37,10 @@ from hpcfed.lab.reproduce.plan import Setting, lay_out
 from hpcfed.lab.reproduce.table import make_table
 from hpcfed.lab.sweep.grid import points
 from hpcfed.provenance.slim import write_slim
-from hpcfed.run_folder.certificate import DIGITS, NOT_KEPT, faults, read_certificate
+from hpcfed.run_folder.certificate import DIGITS, faults, not_kept, read_certificate
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import RECIPE
-from hpcfed.run_folder.identity import WITHOUT_EFFECT, deciding
+from hpcfed.run_folder.identity import FOLLOWED, WITHOUT_EFFECT, deciding
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "docs" / "leaderboard"
@@ -41,6 +48,8 @@ PLACES = Places(ROOT / "runs" / "reproduce")
 """Where `hpcfed reproduce` puts data and runs in a clone."""
 FREE = ("checkpoint", "watchdog", *WITHOUT_EFFECT)
 """Keys of a recipe that decide no number of the page."""
+CHOSEN = tuple(f"local.{key}" for key in FOLLOWED)
+"""Keys that a run chooses where the experiment leaves them open."""
 OF_DATA = ("data", "data_content")
 
 
@@ -101,17 +110,31 @@ def kept_settings(experiment: Experiment, records: Path) -> list[SettingRuns]:
 def _check(run: Run, experiment: Experiment, case: Case, method: str, seed: int) -> None:
     certificate = read_certificate(run.folder)
     wrong = ["no certificate"] if certificate is None else [str(fault) for fault in faults(run.folder, certificate)]
-    data, own = PLACES.federation(case.data, seed).name, Path(run.recipe["data"]).name
+    wrong += [] if MODELS[0] in not_kept(run.folder) else [f"no SHA-256 of {MODELS[0]}"]
+    wrong += [] if math.isfinite(run.column(criterion_of(experiment).column)[-1]) else ["no score of the last round"]
+    recorded_recipe, data = load_recipe(run.folder / RECIPE), PLACES.federation(case.data, seed).name
+    own = recorded_recipe.data.name
     seeds = {"model": seed, "cohort": seed, "batches": seed}
     whole = {**experiment.recipe_of(case, method, "full"), "name": run.recipe["name"], "data": data, "seed": seeds}
-    asked, recorded = (deciding(to_plain(load_recipe(one)), (*FREE, *OF_DATA)) for one in (whole, run.folder / RECIPE))
-    chosen = {key: value for key, value in asked.items() if value not in (None, "auto")}  # others: the run's choice
-    other = {key: value for key, value in chosen.items() if recorded.get(key) != value}
+    asked = _with_defaults(load_recipe(whole))
+    recorded = deciding(to_plain(recorded_recipe), (*FREE, *OF_DATA))
+    free = {key for key in CHOSEN if asked.get(key) in (None, "auto")}
+    keys = sorted((asked.keys() | recorded.keys()) - free)
+    other = {key: asked.get(key) for key in keys if asked.get(key) != recorded.get(key)}
     wrong += [f"{key} {recorded.get(key)!r}, not {value!r}" for key, value in other.items()]
     wrong += [] if own == data else [f"data {own}, not {data}"]
     if wrong:
         remedy = "train it again, and remove this record"
         raise InputError("not a run of the experiment", where=str(run.folder), got=first_of(wrong, 3), remedy=remedy)
+
+
+def _with_defaults(recipe: Recipe) -> dict[str, Any]:
+    """Return the deciding keys of an experiment's recipe, with the defaults that its runs record."""
+    method, model = algorithms.build(recipe.algorithm, ()), models.spec(recipe.model)
+    defaults = {f"algorithm.{key}": value for key, value in method.parameters().items()}
+    defaults |= {f"model.{key}": value for key, value in (model.recorded() if model else {}).items()}
+    defaults |= {"weights": recipe.weights or method.local.weights}
+    return deciding(to_plain(recipe), (*FREE, *OF_DATA)) | defaults
 
 
 def page(records: Path = RECORDS) -> str:
@@ -160,23 +183,37 @@ def _commands(experiment: Experiment, case: Case, name: str, one: SettingRuns) -
     )
 
 
+PLAIN = re.compile(r"[\w .,+()@:/-]{1,200}")
 RUN_HEADER = ("Run", "Best", "Round", "Last", "Computed on", "Chain", "SHA-256 of the model")
 
 
 def _row(run: Run, criterion: Criterion, records: Path) -> tuple[str, ...]:
     certificate = read_certificate(run.folder) or {}
-    column, environment = run.column(criterion.column), run.environment
-    place = int((column if criterion.higher_is_better else -column).argmax())
+    column = run.column(criterion.column)
+    place = int(np.nanargmax(column if criterion.higher_is_better else -column))
     best, last = (criterion_text(Spread(float(column[at]), None, 1), criterion) for at in (place, -1))
-    facts = (
-        environment["cpu"],
-        environment["per_rank"][0]["instructions"],
-        f"torch {environment['packages']['torch']}",
-        f"arithmetic {environment['arithmetic']}",
-    )
     link = f"[`{run.folder.name}`](leaderboard/{run.folder.relative_to(records).as_posix()}/certificate.json)"
-    digests = (certificate["chain"], certificate[NOT_KEPT][MODELS[0]])
-    return (link, best, str(place + 1), last, ", ".join(facts), *(f"`{digest[:DIGITS]}`" for digest in digests))
+    digests = (certificate["chain"], not_kept(run.folder)[MODELS[0]])
+    return (link, best, str(place + 1), last, _computed_on(run), *(f"`{digest[:DIGITS]}`" for digest in digests))
+
+
+def _computed_on(run: Run) -> str:
+    """Return a run's processor, instructions, torch and arithmetic.
+
+    Raises:
+        InputError: ``environment.json`` does not name them in plain text.
+    """
+    environment = run.environment
+    try:
+        facts = (environment["cpu"], environment["per_rank"][0]["instructions"])
+        versions = (f"torch {environment['packages']['torch']}", f"arithmetic {environment['arithmetic']}")
+        text = ", ".join([*facts, *versions])
+    except (LookupError, TypeError):
+        text = ""
+    if not PLAIN.fullmatch(text):
+        expected = "processor, instructions, torch and arithmetic in plain text"
+        raise InputError("what computed the run", where=str(run.folder / "environment.json"), expected=expected)
+    return text
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

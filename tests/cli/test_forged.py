@@ -27,8 +27,9 @@ from hpcfed.provenance.certify import certify
 from hpcfed.provenance.code_of_rounds import Permission
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
-from hpcfed.run_folder.certificate import write_certificate
+from hpcfed.run_folder.certificate import BASIS, CertifiedRounds, write_certificate
 from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.rounds import iterate_rounds
 from tests.launch import ROOT, Completed, launch
 from tests.mpi.recipes import small, write_recipe, write_small
 
@@ -243,6 +244,34 @@ def test_scores_that_are_left_out_are_said_to_lack(forged, command):
     assert (done.returncode, told in done.stdout) == (5, True), done.stdout
 
 
+def test_values_that_are_left_out_are_said_to_lack(forged, command):
+    """Without its hash a round is compared by less than its bits."""
+    edit_rows(forged, range(7, 9), hash=None, delta_sq=None)
+    certify_anew(forged)
+    done = command(["verify", forged, "--all"], forged.parent)
+    told = "computed rounds have values that the record lacks, which are not checked: delta_sq, hash"
+    assert (done.returncode, told in done.stdout) == (5, True), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("per_rank", 1, "per_rank: expected a list of objects, got one of type int"),
+        ("per_rank", ["cpu"], "per_rank: expected a list of objects, got one of type list"),
+        ("packages", "torch", "packages: expected an object, got one of type str"),
+        ("privacy", [], "privacy: expected an object, got one of type list"),
+    ],
+)
+def test_an_environment_of_other_types_is_one_line(key, value, told, forged, command):
+    path = forged / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    (forged / "certificate.json").unlink()
+    for arguments in (["verify", forged], ["compare", forged, forged]):
+        done = command(arguments, forged.parent)
+        assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_a_certificate_has_no_further_entries(forged, command):
     certificate = json.loads((forged / "certificate.json").read_text())
     (forged / "certificate.json").write_text(json.dumps(certificate | {"best_accuracy": 0.9999}))
@@ -359,6 +388,41 @@ def test_a_certificate_that_is_not_of_its_files_is_found(forged, command):
         done = command(["verify", forged, "--all"], forged.parent)
         assert (done.returncode, f"certificate.json: its {entry!r} is not that of" in done.stdout) == (1, True)
         (forged / "certificate.json").write_text(json.dumps(certificate))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"data": "sha256:00"}, "its 'data' is not that of recipe.yaml"),
+        ({"named_files": {"budget.schedule": "0" * 64}}, "names a file for budget.schedule, recipe.yaml none"),
+        ({"recipe.model.args": {"scale": 2}}, "its recipe has model.args.scale: 2, recipe.yaml (no such key)"),
+        ({"recipe.loss.args": 1}, "its recipe has loss.args: 1, recipe.yaml (no such key)"),
+        ({"recipe.local.lr_2": 0.1}, "its recipe has local.lr_2: 0.1, recipe.yaml (no such key)"),
+        ({"recipe.stop.patience": ...}, "its recipe has stop.patience: (no such key), recipe.yaml None"),
+    ],
+)
+def test_a_chain_begins_with_the_runs_own_recipe_and_data(change, told, forged, command):
+    """An entry that nothing is computed from would give the rounds another chain."""
+    certificate = json.loads((forged / "certificate.json").read_text())
+    ((path, value),) = change.items()
+    *sections, key = path.split(".")
+    place = certificate
+    for section in sections:
+        place = place[section]
+    place[key] = value
+    if value is ...:
+        del place[key]
+    certificate["chain"] = chain_of(certificate, forged)
+    (forged / "certificate.json").write_text(json.dumps(certificate))
+    done = command(["verify", forged], forged.parent)
+    assert (done.returncode, f"certificate.json: {told}" in done.stdout) == (1, True), done.stdout
+
+
+def chain_of(certificate: dict, run: Path) -> str:
+    rounds = CertifiedRounds({key: certificate[key] for key in BASIS if key in certificate})
+    for row in iterate_rounds(run / "metrics.jsonl"):
+        rounds.add(row)
+    return rounds.chain
 
 
 def test_a_certificate_of_another_version_is_written_anew(forged, command):

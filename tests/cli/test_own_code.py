@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import hpcfed
 from hpcfed.config.load import dump_yaml
@@ -487,3 +488,93 @@ def test_an_error_closes_the_data(folder, monkeypatch, changes, says):
     with h5py.File("small.h5") as file:
         assert file.attrs["name"]
     assert held.tb is not None
+
+
+def test_a_log_that_cannot_be_opened_hides_no_error(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "failing.py").write_text(FAILING)
+    recipe = small("unlogged", model={"factory": "failing:training"}, on_bad_client="skip", rounds=1)
+    (folder / "unlogged").mkdir()
+    (folder / "unlogged" / "logs").write_text("no folder")
+    with pytest.raises(hpcfed.errors.HpcfedError, match="training failed for every client"):
+        hpcfed.run(recipe, quiet=True)
+
+
+@pytest.fixture
+def torch_settings():
+    """Restores the settings of torch that a test's code changes."""
+    dtype, threads, enabled = torch.get_default_dtype(), torch.get_num_threads(), torch.backends.mkldnn.enabled
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+    torch.backends.mkldnn.enabled = enabled
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("torch.set_default_dtype(torch.float64)", "torch.set_default_dtype .* got torch.float64; the recipe's dtype"),
+        ("torch.set_num_threads(3)", "torch.set_num_threads .* expected 1, got 3; the recipe's threads decide"),
+        ("torch.backends.mkldnn.enabled = False", "torch.backends.mkldnn.enabled .* got False; leave it on"),
+    ],
+)
+@pytest.mark.parametrize("key", ["loss", "metric"])
+def test_a_file_that_changes_the_settings_of_torch_is_refused(key, line, says, folder, monkeypatch, torch_settings):
+    """A metric's file would give a built-in model other initial values, and a loss's other sums."""
+    monkeypatch.chdir(folder)
+    (folder / f"sets_{key}.py").write_text(f"import torch\n\n{line}\n\n\n{USED}")
+    changes = {
+        "loss": {"loss": {"factory": "sets_loss:loss"}},
+        "metric": {"evaluate": {"every": 1, "metrics": {"m": "sets_metric:metric"}}},
+    }
+    monkeypatch.delitem(sys.modules, f"sets_{key}", raising=False)
+    with pytest.raises(hpcfed.InputError, match=says):
+        hpcfed.run(small("set", python_path=[str(folder)], **changes[key]), quiet=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": {"factory": "threads:loss"}},
+        {"local": {"steps": 2, "batch_size": 5, "lr": 0.1, "step": "threads:step"}},
+        {"evaluate": {"every": 1, "metrics": {"m": "threads:metric"}}},
+    ],
+)
+def test_threads_that_are_set_in_a_round_are_refused(changes, folder, monkeypatch, torch_settings):
+    monkeypatch.chdir(folder)
+    (folder / "threads.py").write_text(THREADS)
+    says = "client .*: code of yours sets torch's threads to 3, by which results differ; leave it to the recipe's"
+    with pytest.raises(hpcfed.InputError, match=says):
+        hpcfed.run(small("set", python_path=[str(folder)], **changes), quiet=True)
+
+
+THREADS = """
+import torch
+
+
+def loss():
+    def each(output, target):
+        torch.set_num_threads(3)
+        return torch.nn.functional.cross_entropy(output, target, reduction="none")
+
+    return each
+
+
+def step(parameters, batch, context):
+    torch.set_num_threads(3)
+    g, loss = context.gradient(parameters, batch)
+    return parameters - context.lr * g, loss
+
+
+def metric(output, target):
+    torch.set_num_threads(3)
+    return 1.0, 2.0
+"""
+USED = """
+def loss():
+    return lambda output, target: torch.nn.functional.cross_entropy(output, target, reduction="none")
+
+
+def metric(output, target):
+    return 1.0, 2.0
+"""

@@ -109,24 +109,26 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
     return shared_tmp
 
 
-def run(world: World, output: str, **changes: Any) -> hpcfed.Result:
+def run(world: World, output: str, *, quiet: bool = True, **changes: Any) -> hpcfed.Result:
     recipe = small(output, model=MODEL, rounds=5, cohort={"size": 3}, **changes)
-    return hpcfed.run(recipe, world=world, quiet=True)
+    return hpcfed.run(recipe, world=world, quiet=quiet)
 
 
 def diary(path: Path) -> list[list[Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_bits_and_record_are_those_of_a_run_without(world, folder):
+def test_bits_and_record_are_those_of_a_run_without(world, folder, capsys):
     without = left_by(run(world, "without"))
     observers = [
         {"factory": "own_observers:Vandal"},
         {"factory": "own_observers:Diary", "args": {"path": str(folder / "diary")}},
         {"factory": "own_observers:Vandal"},
     ]
-    observed = run(world, "with", observers=observers)
+    observed = run(world, "with", quiet=False, observers=observers)
     assert left_by(observed) == without
+    said = "run: observer own_observers:Vandal: round raised at own_observers.py, line "
+    assert "".join(capsys.readouterr()).count(said) == 2 * world.is_root
     told = diary(folder / "diary")
     assert told[0] == ["start", 0, 5, world.size, "with"]
     assert [entry[1] for entry in told[1:-1]] == observed.metrics

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from runpy import run_path
 
 import pytest
 
 import hpcfed
+from hpcfed.config.load import dump_yaml
 from hpcfed.errors import InputError
+from hpcfed.io.text import parse_yaml
+from hpcfed.run_folder.certificate import BASIS, CertifiedRounds, sha256_of
+from hpcfed.run_folder.files import CERTIFICATE, RECIPE, read_mapping, read_recipe
+from hpcfed.run_folder.rounds import RECORD, iterate_rounds
 from jobs.bench.leaderboard import RECORDS, keep, page
 from tests.launch import ROOT
 from tests.mpi.recipes import write_small
@@ -95,6 +101,54 @@ def test_a_record_in_the_place_of_another_has_no_page(old, new, words, tmp_path)
     shutil.copytree(RECORDS / KEPT, tmp_path / KEPT.replace(old, new))
     with pytest.raises(InputError, match=words):
         page(tmp_path)
+
+
+FORGED = {
+    "a schedule": ("recipe.yaml", ("cohort", "schedule"), [[0]], "not JSON|cohort.schedule|cohort"),
+    "a step size": ("recipe.yaml", ("algorithm", "server_lr"), 0.5, r"algorithm\.server_lr 0\.5, not 1\.0"),
+    "a clip": ("recipe.yaml", ("local", "clip_norm"), 1.0, r"local\.clip_norm 1\.0, not None"),
+    "a model without bias": ("recipe.yaml", ("model", "bias"), False, r"model\.bias False, not True"),
+    "a stop": ("recipe.yaml", ("stop", "test_accuracy"), 0.9, r"stop\.test_accuracy 0\.9, not None"),
+    "no data": ("recipe.yaml", ("data",), False, "data"),
+    "no packages": ("environment.json", ("packages",), {}, "in plain text"),
+    "no ranks": ("environment.json", ("per_rank",), [], "in plain text"),
+    "a number of ranks": ("environment.json", ("per_rank",), 1, "per_rank: expected a list of objects"),
+    "markup": ("environment.json", ("cpu",), "a | <b>", "in plain text"),
+    "no last score": ("metrics.jsonl", ("test_accuracy",), None, "no score of the last round"),
+    "no digest": ("certificate.json", ("not_kept",), {}, r"no SHA-256 of model\.safetensors"),
+    "half a digest": ("certificate.json", ("not_kept", "model.safetensors"), "5b", "has no SHA-256 of it"),
+    "a digest of nothing": ("certificate.json", ("not_kept", "model-evaluated.safetensors"), None, "has no SHA-256"),
+}
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("case", FORGED)
+def test_a_forged_record_with_its_certificate_has_no_page(case, tmp_path):
+    """The forger writes the certificate anew."""
+    name, (*sections, key), value, words = FORGED[case]
+    run = Path(shutil.copytree(RECORDS / KEPT, tmp_path / KEPT))
+    *before, last = (run / name).read_text().splitlines(keepends=True) if name == RECORD else [(run / name).read_text()]
+    content = parse_yaml(last)
+    place = content
+    for section in sections:
+        place = place[section]
+    place[key] = value
+    (run / name).write_text("".join([*before, dump_yaml(content) if name == RECIPE else json.dumps(content) + "\n"]))
+    if name != CERTIFICATE:
+        certify_anew(run)
+    with pytest.raises(InputError, match=words):
+        page(tmp_path)
+
+
+def certify_anew(run: Path) -> None:
+    certificate, recipe = read_mapping(run / CERTIFICATE), read_recipe(run)
+    certificate |= {"recipe": recipe, "environment": read_mapping(run / "environment.json")}
+    rounds = CertifiedRounds({key: certificate[key] for key in BASIS if key in certificate})
+    for row in iterate_rounds(run / RECORD):
+        rounds.add(row)
+    certificate |= {"rounds": rounds.entries, "chain": rounds.chain}
+    certificate["files"] = {file: sha256_of(run / file) for file in certificate["files"]}
+    (run / CERTIFICATE).write_text(json.dumps(certificate))
 
 
 @pytest.mark.serial

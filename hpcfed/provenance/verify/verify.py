@@ -171,7 +171,8 @@ class Verifier:
         self._computed, self._measured = set[int](), set[int]()
         self._drawn, self._out_of_reach = list[int](), set[int]()
         self._notes = list[str]()
-        self._unknown, self._remeasured, self._unscored = set[str](), dict[str, int](), set[int]()
+        self._unknown, self._absent, self._unscored = set[str](), set[str](), set[int]()
+        self._remeasured = dict[str, int]()
         self._tolerance: float | None = None
         self._other_bits: _Differs | None = None
         self._of = ""
@@ -348,8 +349,10 @@ class Verifier:
                 raise _Differs(faults, round, here, by_rounding=by_rounding, place=place)
         if trained:
             self._unknown |= not_computed(row, here.row)
-        if lacking(row, here.row):
+        absent = lacking(row, here.row)
+        if scores := {*filter(is_score, absent)}:
             self._unscored.add(round)
+        self._absent |= absent - scores
 
     def _check_facts(self, again: Again) -> None:
         for name, value in again.facts.items():
@@ -494,6 +497,9 @@ class Verifier:
         if unknown := self._unknown | in_table:
             columns = ", ".join(sorted(unknown))
             self._notes.append(f"columns of the record that the recipe does not measure are not checked: {columns}")
+        if self._absent:
+            columns = ", ".join(sorted(self._absent))
+            self._notes.append(f"computed rounds have values that the record lacks, which are not checked: {columns}")
         if self._unscored:
             count = counted(len(self._unscored), "computed round")
             self._notes.append(f"the record lacks scores of {count} that the recipe asks for")

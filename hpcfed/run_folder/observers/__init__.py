@@ -64,7 +64,8 @@ def check_observers(sections: Sequence[Observer], python_path: Sequence[Path]) -
 
 
 class Observers:
-    """The observers of one job; on ranks other than 0 there are none.
+    """The observers of one job; on ranks other than 0 there are none. One that raises is not called again, which `say`
+    is called with a line on.
 
     Attributes:
         want_updates: whether one of them looks at the clients' updates; the same on every rank.
@@ -73,8 +74,8 @@ class Observers:
         InputError: one of them cannot be made. The same on every rank.
     """
 
-    def __init__(self, recipe: Recipe, world: World):
-        self._recipe = recipe
+    def __init__(self, recipe: Recipe, world: World, say: Callable[[str], None]):
+        self._recipe, self._say = recipe, say
         self._observers: list[tuple[str, Any]] = []
         self.want_updates: bool = world.on_root(self._make)
 
@@ -122,6 +123,7 @@ class Observers:
             place = place_of(error)
             words = f"{method} raised" + (f" at {place}" if place else "")
             log.warning("observer %s: %s; it is not called again", name, words, exc_info=error)
+            self._say(f"{self._recipe.name}: observer {name}: {words}; it is not called again (logs/rank-0.log)")
             self._observers.remove((name, observer))
 
 
