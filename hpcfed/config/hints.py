@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from hpcfed.config import registry
 from hpcfed.config.elsewhere import KEYS, METHODS, VALUES, letters_of
 from hpcfed.config.metrics import BUILT_IN, DIRECTIONS
+from hpcfed.config.updates import ChainPart
 from hpcfed.errors import did_you_mean, nearest
 
 KEY = ".[key]"
@@ -47,6 +48,8 @@ def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[
     if slip := did_you_mean(key, known, LIKELY):  # of the pen, not of the place
         return slip
     is_recipe = {"algorithm", "model"} <= root.model_fields.keys()
+    if section is ChainPart:
+        return f"keys of a part stand below its name: {location[0]}: [{{NAME: {{{key}: …}}}}]"
     said = KEYS.get(letters_of(key)) if is_recipe else None
     if said and len(location) == 1:
         return said

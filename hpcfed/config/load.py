@@ -200,8 +200,7 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str, prefix: 
     if first["type"] == "missing":
         example = ", such as algorithm: {name: fedavg}" if dotted == "algorithm" else ""
         return InputError(f"key {dotted!r} is missing", where=where, remedy=f"add it to the {noun}{example}")
-    said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    expected = EXPECTED.get(first["type"], said)
+    expected = " or ".join(dict.fromkeys(map(_expected, _alternatives(first, errors))))
     if not dotted and first["type"] == "value_error":  # of keys in several sections, which the words name
         return InputError("", where=where, expected=expected)
     got = shown(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
@@ -220,6 +219,19 @@ def _of_the_list(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> ErrorDe
     key = first["loc"][:-1]
     inner = (one for one in errors if one["loc"][: len(key)] == key and isinstance(one["loc"][-1], int))
     return next(inner, first)
+
+
+def _alternatives(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Return all complaints about a value that may be a word or a number: of one alternative each."""
+    *key, alternative = first["loc"]
+    if first["type"] != "literal_error" or not str(alternative).startswith(KINDS):
+        return [first]
+    return [one for one in errors if [*one["loc"][:-1]] == key]
+
+
+def _expected(error: ErrorDetails) -> str:
+    said = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return EXPECTED.get(error["type"], said)
 
 
 def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:

@@ -163,6 +163,15 @@ MORE: Mapping[str, Wrong] = {
     "misspelt-whole": Wrong(
         RUN + 'evaluate.metrics={"r":{"hole":"outputs:recall"}}', ("got the keys hole; did you mean 'whole'?",)
     ),
+    "a-word-or-a-number": Wrong(
+        RUN + "local.tile=0", ("local.tile: expected 'auto' or greater than or equal to 1, got 0",)
+    ),
+    "a-word-or-a-number-of-a-part": Wrong(
+        RUN + 'updates=[{"quantize":{"bits":8,"block":0}}]', ("expected 'tensor' or greater than or equal to 2, got 0",)
+    ),
+    "key-of-a-part-beside-its-name": Wrong(
+        RUN + 'updates=[{"name":"quantize","bits":8}]', ("below its name: updates: [{NAME: {bits: …}}]",)
+    ),
     "device-by-another-name": Wrong(
         RUN + "device=GPU", ("device: expected 'auto', ", "got 'GPU'; did you mean 'cuda'")
     ),
