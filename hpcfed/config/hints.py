@@ -78,6 +78,12 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "letters, digits, spaces and . _ -, a letter or digit first", ""
     if kind == "string_pattern_mismatch" and path.startswith(METRICS) and path.endswith(KEY):
         return "a name of letters, digits, _ and -, a letter first", ""
+    if path == "name" and kind == "string_type" and isinstance(value, int | float):
+        return "", f"put it in quotes: name: '{value}'"
+    if path == "local.lr_schedule" and kind == "tuple_type":
+        return "a list, such as [{round: 51, lr: 0.05}]", ""
+    if kind in ("tuple_type", "list_type") and isinstance(value, str | int):
+        return "", f"did you mean {[value]}?"
     if path == "local.step" and isinstance(value, int):
         return "'module:function', a step of yours", f"did you mean 'local.steps={value}'?"
     if kind == "string_pattern_mismatch" and (path.endswith("factory") or path == "local.step"):

@@ -88,6 +88,17 @@ MORE: Mapping[str, Wrong] = {
     "model-in-capitals": Wrong(RUN + "model.name=MLP", ("'MLP'", "did you mean 'mlp'?")),
     "key-in-capitals": Wrong(RUN + "LR=0.1", ("unknown key 'LR'", "did you mean 'local.lr'?")),
     "quoted-number-beyond-floats": Wrong(RUN + "rounds='" + "1" * 400 + "'", ("rounds: expected a valid integer",)),
+    "number-as-a-name": Wrong(RUN + "name=1", ("name: expected text, got 1; put it in quotes: name: '1'",)),
+    "pattern-without-list": Wrong(
+        RUN + "parameters.frozen=0.*", ("parameters.frozen: expected a list, got '0.*'; did you mean ['0.*']?",)
+    ),
+    "client-without-list": Wrong(
+        RUN + "cohort.without.clients=1", ("without.clients: expected a list, got 1; did you mean [1]?",)
+    ),
+    "schedule-without-list": Wrong(
+        RUN + "local.lr_schedule.round=3", ("local.lr_schedule: expected a list, such as [{round: 51, lr: 0.05}], got",)
+    ),
+    "one-of-seeds": Wrong(RUN + "seeds=1", ("got 1; seed=1 runs one, seeds=[0, 1, 2] each of them",)),
     "quoted-number": Wrong(RUN + 'rounds="3"', ("recipe.yaml: rounds", "'3'; did you mean 3, without quotes?")),
     "decimal-comma": Wrong(RUN + "local.lr=0,05", ("local.lr", "'0,05'; did you mean 0.05, without quotes?")),
     "whole-number-as-a-real-one": Wrong(RUN + "rounds=3.0", ("rounds", "3.0; did you mean 3?")),
@@ -136,6 +147,10 @@ MORE: Mapping[str, Wrong] = {
     "bad-override": Wrong(RUN + "rounds", ("'rounds'", "section.key=value")),
     "override-with-a-comment": Wrong(RUN + "output=#1", ("a value without a comment, got '#1'; quote",)),
     "override-below-a-value": Wrong(RUN + "rounds.more=3", ("rounds.more=3", "'rounds'", "section")),
+    "folder-as-a-recipe": Wrong("run foreign", ("foreign: is a folder, not a recipe; name the YAML file",)),
+    "data-as-a-recipe": Wrong(
+        "run version.h5", ("version.h5: cannot be read as text", "a recipe is a YAML file in UTF-8")
+    ),
     "malformed-yaml": Wrong("run malformed.yaml", ("malformed.yaml", "not valid YAML at line 2")),
     "missing-recipe": Wrong("run absent.yaml", ("absent.yaml", "no such recipe", "check the path")),
     "step-size-at-the-top": Wrong(RUN + "lr=0.1", ("unknown key 'lr'", "did you mean 'local.lr'?")),
@@ -320,6 +335,13 @@ YAML = {
     "local: {lr: 0,05}\n": r"line 1: a key that is not text \(05\): quote it",
     "rounds:3 data:x\n": "expected a mapping of keys, got 'rounds:3 data:x'; a space follows the colon",
 }
+
+
+@pytest.mark.one_mpi
+def test_a_complaint_about_the_whole_recipe_lists_none_of_its_keys(tmp_path):
+    write_recipe(tmp_path, local={"epochs": 1})
+    with pytest.raises(InputError, match=r"'local\.steps' instead of 'local\.epochs' beside 'budget'$"):
+        load_recipe(tmp_path / "recipe.yaml", ["budget.low=1", "budget.high=2"])
 
 
 @pytest.mark.one_mpi
