@@ -82,8 +82,6 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "", f"put it in quotes: name: '{value}'"
     if path == "local.lr_schedule" and kind == "tuple_type":
         return "a list, such as [{round: 51, lr: 0.05}]", ""
-    if kind in ("tuple_type", "list_type") and isinstance(value, str | int):
-        return "", f"did you mean {[value]}?"
     if path == "local.step" and isinstance(value, int):
         return "'module:function', a step of yours", f"did you mean 'local.steps={value}'?"
     if kind == "string_pattern_mismatch" and (path.endswith("factory") or path == "local.step"):
@@ -133,6 +131,11 @@ def _for_metric(value: Any) -> str:
     if not isinstance(value, str):
         return ""
     return "leave it out: it is measured anyway" if value in ("accuracy", "loss") else did_you_mean(value, BUILT_IN)
+
+
+def for_slip(key: str) -> str:
+    """Return a remedy for a misspelt ``name`` or ``factory``, keys of all models and methods; "" for another key."""
+    return did_you_mean(key, ("name", "factory"), 0.7)
 
 
 def for_method(name: str, known: Iterable[str]) -> str:

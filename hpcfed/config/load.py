@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
@@ -208,10 +208,22 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str, prefix: 
     got = got if dotted else ""  # of the whole recipe: all its keys, those of our own making among them
     inner = _section(kind, location) if first["type"] == "model_type" and location else None
     better, remedy = for_value(dotted, first["type"], found, inner)
+    if not remedy and expected == EXPECTED["list_type"] and _takes(kind, location, [found]):
+        remedy = f"did you mean {[found]}?"
     if not remedy and isinstance(found, str):
         remedy = did_you_mean(found, WORD.findall(expected))
     dotted = dotted.removesuffix(KEY)
     return InputError(dotted or noun, where=where, expected=better or expected, got=got[:200], remedy=remedy)
+
+
+def _takes(kind: type[BaseModel], location: Sequence[str], value: Any) -> bool:
+    """Return whether the type of the key at `location` takes the value."""
+    fields = _section(kind, location[:-1]).model_fields
+    field = next((field for name, field in fields.items() if location[-1] in (name, field.alias)), None)
+    try:
+        return field is not None and TypeAdapter(field.annotation).validate_python(value) is not None
+    except ValidationError:
+        return False
 
 
 def _of_the_list(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> ErrorDetails:
