@@ -219,9 +219,10 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str, prefix: 
 def _takes(kind: type[BaseModel], location: Sequence[str], value: Any) -> bool:
     """Return whether the type of the key at `location` takes the value."""
     fields = _section(kind, location[:-1]).model_fields
-    field = next((field for name, field in fields.items() if location[-1] in (name, field.alias)), None)
+    found = (field.annotation for name, field in fields.items() if location[-1] in (name, field.alias))
+    annotation: Any = next(found, None)
     try:
-        return field is not None and TypeAdapter(field.annotation).validate_python(value) is not None
+        return annotation is not None and TypeAdapter(annotation).validate_python(value) is not None
     except ValidationError:
         return False
 
