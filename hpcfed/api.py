@@ -306,6 +306,11 @@ RECORDED = "--run-code (run_code=True of hpcfed.load) takes its text from code.j
 PRESENT = "--accept-code (accept_code=True of hpcfed.load), which builds the model by the present code"
 
 
+def titled(recipe: Recipe) -> str:
+    """Return a run's name and method, for what Python prints of it."""
+    return f"{recipe.name}: {recipe.algorithm.name or recipe.algorithm.factory or 'a combination of parts'}"
+
+
 @dataclass(frozen=True, repr=False)
 class Result:
     """A finished run: its resolved recipe, and the content of its folder."""
@@ -337,12 +342,11 @@ class Result:
     def __str__(self) -> str:
         """Return three lines: the run, its last scores, its folder."""
         rows = self.metrics
-        named = self.recipe.algorithm.name or self.recipe.algorithm.factory or "a combination of parts"
         scored = [row for row in rows if any(row.get(key) is not None for key in SCORES)]
         scores = [f"{key} {value:.4g}" for key in SCORES if scored and (value := scored[-1].get(key)) is not None]
         return "\n".join(
             [
-                f"{self.recipe.name}: {named}, {counted(len(rows), 'round')}",
+                f"{titled(self.recipe)}, {counted(len(rows), 'round')}",
                 ", ".join(scores) + f" after round {scored[-1]['round']}" if scores else "no scores",
                 str(self.folder),
             ]

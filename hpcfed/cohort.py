@@ -377,7 +377,8 @@ def _read_schedule(path: Path, where: str, rounds: int) -> list[list[int]]:
     except FileNotFoundError:
         raise InputError(f"{where}: no such file", remedy="check the path in the recipe") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{where} cannot be read", got=str(error)) from None
+        remedy = "a schedule is a JSON list over rounds of lists of whole numbers"
+        raise InputError(f"{where} cannot be read", got=str(error), remedy=remedy) from None
     whole = isinstance(schedule, list) and all(
         isinstance(row, list) and all(type(entry) is int for entry in row) for row in schedule
     )

@@ -345,7 +345,8 @@ def _array_reader(
 
 def _table(path: Path, options: ColumnOptions, partition: str | None) -> Dataset:
     if _ending(path) not in TABLES:
-        raise InputError("no table", where=str(path), expected=" or ".join(TABLES), got=path.suffix)
+        remedy = "save a workbook as CSV UTF-8; of arrays and images name the folder"
+        raise InputError("no table", where=str(path), expected=" or ".join(TABLES), got=path.suffix, remedy=remedy)
     if options.client is None and partition is None:
         remedy = "name the column of its clients by --client, or deal its rows to clients by --partition"
         raise InputError("one table of all clients", where=str(path), remedy=remedy)

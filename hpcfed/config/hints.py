@@ -81,6 +81,10 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "letters, digits, spaces and . _ -, a letter or digit first", ""
     if kind == "string_pattern_mismatch" and path.startswith(METRICS) and path.endswith(KEY):
         return "a name of letters, digits, _ and -, a letter first", ""
+    if path == "name" and kind == "string_type" and isinstance(value, int | float):
+        return "", f"put it in quotes: name: '{value}'"
+    if path == "local.lr_schedule" and kind == "tuple_type":
+        return "a list, such as [{round: 51, lr: 0.05}]", ""
     if path == "local.step" and isinstance(value, int):
         return "'module:function', a step of yours", f"did you mean 'local.steps={value}'?"
     if kind == "string_pattern_mismatch" and (path.endswith("factory") or path == "local.step"):
@@ -130,6 +134,11 @@ def _for_metric(value: Any) -> str:
     if not isinstance(value, str):
         return ""
     return "leave it out: it is measured anyway" if value in ("accuracy", "loss") else did_you_mean(value, BUILT_IN)
+
+
+def for_slip(key: str) -> str:
+    """Return a remedy for a misspelt ``name`` or ``factory``, keys of all models and methods; "" for another key."""
+    return did_you_mean(key, ("name", "factory"), 0.7)
 
 
 def for_method(name: str, known: Iterable[str]) -> str:

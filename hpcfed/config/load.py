@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
@@ -33,7 +33,9 @@ EXPECTED = {
     "bool_type": "true or false",
     "dict_type": "a mapping",
     "is_instance_of": "a path",
+    "list_type": "a list",
     "model_type": "a mapping of keys",
+    "string_type": "text",
     "tuple_type": "a list",
 }
 """Type of pydantic's error → words in place of its own, which name classes."""
@@ -204,12 +206,26 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str, prefix: 
     if not dotted and first["type"] == "value_error":  # of keys in several sections, which the words name
         return InputError("", where=where, expected=expected)
     got = shown(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
+    got = got if dotted else ""  # of the whole recipe: all its keys, those of our own making among them
     inner = _section(kind, location) if first["type"] == "model_type" and location else None
     better, remedy = for_value(dotted, first["type"], found, inner)
+    if not remedy and expected == EXPECTED["list_type"] and _takes(kind, location, [found]):
+        remedy = f"did you mean {[found]}?"
     if not remedy and isinstance(found, str):
         remedy = did_you_mean(found, WORD.findall(expected))
     dotted = dotted.removesuffix(KEY)
     return InputError(dotted or noun, where=where, expected=better or expected, got=got[:200], remedy=remedy)
+
+
+def _takes(kind: type[BaseModel], location: Sequence[str], value: Any) -> bool:
+    """Return whether the type of the key at `location` takes the value."""
+    fields = _section(kind, location[:-1]).model_fields
+    found = (field.annotation for name, field in fields.items() if location[-1] in (name, field.alias))
+    annotation: Any = next(found, None)
+    try:
+        return annotation is not None and TypeAdapter(annotation).validate_python(value) is not None
+    except ValidationError:
+        return False
 
 
 def _of_the_list(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> ErrorDetails:
@@ -247,7 +263,9 @@ def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
 def _checked_seeds(seeds: Any, where: str) -> list[int]:
     whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds):
-        raise InputError("seeds", where=where, expected="a list of different whole numbers from 0", got=shown(seeds))
+        remedy = f"seed={seeds} runs one, seeds=[0, 1, 2] each of them" if type(seeds) is int else ""
+        expected = "a list of different whole numbers from 0"
+        raise InputError("seeds", where=where, expected=expected, got=shown(seeds), remedy=remedy)
     return seeds
 
 
@@ -268,8 +286,11 @@ def read_yaml(path: Path, noun: str = "recipe", least: str = REQUIRED_KEYS) -> d
         text = read_text(path, MAX_YAML_LENGTH, pipes=True)
     except FileNotFoundError:
         raise InputError(f"no such {noun}", where=str(path), remedy="check the path") from None
+    except IsADirectoryError:
+        raise InputError(f"is a folder, not {_a(noun)}", where=str(path), remedy="name the YAML file") from None
     except (OSError, ValueError) as error:  # ValueError: text that is no path, too
-        raise InputError(f"cannot be read as text ({error})", where=str(path)) from None
+        remedy = "" if isinstance(error, OSError) else f"{_a(noun)} is a YAML file in UTF-8"
+        raise InputError(f"cannot be read as text ({error})", where=str(path), remedy=remedy) from None
     try:
         content = parse_yaml(text)
     except Malformed as error:

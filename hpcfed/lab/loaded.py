@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.api import trained_module
+from hpcfed.api import titled, trained_module
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.recorded import modules_of, recorded_code
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 from hpcfed.io.text import open_file
 from hpcfed.lab.report.read import CLIENTS, RECIPE, read_json
 from hpcfed.provenance.code_of_rounds import with_references
@@ -59,6 +59,12 @@ class LoadedRun:
     recipe: Recipe
     accept_code: bool = False
     run_code: bool = False
+
+    def __str__(self) -> str:
+        """Return two lines: the run and the rounds that its recipe asks for, and its folder."""
+        return f"{titled(self.recipe)}, {counted(self.recipe.rounds, 'round')}\n{self.folder}"
+
+    __repr__ = __str__  # a notebook shows it
 
     @property
     def folder(self) -> Path:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from hpcfed.config import registry
-from hpcfed.config.hints import LIKELY
+from hpcfed.config.hints import LIKELY, for_slip
 from hpcfed.config.load import validated
 from hpcfed.config.recipe import Model
 from hpcfed.errors import InputError, did_you_mean, nearest
@@ -67,6 +67,9 @@ def spec(section: Model) -> Spec | None:
     name, known = str(section.name), named()
     if name not in known:
         raise InputError(f"unknown model.name {name!r}", remedy=nearest(name, known))
+    for key in section.parameters.keys() - known[name].model_fields.keys():
+        if slip := for_slip(key):
+            raise InputError(f"unknown key 'model.{key}'", remedy=slip)
     return validated(known[name], section.parameters, "", above="model")
 
 

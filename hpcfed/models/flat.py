@@ -431,11 +431,14 @@ def _equal(buffer: Tensor, other: Tensor) -> bool:
 
 
 def _read_file(path: Path, what: str) -> dict[str, Tensor]:
+    if path.is_dir():
+        raise InputError(f"{what}: is a folder", where=str(path), remedy="name a safetensors file in it")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{what} cannot be read", where=str(path), got=str(error)) from None
+        remedy = "name a safetensors file with the module's parameters"
+        raise InputError(f"{what} cannot be read", where=str(path), got=str(error), remedy=remedy) from None
 
 
 def _laid_out(parameters: Mapping[str, Tensor], per_line: int) -> tuple[Places, int]:

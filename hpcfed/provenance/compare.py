@@ -89,7 +89,7 @@ def parting(
     for rows, run in ((first, runs[0]), (second, runs[1])):
         if not rows:
             raise InputError("a run without rounds: nothing to compare", where=str(run), remedy="train it first")
-    found = Parting((len(first), len(second)), _settings(folders))
+    found = Parting((len(first), len(second)), _settings(folders, runs))
     for what, texts in found.settings.items():
         for text in texts:
             say(text if what == DOUBTS else f"{what}: {text}")
@@ -111,16 +111,17 @@ def parting(
     return found
 
 
-def _settings(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """Return `Parting.settings` of two run folders."""
-    there, here = (read_recipe(folder) for folder in folders)
+def _settings(folders: Sequence[Path], runs: Sequence[Path]) -> dict[str, list[str]]:
+    """Return `Parting.settings` of two run folders, which the lines call as they were named, `runs`."""
+    recipes = (read_recipe(folder) for folder in folders)
+    places = (f"in {runs[0]}", f"in {runs[1]}")
     environments = [read_environment(folder) for folder in folders]
     pairs = zip(folders, environments, strict=True)
     code = [read_mapping(folder / CODE_FILE).get("files", {}) for folder in folders]
     names = sorted(code[0].keys() | code[1].keys())
     return {
-        "recipe": [*differences(there, here, UNIMPORTANT)],
-        "environment": [*of_environments(*environments)],
+        "recipe": differences(*recipes, UNIMPORTANT, places),
+        "environment": [*of_environments(*environments, places)],
         DOUBTS: [f"{folder}: {text}" for folder, environment in pairs for text in own_doubts(environment)],
         "code": [f"module {name} differs" for name in names if _hash(code[0], name) != _hash(code[1], name)],
     }

@@ -146,15 +146,18 @@ def of_drawn_model(tolerance: float, dtype: str) -> float:
     return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
 
 
-def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+def of_environments(
+    recorded: Mapping[str, Any], here: Mapping[str, Any], places: tuple[str, str] = ("there", "here")
+) -> Iterator[str]:
     """Yield a line for each difference between two runs' ``environment.json`` that may change the last bits of a run.
 
-    If both runs have ``bits: portable``, the facts named in `PROCESSOR` are left out.
+    If both runs have ``bits: portable``, the facts named in `PROCESSOR` are left out. `places`: what the lines call the
+    place of each run.
     """
     portable = {recorded.get("bits"), here.get("bits")} == {"portable"}
     for name, then, now in _facts(recorded, here):
         if then is not None and then != now and not (portable and name in PROCESSOR):
-            yield f"{name}: {then} there, {now} here"
+            yield f"{name}: {then} {places[0]}, {now} {places[1]}"
 
 
 def own_doubts(environment: Mapping[str, Any]) -> Iterator[str]:

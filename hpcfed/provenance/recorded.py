@@ -92,7 +92,8 @@ def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
         code: current folder of the user's code; None: the recipe's.
 
     Raises:
-        InputError: `run` is not a run folder, its recipe cannot be read, or a file named there has another content.
+        InputError: `run` is not a run folder, its recipe cannot be read, a file named there has another content, or
+            `code` is not a folder.
     """
     path = run / "recipe.yaml"
     if not path.is_file():
@@ -103,6 +104,8 @@ def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
         moved["device"] = "cpu"  # it computes other bits, which `verify` reports
     moved["data"] = present_data(recipe, run) if data is None else data.resolve()
     if code is not None:
+        if not code.is_dir():
+            raise InputError("not a folder", where=f"--code {code}", remedy="name the folder of the recorded code")
         moved["python_path"] = [code.resolve()]
     recipe = recipe.model_copy(update=moved)
     return _with_named_files(recipe, [recipe.data.parent, run, run.parent, *recipe.python_path])

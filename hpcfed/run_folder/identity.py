@@ -32,8 +32,19 @@ def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(decides, sort_keys=True).encode())
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
-    """Return a text, such as ``local.lr 0.5 there and 1 here``, for each key outside `free` that differs."""
+def differences(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    free: tuple[str, ...],
+    places: tuple[str, str] = ("there", "here"),
+) -> list[str]:
+    """Return a text, such as ``local.lr 0.5 there and 1 here``, for each key outside `free` that differs.
+
+    Args:
+        before, now: two recipes.
+        free: keys that are left out.
+        places: what the text calls the place of each.
+    """
     there, here = deciding(before, free), deciding(now, free)
     chooses = here.get("local.engine") == "auto"  # and with it matmul, which is no choice of the recipe's yet
     for key in (f"local.{key}" for key in FOLLOWED):
@@ -41,7 +52,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[s
             there.pop(key, None)
             here.pop(key, None)
     changed = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
-    return [f"{key} {there.get(key)!r} there and {here.get(key)!r} here" for key in changed]
+    return [f"{key} {there.get(key)!r} {places[0]} and {here.get(key)!r} {places[1]}" for key in changed]
 
 
 def deciding(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ PLANTED: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
     "loss": (
         {"local": {**LOCAL, "weight_decay": 0.001}},
         "part in round 1",
-        "recipe: local.weight_decay 0.0 there and",
+        "recipe: local.weight_decay 0.0 in one and 0.001 in other\n",
     ),
     "server": (
         {"algorithm": {"name": "scaffold", "server_lr": 1.1}},
@@ -104,7 +104,7 @@ def test_other_libraries_are_named(two, command):
     old = {"ATEN_CPU_CAPABILITY": "default"}
     assert launch(0, ["run", "one/recipe.yaml", "output=old", "-q"], cwd=two, env=old).returncode == 0
     done = command(["compare", "one", "old"], two)
-    assert re.search(r"library settings: .* there, ATEN_CPU_CAPABILITY=default.* here", done.stdout)
+    assert re.search(r"library settings: .* in one, ATEN_CPU_CAPABILITY=default.* in old", done.stdout)
     if done.returncode:
         assert "old: this machine computes another update of client " in done.stdout
         assert done.stdout.endswith("look at the processors and libraries of the two runs, and their settings\n")

@@ -121,7 +121,10 @@ def test_a_run_of_a_frame_is_verified_replayed_and_used_elsewhere(tmp_path, comm
     done = command(["verify", "moved", "--all"], tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "not looked at" not in done.stdout
-    assert hpcfed.replay(folder, 2, 1).agrees
+    replayed, loaded = hpcfed.replay(folder, 2, 1), hpcfed.load(folder)
+    assert replayed.agrees
+    assert str(replayed) == repr(replayed) == f"run, round 2, client 1 (b): 2 steps\n{folder}"
+    assert str(loaded) == repr(loaded) == f"run: fedavg, 2 rounds\n{folder}"
     assert hpcfed.predict(folder, FRAME.drop(columns=["ill", "site"])).shape == (24, 3)
     words = ["run", "moved/recipe.yaml", f"data=federation/{result.recipe.data.name}", "output=again"]
     done = command(words, tmp_path)

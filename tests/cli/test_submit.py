@@ -372,7 +372,7 @@ def test_the_site_file_is_read_from_its_place_or_from_anywhere(folder: Path, sit
 @pytest.mark.parametrize(
     ("site", "message"),
     [
-        ("modules: gcc", "modules: expected a valid list"),
+        ("modules: gcc", "modules: expected a list, got 'gcc'; did you mean ['gcc']?"),
         ("modules: ['gcc; rm -rf x']", "modules.0: expected one word without quotes or white space"),
         ("modul: [gcc]", "unknown key 'modul'; did you mean 'modules'"),
         ("launch: srun 'x", "launch: expected No closing quotation"),

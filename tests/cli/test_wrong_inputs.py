@@ -91,6 +91,23 @@ MORE: Mapping[str, Wrong] = {
     "model-in-capitals": Wrong(RUN + "model.name=MLP", ("'MLP'", "did you mean 'mlp'?")),
     "key-in-capitals": Wrong(RUN + "LR=0.1", ("unknown key 'LR'", "did you mean 'local.lr'?")),
     "quoted-number-beyond-floats": Wrong(RUN + "rounds='" + "1" * 400 + "'", ("rounds: expected a valid integer",)),
+    "misspelt-name-of-a-method": Wrong(
+        RUN + "algorithm.nmae=1", ("unknown key 'algorithm.nmae'", "did you mean 'name'?")
+    ),
+    "misspelt-name-of-a-model": Wrong(RUN + "model.namz=mlp", ("unknown key 'model.namz'; did you mean 'name'?",)),
+    "word-for-a-list-of-numbers": Wrong(RUN + "model.hidden=x", ("model.hidden: expected a list, got 'x'",)),
+    "number-for-a-list": Wrong(RUN + "model.hidden=64", ("model.hidden: expected a list, got 64; did you mean [64]?",)),
+    "number-as-a-name": Wrong(RUN + "name=1", ("name: expected text, got 1; put it in quotes: name: '1'",)),
+    "pattern-without-list": Wrong(
+        RUN + "parameters.frozen=0.*", ("parameters.frozen: expected a list, got '0.*'; did you mean ['0.*']?",)
+    ),
+    "client-without-list": Wrong(
+        RUN + "cohort.without.clients=1", ("without.clients: expected a list, got 1; did you mean [1]?",)
+    ),
+    "schedule-without-list": Wrong(
+        RUN + "local.lr_schedule.round=3", ("local.lr_schedule: expected a list, such as [{round: 51, lr: 0.05}], got",)
+    ),
+    "one-of-seeds": Wrong(RUN + "seeds=1", ("got 1; seed=1 runs one, seeds=[0, 1, 2] each of them",)),
     "quoted-number": Wrong(RUN + 'rounds="3"', ("recipe.yaml: rounds", "'3'; did you mean 3, without quotes?")),
     "decimal-comma": Wrong(RUN + "local.lr=0,05", ("local.lr", "'0,05'; did you mean 0.05, without quotes?")),
     "whole-number-as-a-real-one": Wrong(RUN + "rounds=3.0", ("rounds", "3.0; did you mean 3?")),
@@ -139,6 +156,27 @@ MORE: Mapping[str, Wrong] = {
     "bad-override": Wrong(RUN + "rounds", ("'rounds'", "section.key=value")),
     "override-with-a-comment": Wrong(RUN + "output=#1", ("a value without a comment, got '#1'; quote",)),
     "override-below-a-value": Wrong(RUN + "rounds.more=3", ("rounds.more=3", "'rounds'", "section")),
+    "init-of-another-kind": Wrong(
+        RUN + "model.init=text.h5",
+        ("model.init cannot be read", "name a safetensors file with the module's parameters"),
+    ),
+    "init-of-a-folder": Wrong(
+        RUN + "model.init=foreign", ("foreign: model.init: is a folder; name a safetensors file",)
+    ),
+    "schedule-of-another-kind": Wrong(
+        RUN + "cohort.schedule=text.h5", ("text.h5 cannot be read", "a JSON list over rounds of lists of whole numbers")
+    ),
+    "code-of-no-folder": Wrong(
+        "verify other-run --seed 1 --code absent",
+        ("--code absent: not a folder; name the folder of the recorded code",),
+    ),
+    "arrays-as-a-table": Wrong(
+        "prepare own --raw one.npz -o a.h5", ("one.npz: no table", "of arrays and images name the folder")
+    ),
+    "folder-as-a-recipe": Wrong("run foreign", ("foreign: is a folder, not a recipe; name the YAML file",)),
+    "data-as-a-recipe": Wrong(
+        "run version.h5", ("version.h5: cannot be read as text", "a recipe is a YAML file in UTF-8")
+    ),
     "malformed-yaml": Wrong("run malformed.yaml", ("malformed.yaml", "not valid YAML at line 2")),
     "missing-recipe": Wrong("run absent.yaml", ("absent.yaml", "no such recipe", "check the path")),
     "step-size-at-the-top": Wrong(RUN + "lr=0.1", ("unknown key 'lr'", "did you mean 'local.lr'?")),
@@ -335,6 +373,13 @@ YAML = {
 
 
 @pytest.mark.one_mpi
+def test_a_complaint_about_the_whole_recipe_lists_none_of_its_keys(tmp_path):
+    write_recipe(tmp_path, local={"epochs": 1})
+    with pytest.raises(InputError, match=r"'local\.steps' instead of 'local\.epochs' beside 'budget'$"):
+        load_recipe(tmp_path / "recipe.yaml", ["budget.low=1", "budget.high=2"])
+
+
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("text", YAML)
 def test_a_mistake_in_yaml_is_reported_with_its_line(text, tmp_path):
     (tmp_path / "wrong.yaml").write_text(text)
@@ -457,6 +502,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with h5py.File(folder / "other.h5", "w") as file:
         file["images"] = [1.0, 2.0]
     (folder / "text.h5").write_text("label,pixel\n1,0\n")
+    (folder / "one.npz").write_bytes(b"PK")
     (folder / "absent.json").write_text(json.dumps([[0, 1], [2, 9], [3, 4]]))
     (folder / "short.json").write_text("[[0, 1]]")
     (folder / "malformed.yaml").write_text("name: a\nrounds: 3: 4\n")

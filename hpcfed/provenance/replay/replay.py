@@ -23,7 +23,7 @@ from hpcfed.config.user_code.generators import Generators
 from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.parts import Parts
@@ -98,6 +98,13 @@ class Replay:
     steps: list[Step] = field(repr=False)
     _entered: RewoundRun = field(repr=False)
     _run: RecordedRun = field(repr=False)
+
+    def __str__(self) -> str:
+        """Return two lines: round, client and number of steps, and the run's folder."""
+        what = f"{self.recipe.name}, round {self.round}, client {self.client} ({self.name})"
+        return f"{what}: {counted(len(self.steps), 'step')}\n{self.recipe.output}"
+
+    __repr__ = __str__  # a notebook shows it
 
     @property
     def samples(self) -> Samples:
