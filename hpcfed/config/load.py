@@ -239,10 +239,10 @@ def _of_the_list(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> ErrorDe
 
 def _alternatives(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Return all complaints about a value that may be a word or a number: of one alternative each."""
-    *key, alternative = first["loc"]
-    if first["type"] != "literal_error" or not str(alternative).startswith(KINDS):
+    key, alternative = first["loc"][:-1], first["loc"][-1:]
+    if first["type"] != "literal_error" or not "".join(map(str, alternative)).startswith(KINDS):
         return [first]
-    return [one for one in errors if [*one["loc"][:-1]] == key]
+    return [one for one in errors if one["loc"][:-1] == key]
 
 
 def _expected(error: ErrorDetails) -> str:

@@ -113,15 +113,15 @@ def parting(
 
 def _settings(folders: Sequence[Path], runs: Sequence[Path]) -> dict[str, list[str]]:
     """Return `Parting.settings` of two run folders, which the lines call as they were named, `runs`."""
-    recipes = (read_recipe(folder) for folder in folders)
+    there, here = (read_recipe(folder) for folder in folders)
     places = (f"in {runs[0]}", f"in {runs[1]}")
     environments = [read_environment(folder) for folder in folders]
     pairs = zip(folders, environments, strict=True)
     code = [read_mapping(folder / CODE_FILE).get("files", {}) for folder in folders]
     names = sorted(code[0].keys() | code[1].keys())
     return {
-        "recipe": differences(*recipes, UNIMPORTANT, places),
-        "environment": [*of_environments(*environments, places)],
+        "recipe": differences(there, here, UNIMPORTANT, places),
+        "environment": [*of_environments(environments[0], environments[1], places)],
         DOUBTS: [f"{folder}: {text}" for folder, environment in pairs for text in own_doubts(environment)],
         "code": [f"module {name} differs" for name in names if _hash(code[0], name) != _hash(code[1], name)],
     }
