@@ -256,7 +256,7 @@ class Late(Net):
 
     def forward(self, input: Tensor) -> Tensor:
         if not hasattr(self, "late"):
-            self.late = nn.Linear(4, 4)
+            self.late = nn.Linear(4, 4, device=input.device)
         return self.late(super().forward(input))
 
 

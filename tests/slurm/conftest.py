@@ -76,6 +76,13 @@ class Cluster:
         assert told.returncode == 0, told.stderr
         return dict(re.findall(r"(\w+)=(\S*)", told.stdout))
 
+    def wait_for_nodes(self, *, timeout: float = 60) -> None:
+        """Wait until all nodes take jobs: one that was drained or resumed takes a moment."""
+        deadline = time.monotonic() + timeout
+        while states := set(self.call("sinfo", "--noheader", "--format=%T", cwd=ROOT).stdout.split()) - {"idle"}:
+            assert time.monotonic() < deadline, f"after {timeout:g} s there are nodes that are {states}"
+            time.sleep(0.2)
+
     def log(self, told: Mapping[str, str]) -> str:
         """Return the end of what a job and the controller wrote: why it failed, when it did."""
         paths = Path(told.get("StdOut", "")), Path(self.env["SLURM_LOCAL_DIR"]) / "log" / "slurmctld.log"

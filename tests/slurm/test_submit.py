@@ -52,6 +52,7 @@ def test_a_job_of_more_nodes_than_there_are_is_refused_and_one_that_waits_is_tol
     finally:
         cluster.call("scontrol", "update", "NodeName=n2", "State=RESUME", cwd=place)
     cluster.call("scancel", number, cwd=place)
+    cluster.wait_for_nodes()
     possible = call(cluster, place, "--nodes", "2", "-o", "begin=now+1hour")
     assert (possible.returncode, possible.stderr) == (0, "")
     (number,) = re.findall(r"submitted as job (\d+),", possible.stdout)
