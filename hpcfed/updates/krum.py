@@ -20,7 +20,7 @@ from pydantic import Field
 
 from hpcfed.arithmetic.elementary import quotient
 from hpcfed.arithmetic.sums import sum_over_first
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 from hpcfed.updates._base import PartContext
 from hpcfed.updates._robust import ClientVectors, RobustMean
 
@@ -42,7 +42,7 @@ class Krum(RobustMean):
         """
         least = max(2 * self.attackers + 3, self.attackers + 2 + self.selected)
         if size < least:
-            what = f"means: krum with {self.attackers} attackers, {self.selected} selected"
+            what = f"means: krum with {counted(self.attackers, 'attacker')}, {self.selected} selected"
             raise InputError(what, expected=f"{least} clients or more in a round", got=str(size))
 
     def of(self, vectors: ClientVectors, context: PartContext) -> Tensor:
