@@ -18,6 +18,7 @@ from torch import nn
 
 from hpcfed.cli.bench import OWN, PAPERS, _named, command
 from hpcfed.cli.bench import WORKLOADS as OFFERED
+from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Model
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.lab.bench.calibration import Calibration
@@ -47,6 +48,14 @@ SECONDS = {"local": 0.5, "convert": 0.1, "wait": 0.05, "reduce": 0.2, "server": 
 def printing(milliseconds: float) -> list[str]:
     told = json.dumps({"ms_med": milliseconds, "cpu_ms_med": milliseconds / 2})
     return [sys.executable, "-S", "-c", f"print('bla'); print('RESULT', {told!r})"]
+
+
+@pytest.mark.parametrize("workload", ["logistic", "pfl-cifar10"])
+def test_a_workload_saves_no_states_that_a_long_run_would_not(workload: str, tmp_path: Path) -> None:
+    """30 rounds by the defaults save 20 states, in more time than a round of C takes."""
+    write_files(workload, replace(WORKLOADS[workload], clients=2, cohort=1, samples=2, tests=0), tmp_path)
+    recipe = load_recipe(tmp_path / "recipe.yaml", ["rounds=30"])
+    assert recipe.checkpoint.num_states(recipe.rounds, 1) == 0
 
 
 def test_contenders_take_turns() -> None:
