@@ -170,7 +170,8 @@ def unreadable(path: Path, error: OSError) -> InputError | EnvironmentFailure:
         )
     if error.errno == errno.ENOENT and Path(where).is_symlink():
         return InputError("a link to a file that is not there", where=where, remedy="mend or remove it")
-    remedy = "check its permissions" if error.errno in (errno.EACCES, errno.EPERM) else ""
+    remedies = {errno.ENOENT: "check the path", **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions")}
+    remedy = remedies.get(error.errno or 0, "")
     return InputError("can't be read", where=where, got=got, remedy=remedy)
 
 

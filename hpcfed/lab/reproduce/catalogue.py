@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from hpcfed.config.load import absolute, from_folder, read_yaml, validated
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, did_you_mean
 from hpcfed.lab.reproduce.experiment import OWN_PAPER, Experiment
 
 FOLDER = "experiments"
@@ -124,4 +124,4 @@ def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool]
     if name in {one.paper for one in every.values()}:
         expected = "one of its experiments, tables or figures"
         raise InputError(f"{name} is a paper", expected=expected, remedy=f"see --list {name}")
-    raise InputError(f"no experiment {name!r}", remedy=nearest(name, [*every, *items]))
+    raise InputError(f"no experiment {name!r}", remedy=did_you_mean(name, [*every, *items]) or "see --list")
