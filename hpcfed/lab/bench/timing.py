@@ -35,6 +35,8 @@ import json, subprocess, sys
 sys.exit(any([process.wait() for process in [subprocess.Popen(command) for command in json.loads(sys.argv[1])]]))
 """
 """Python program that runs commands at the same time; it succeeds if all of them do."""
+AS_IN_LONG_RUNS = "checkpoint.keep=2"
+"""A run keeps 20 evenly spaced states besides: of each round, if it has no more, but of one in 75 of 1,500."""
 SAMPLED_EVERY = 0.1
 """Seconds between samples of a contender's memory."""
 GRACE = 5.0
@@ -153,7 +155,8 @@ def ours(
     """
     output = folder / f"run-{ranks}{'-'.join(('', *written.split()))}"
     changes = [f"model={{factory: '{factory}'}}"] if factory else []
-    command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}", *changes)
+    changes += [f"rounds={rounds + warm_up}", f"output={output}", AS_IN_LONG_RUNS]
+    command = run_command(folder / "recipe.yaml", ranks, *changes)
 
     def read(done: FinishedProcess) -> Turn:
         turn = recorded(output, warm_up, mean=mean)
@@ -174,7 +177,7 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
     for number, output in enumerate(outputs):
         share = output.with_suffix(".json")
         write_whole(share, json.dumps([cohort[number::count] for cohort in cohorts]))
-        changes = (f"rounds={rounds + warm_up}", f"cohort.schedule={share}", f"output={output}")
+        changes = (f"rounds={rounds + warm_up}", f"cohort.schedule={share}", f"output={output}", AS_IN_LONG_RUNS)
         commands.append(run_command(folder / "recipe.yaml", 1, *changes))
 
     def read(_: FinishedProcess) -> Turn:

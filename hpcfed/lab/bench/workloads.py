@@ -216,10 +216,7 @@ def own_workload(reference: str, data: Path, folder: Path, cohort: int, batch_si
 def _write_rounds(
     name: str, work: Workload, folder: Path, device: str, rng: np.random.Generator, **changes: Any
 ) -> None:
-    """Write ``cohorts.json`` and ``recipe.yaml``, of rounds as a long run has them.
-
-    A run keeps 20 evenly spaced states: one of each round, if it has no more, but one of 75 in a run of 1,500.
-    """
+    """Write ``cohorts.json`` and ``recipe.yaml``."""
     cohorts = [rng.choice(work.clients, work.cohort, replace=False).tolist() for _ in range(ROUNDS)]
     write_whole(folder / "cohorts.json", json.dumps(cohorts))
     recipe = {
@@ -231,7 +228,6 @@ def _write_rounds(
         "local": {"epochs": 1, "batch_size": work.batch_size, "lr": 0.1, "weight_decay": work.weight_decay},
         "algorithm": {"name": "fedavg"},
         "evaluate": {"every": work.evaluate_every},
-        "checkpoint": {"keep": 2},
         "device": device,
         **changes,
     }
