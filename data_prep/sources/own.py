@@ -314,6 +314,9 @@ def _reader(
     """Return the reader of a client's samples, the classes if any, provenance, and remarks."""
     if ending in (".npz", ".x.npy"):
         return _array_reader(ending, paths, raw, tuple(_left_out(raw, others)))
+    if options.task != "classification":
+        what, remedy = f"--task {options.task} has no effect with folders of images by class", "give arrays x and y"
+        raise InputError(what, where=str(raw), remedy=remedy)
     names = sorted({cells.composed(name) for path in paths for name in own_images.class_folders(path)})
     files = [file for path in paths for file in own_images.files(path)]
     if not files:

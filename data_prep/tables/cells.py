@@ -6,6 +6,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,9 @@ DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 """With a point, either 1234 or 1.234: among decimal commas it is ambiguous."""
+THOUSANDS_COMMA = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
+"""The same with a comma."""
+TRUTH = ("true", "false")
 DATE = re.compile(
     r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2})"
     r"|\d{1,2}[-. ]*(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-. ]*(\d{4}|\d{2}))([T ]\d{1,2}:\d\d.*)?",
@@ -60,7 +64,7 @@ def decoded(what: str, text: bytes) -> str:
 
 def is_boolean(text: str) -> bool:
     """Tell whether a text is true or false, as programs write them: True, TRUE, true."""
-    return text.lower() in ("true", "false")
+    return text.lower() in TRUTH
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:
@@ -81,7 +85,7 @@ def number(text: str, decimal_comma: bool = False) -> float | None:
 
 
 def numbers(values: pyarrow.Array, decimal_comma: bool = False) -> np.ndarray:
-    """Return cells as float64, (m,), with NaN for missing ones.
+    """Return cells as float64, (m,), with NaN for missing ones, and for no others.
 
     Raises:
         NoNumber: for the first cell that is not a number.
@@ -89,17 +93,19 @@ def numbers(values: pyarrow.Array, decimal_comma: bool = False) -> np.ndarray:
     import pyarrow
     import pyarrow.compute as pc
 
-    try:
+    with suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
         cast = pc.cast(pc.cast(values, pyarrow.int8()) if pyarrow.types.is_boolean(values.type) else values, "float64")
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
-        different, codes = distinct(values)
-        parsed = [number(text, decimal_comma) for text in different]
-        wrong = [k for k, value in enumerate(parsed) if value is None]
-        if wrong:
-            row = int(np.isin(codes, wrong).argmax())
-            raise NoNumber(row, different[codes[row]]) from None
-        return np.array([*parsed, np.nan], np.float64)[codes]
-    return cast.to_numpy(zero_copy_only=False).astype(np.float64)
+        found: np.ndarray = cast.to_numpy(zero_copy_only=False).astype(np.float64)
+        is_text = pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type)
+        if not is_text or np.count_nonzero(np.isnan(found)) == values.null_count:  # else nan(1), which is no gap
+            return found
+    different, codes = distinct(values)
+    parsed = [number(text, decimal_comma) for text in different]
+    wrong = [k for k, value in enumerate(parsed) if value is None or math.isnan(value)]
+    if wrong:
+        row = int(np.isin(codes, wrong).argmax())
+        raise NoNumber(row, different[codes[row]])
+    return np.array([*parsed, np.nan], np.float64)[codes]
 
 
 def distinct(values: pyarrow.Array) -> tuple[list[str], np.ndarray]:

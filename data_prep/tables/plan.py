@@ -83,6 +83,8 @@ class TablePlan:
             said["categories"] = levels
         if self.options.group is not None:
             said["group"] = self.options.group
+        if self.options.missing_codes:
+            said["missing_codes"] = list(self.options.missing_codes)
         if self.missing:
             said["missing"] = f"{self.options.missing}: {missing.listed(self.missing)}"
         return said
@@ -124,6 +126,8 @@ class TablePlan:
             yield f"cells are separated by {SEPARATOR_NAMES[mark]}, as in {marks[mark].name}"
         if self.found.comma:
             yield f"a comma is the decimal point, as in {self.found.comma}"
+        if line := self._fractions():
+            yield line
         if self.found.swallowed:
             yield f"{self.found.swallowed} holds line breaks and separators, maybe of whole rows: an open quote?"
         if self.missing:
@@ -142,6 +146,16 @@ class TablePlan:
             numbers, option = " or ".join(map(str, codes)), ",".join(map(str, codes))
             what = f"{numbers} among numbers from 0: {counts}"
             yield f"{what}; if these cells are missing, say so by --missing-codes={option}"
+
+    def _fractions(self) -> str:
+        """Return a line on features that may be thousands, read as fractions; "" for none."""
+        cells_of = {
+            feature.column: [cell for cell in self.found.facts[feature.column].thousands.values() if cell]
+            for feature in self.features
+            if not feature.levels
+        }
+        named = first_of([f"{name!r} {found[0]}" for name, found in cells_of.items() if found], MAX_LISTED)
+        return f"read as fractions of three digits: {named}; write thousands without a point or comma" if named else ""
 
     def _identifiers(self) -> str:
         """Return a line on features whose names are of identifiers, such as a patient's number; "" for none."""
@@ -215,7 +229,8 @@ def _expected(place: int, task: str) -> str:
 
 def _check_numbers(name: str, found: Survey, where: Path, expected: str) -> None:
     facts = found.facts[name]
-    if facts.word or facts.strange or facts.image or facts.infinite:
+    if facts.word or facts.strange or facts.image or facts.infinite or facts.odd_truth:
         elsewhere = facts.infinite or facts.strange_in or str(where)
-        place, text = facts.word or (elsewhere, facts.strange or "another value")
+        beyond = "a number beyond float32" if facts.infinite else "another value"
+        place, text = facts.word or facts.odd_truth or (elsewhere, facts.strange or beyond)
         raise InputError(f"target {name!r}", where=place, expected=expected, got=text[:40])

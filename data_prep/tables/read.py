@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,9 +34,12 @@ PACKED: Mapping[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.ope
 OF_TEXT = (".csv", ".tsv")
 TABLES = (*OF_TEXT, *(f"{text}{packed}" for text in OF_TEXT for packed in PACKED), ".parquet")
 SEPARATORS = (",", ";", "\t", "|")
-MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "-nan", "null", "NULL", "?")
+NAN = tuple(map("".join, product(("", "+", "-"), "nN", "aA", "nN")))
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", *NAN, "null", "NULL", "?")
 """Texts of a missing cell; "None" is not among them, as it may be an answer, nor "." and codes such as -999, which are
 named by --missing-codes."""
+WHOLE_OR_FRACTION = r"^-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?$"
+"""A number without leading zeros: 009 may be a name."""
 REMEDY_UTF_8 = "save {} as CSV UTF-8"
 MOST_NAMED = 20
 CACHED = 64
@@ -201,7 +205,7 @@ def blocks(path: Path, codes: tuple[str, ...] = ()) -> Iterator[Block]:
     decimal_comma = not is_parquet(path) and separator(path) == ";"
     for batch in _batches(path, names):
         step(f"reading {path.name}: row {start + 1:,}, {len(names):,} columns")
-        columns = dict(zip(names, _all_plain(batch.columns, codes), strict=True))
+        columns = dict(zip(names, _all_plain(batch.columns, codes, decimal_comma), strict=True))
         yield Block(path, start, columns, decimal_comma)
         start += batch.num_rows
 
@@ -300,6 +304,9 @@ def _read_first_lines(path: Path, _: tuple[int, int]) -> tuple[str, ...]:
     lines: list[str] = []
     with _one_line(path), opened(path) as binary, io.TextIOWrapper(binary, "utf-8-sig", newline="") as file:
         while len(lines) < 2 and (line := file.readline(LONGEST_HEADER)):
+            if not lines and "\0" in line:
+                what, got = "not UTF-8", "a byte 0, as UTF-16 has"
+                raise NotUtf8(what, where=str(path), got=got, remedy=REMEDY_UTF_8.format("it"))
             if line.strip():
                 lines.append(line.rstrip("\r\n"))
     if not lines:
@@ -307,30 +314,33 @@ def _read_first_lines(path: Path, _: tuple[int, int]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _all_plain(columns: Sequence[pyarrow.Array], codes: tuple[str, ...]) -> Iterator[pyarrow.Array]:
-    """Yield each column as `_plain` returns it; columns of text, of which there may be 20,000, all in one call."""
+def _all_plain(
+    columns: Sequence[pyarrow.Array], codes: tuple[str, ...], decimal_comma: bool
+) -> Iterator[pyarrow.Array]:
+    """Yield each column as `plain` returns it; columns of text, of which there may be 20,000, all in one call."""
     import pyarrow
 
     texts = [column for column in columns if column.type == pyarrow.string()]
-    joined = _plain(pyarrow.concat_arrays(texts), codes) if texts else None
+    joined = plain(pyarrow.concat_arrays(texts), codes, decimal_comma) if texts else None
     place = 0
     for column in columns:
         if joined is not None and column.type == pyarrow.string():
             yield joined.slice(place, len(column))
             place += len(column)
         else:
-            yield _plain(column, codes)
+            yield plain(column, codes)
 
 
-def _plain(values: pyarrow.Array, codes: tuple[str, ...]) -> pyarrow.Array:
-    """Return text trimmed and in NFC, with nulls for `MISSING` and `codes`; numbers with nulls for NaN, and for codes
-    that are numbers; anything else as it is.
+def plain(values: pyarrow.Array, codes: tuple[str, ...], decimal_comma: bool = False) -> pyarrow.Array:
+    """Return text trimmed and in NFC, with nulls for `MISSING` and `codes`; numbers with nulls for NaN; anything else
+    as it is. A code that is a number, such as -999, is every number equal to it: -999.0, too.
     """
     import pyarrow
     import pyarrow.compute as pc
 
     if pyarrow.types.is_dictionary(values.type):
         values = values.dictionary_decode()
+    known = pyarrow.array([value for code in codes if (value := cells.number(code)) is not None], "float64")
     if str(values.type) == "string_view":
         values = values.cast(pyarrow.string())
     if pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type):
@@ -338,15 +348,28 @@ def _plain(values: pyarrow.Array, codes: tuple[str, ...]) -> pyarrow.Array:
         if not pc.all(pc.string_is_ascii(trimmed)).as_py():
             trimmed = pc.utf8_normalize(trimmed, "NFC")
         absent = pc.is_in(trimmed, value_set=_missing(values.type, codes))
+        if len(known):
+            absent = pc.or_(absent, pc.is_in(_as_numbers(trimmed, decimal_comma), value_set=known))
         return pc.if_else(absent, pyarrow.scalar(None, values.type), trimmed)
     if pyarrow.types.is_floating(values.type):
         values = pc.if_else(pc.is_nan(values), pyarrow.scalar(None, values.type), values)
-    if pyarrow.types.is_floating(values.type) or pyarrow.types.is_integer(values.type):
-        known = [number for code in codes if (number := cells.number(code)) is not None]
-        if known:
-            absent = pc.is_in(pc.cast(values, pyarrow.float64(), safe=False), value_set=pyarrow.array(known, "float64"))
-            return pc.if_else(absent, pyarrow.scalar(None, values.type), values)
+    kind = values.type
+    if len(known) and (
+        pyarrow.types.is_floating(kind) or pyarrow.types.is_integer(kind) or pyarrow.types.is_decimal(kind)
+    ):
+        absent = pc.is_in(pc.cast(values, pyarrow.float64(), safe=False), value_set=known)
+        return pc.if_else(absent, pyarrow.scalar(None, kind), values)
     return values
+
+
+def _as_numbers(texts: pyarrow.Array, decimal_comma: bool) -> pyarrow.Array:
+    """Return texts as float64, null for those that are not numbers (`WHOLE_OR_FRACTION`)."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    pointed = pc.replace_substring(texts, ",", ".") if decimal_comma else texts
+    is_number = pc.match_substring_regex(pointed, WHOLE_OR_FRACTION)
+    return pc.cast(pc.if_else(is_number, pointed, pyarrow.scalar(None, texts.type)), pyarrow.float64())
 
 
 @cache

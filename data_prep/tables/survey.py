@@ -47,6 +47,9 @@ class ColumnFacts:
         levels: distinct cells of columns of words or names, as text → their number; None for words in any file.
         commas: files in which a cell has a comma as its decimal point.
         points: file → the first cell there that is a number of thousands or a fraction, where commas are decimal.
+        thousands: file of decimal commas → a cell that may be thousands, if all cells there with a point or comma may
+            be; "" if others have fewer or more digits behind it.
+        truth: place and text of the first cell that is true or false.
         image: whether the column holds images.
         strange: type of a column that is neither numbers, text nor images; "" for these. `strange_in` is the first file
             in which it is that.
@@ -66,6 +69,8 @@ class ColumnFacts:
     levels: dict[str, float | None] = field(default_factory=dict)
     commas: set[Path] = field(default_factory=set)
     points: dict[Path, str] = field(default_factory=dict)
+    thousands: dict[Path, str] = field(default_factory=dict)
+    truth: tuple[str, str] | None = None
     image: bool = False
     strange: str = ""
     strange_in: str = ""
@@ -75,6 +80,11 @@ class ColumnFacts:
     coded: Counter[int] = field(default_factory=Counter)
     low_else: float = math.inf
     rounding: float = 0.0
+
+    @property
+    def odd_truth(self) -> tuple[str, str] | None:
+        """The place and text of a cell that is true or false, among numbers other than 0 and 1; None for none."""
+        return self.truth if not self.whole or self.low < 0 or self.high > 1 else None
 
     @property
     def is_coarse(self) -> bool:
@@ -176,7 +186,9 @@ def _feature(name: str, facts: ColumnFacts, options: ColumnOptions, where: Path)
     if facts.word and facts.number and not chosen:
         place, text = facts.word
         remedy = f"mend the cell, or take the column for names by --categorical '{name}'"
-        if cells.DECIMAL_COMMA.fullmatch(text):
+        if cells.THOUSANDS_COMMA.fullmatch(text):
+            remedy = f"write {text.replace(',', '')}, or a point for the comma if it is the decimal one"
+        elif cells.DECIMAL_COMMA.fullmatch(text):
             remedy = "write a point for the decimal comma, or separate cells by semicolons"
         if text in CODES:
             remedy = f"if it is a missing cell, say so by --missing-codes '{text}'"
@@ -196,6 +208,10 @@ def _feature(name: str, facts: ColumnFacts, options: ColumnOptions, where: Path)
             raise InputError(f"column {name!r} has more than {most} different words", where=str(where), remedy=remedy)
         names, codes = cells.names(facts.levels)
         return Feature(name, tuple(names), codes)
+    if facts.odd_truth:
+        place, text = facts.odd_truth
+        what, expected = f"column {name!r}", "numbers, as in its other cells"
+        raise InputError(what, where=place, expected=expected, got=repr(text), remedy="mend the cell")
     if facts.infinite:
         remedy = "mend the cell"
         raise InputError(f"column {name!r}", where=facts.infinite, expected="a finite float32 number", remedy=remedy)
@@ -236,6 +252,7 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
         if len(facts.levels) <= MOST_LEVELS:
             _add(facts, texts, block)
         return
+    facts.truth = facts.truth or _first_truth(values, block)
     if texts := _booleans(values, found):
         _add(facts, texts, block)  # in case that the column has words in another block
         facts.boolean = True
@@ -270,6 +287,21 @@ def _booleans(values: pyarrow.Array, found: np.ndarray) -> list[str]:
     return texts if any(map(cells.is_boolean, texts)) else []
 
 
+def _first_truth(values: pyarrow.Array, block: Block) -> tuple[str, str] | None:
+    """Return the place and text of the first cell that is true or false, None for none."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    kind = values.type
+    if pyarrow.types.is_boolean(kind):
+        row = int(pc.index(pc.is_valid(values), True).as_py())
+    elif pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
+        row = int(pc.index(pc.is_in(pc.utf8_lower(values), value_set=pyarrow.array(cells.TRUTH, kind)), True).as_py())
+    else:
+        row = -1
+    return None if row < 0 else (block.place(row), str(values[row].as_py()))
+
+
 def _add(facts: ColumnFacts, texts: Iterable[str], block: Block) -> None:
     """Add the distinct texts of a block to the levels of its column."""
     for text in texts:
@@ -283,6 +315,22 @@ def _note_commas(facts: ColumnFacts, block: Block, name: str) -> None:
         facts.commas.add(block.path)
     if block.path not in facts.points and (point := _first(block, name, cells.THOUSANDS)):
         facts.points[block.path] = point
+    marked, example = _thousands(block, name)
+    if marked and facts.thousands.get(block.path) != "":
+        facts.thousands[block.path] = example
+
+
+def _thousands(block: Block, name: str) -> tuple[int, str]:
+    """Return how many cells have a point or a comma, and one of them if all have three digits behind it, else ""."""
+    import pyarrow.compute as pc
+
+    values = block.columns[name]
+    if str(values.type) not in ("string", "large_string"):
+        return 0, ""
+    marked = values.filter(pc.match_substring_regex(values, "[.,]"))
+    either = f"^({cells.THOUSANDS.pattern}|{cells.THOUSANDS_COMMA.pattern})$"
+    all_are = pc.all(pc.match_substring_regex(marked, either), min_count=1).as_py()
+    return len(marked), marked[0].as_py() if all_are else ""
 
 
 def _swallowed(block: Block) -> str:

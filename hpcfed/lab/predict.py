@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.tables import cells
-from data_prep.tables.read import blocks
+from data_prep.tables.read import blocks, plain
 from hpcfed.api import trained_module
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, did_you_mean, first_of
@@ -63,7 +63,9 @@ def predict(
         client = None if site is None else federation.client_number(site)
         name = None if client is None else federation.client_name(client)
         targets = int(np.prod(federation.target_shape))
-    columns = _columns(rows)
+    columns = _columns(rows, tuple(steps.get("missing_codes", ())))
+    if not any(map(len, columns.values())):
+        raise InputError("the table has no row to predict")
     x = prepared(columns, steps, name)
     with _module(loaded, client, run_code) as module, torch.no_grad():
         output = module(torch.tensor(x, dtype=getattr(torch, steps["dtype"]))).double()
@@ -76,8 +78,8 @@ def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], sit
     `steps` is the content of an ``.input.json``; `site` names the site whose scaling is used, None if all share one.
 
     Raises:
-        InputError: a column is missing; a cell is not a number, has an unknown level, or is missing without a fill
-            value; or features are scaled by site and `site` is None.
+        InputError: a column is missing; a cell is not a number, or beyond the model's dtype, has an unknown level, or
+            is missing without a fill value; or features are scaled by site and `site` is None.
     """
     features = steps.get("features")
     if features is None or len(steps["shape"]) != 1:
@@ -87,7 +89,10 @@ def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], sit
     if absent := [name for name in needed if name not in columns]:
         remedy = did_you_mean(absent[0], [name for name in columns if name not in needed])
         raise InputError(f"the table lacks {counted(len(absent), 'column')}: {first_of(absent, 4)}", remedy=remedy)
-    numbers = {name: _numbers(name, columns[name]) for name in needed if name not in steps.get("categories", {})}
+    largest = float(np.finfo("float64" if steps["dtype"] == "float64" else "float32").max)
+    numbers = {
+        name: _numbers(name, columns[name], largest) for name in needed if name not in steps.get("categories", {})
+    }
     levels = {name: _levels(name, columns[name], of_it) for name, of_it in steps.get("categories", {}).items()}
     x = np.empty((len(columns[needed[0]]), len(features)))
     for k, name in enumerate(features):
@@ -101,20 +106,20 @@ def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], sit
     return (x - mean) / std
 
 
-def _columns(rows: Any) -> dict[str, pyarrow.Array]:
-    """Return name → column of a data frame or of a table in a file; missing cells are null."""
+def _columns(rows: Any, codes: tuple[str, ...]) -> dict[str, pyarrow.Array]:
+    """Return name → column of a data frame or of a table in a file; missing cells, `codes` among them, are null."""
     import pyarrow
 
     if isinstance(rows, str | Path):
         parts: dict[str, list[Any]] = {}
-        for block in blocks(Path(rows)):
+        for block in blocks(Path(rows), codes):
             for name, values in block.columns.items():
                 comma = block.decimal_comma and not pyarrow.types.is_floating(values.type)
                 parts.setdefault(name, []).append(_with_points(values) if comma else values)
         return {name: _joined(found) for name, found in parts.items()}
     if not hasattr(rows, "columns"):
         raise InputError("rows", expected="a data frame or a table's file", got=type(rows).__name__)
-    return {str(name): _array(rows[name]) for name in rows.columns}
+    return {str(name): plain(_array(rows[name]), codes) for name in rows.columns}
 
 
 def _with_points(values: Any) -> Any:
@@ -147,11 +152,16 @@ def _array(values: Any) -> Any:
     return found.cast(pyarrow.string()) if pyarrow.types.is_null(found.type) else found
 
 
-def _numbers(name: str, values: Any) -> np.ndarray:
+def _numbers(name: str, values: Any, largest: float) -> np.ndarray:
     try:
-        return cells.numbers(values)
+        found = cells.numbers(values)
     except cells.NoNumber as error:
         raise InputError(f"row {error.row + 1}, column {name!r}", expected="a number", got=repr(error.text)) from None
+    beyond = np.abs(found) > largest
+    if beyond.any():
+        row = int(beyond.argmax())
+        raise InputError(f"row {row + 1}, column {name!r}", expected="a finite number", got=f"{found[row]:g}")
+    return found
 
 
 def _levels(name: str, values: Any, levels: list[str]) -> np.ndarray:

@@ -79,6 +79,9 @@ def test_what_cannot_be_prepared_is_refused_in_one_line(run):
         "row 2, column 'ward': expected er, icu, got 'day'": ROWS.assign(ward=["er", "day", *["er"] * 6]),
         "row 1, column 'stage': a missing cell": ROWS.assign(stage=None),
         "rows: expected a data frame": 5,
+        "row 2, column 'age': expected a finite number, got inf": ROWS.assign(age=[1, np.inf, *[2] * 6]),
+        "row 1, column 'age': expected a finite number, got 1e+39": ROWS.assign(age=1e39),
+        "the table has no row to predict": ROWS.iloc[:0],
     }
     for says, rows in wrong.items():
         with pytest.raises(InputError) as raised:
@@ -89,6 +92,25 @@ def test_what_cannot_be_prepared_is_refused_in_one_line(run):
     if run.name == "client":
         with pytest.raises(InputError, match="name the rows' site: north, south"):
             hpcfed.predict(run, ROWS)
+
+
+def test_codes_of_missing_cells_are_those_of_the_run(tmp_path, command, monkeypatch):
+    """-999 in a new row is a missing cell, in a frame and in a file, as in the tables of the run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raw").mkdir()
+    rows = ROWS.assign(age=ROWS["age"].fillna(-999.0), ward=ROWS["ward"].fillna("unknown"))
+    rows.to_csv(tmp_path / "raw" / "north.csv", index=False)
+    words = ["--missing", "median", "--missing-codes=-999,unknown", "--categorical", "stage", "--target", "ill"]
+    done = command(["prepare", "own", "--raw", "raw", *words, "-o", "f.h5"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = hpcfed.run(**RECIPE, model={"name": "linear"}, output="run").folder
+    expected = hpcfed.predict(run, ROWS)
+    pd.testing.assert_frame_equal(hpcfed.predict(run, rows), expected)
+    rows.to_csv("new.csv", index=False, sep=";", decimal=",")
+    pd.testing.assert_frame_equal(hpcfed.predict(run, "new.csv"), expected)
+    Path("empty.csv").write_text("age,ward,stage\n", encoding="utf-8")
+    with pytest.raises(InputError, match="the table has no row to predict"):
+        hpcfed.predict(run, "empty.csv")
 
 
 @pytest.mark.every(2)

@@ -528,6 +528,9 @@ def test_the_positive_class_of_images(tmp_path: Path) -> None:
         assert {names[label]: int(x[0, 0, 0]) for x, label in zip(dataset.x, dataset.y.tolist(), strict=True)} == {
             "ill": 7, "well": 9
         }  # fmt: skip
+    for task in ("regression", "multi-label", "survival"):
+        with pytest.raises(InputError, match=f"--task {task} has no effect with folders of images by class; give arr"):
+            own.load(tmp_path, task=task)
 
 
 def test_labels_of_arrays_that_need_a_look(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 import h5py
@@ -337,6 +338,14 @@ def test_no_table_without_rows_is_blamed(tmp_path: Path) -> None:
         ({"a": [("1", "01JAN2024", "f", "a")]}, {}, "expected numbers, got dates such as '01JAN2024'"),
         ({"a": CELLS}, {"missing": "avg"}, "--missing 'avg': expected refuse, drop, mean or median$"),
         ({"a": CELLS}, {"missing": "men"}, "expected refuse, drop, mean or median; did you mean 'mean'"),
+        ({"a": [*CELLS, ("5", "TRUE", "f", "a")]}, {}, "row 4: column 'bp': expected numbers, as in .* got 'TRUE'"),
+        ({"a": [("1", "true", "f", "a")], "b": CELLS}, {}, "a.csv: row 2: column 'bp': expected .* got 'true'"),
+        ({"a": [*CELLS, ("5", "nan(1)", "f", "a")]}, {}, r"row 4: column 'bp': expected numbers, got 'nan\(1\)'"),
+        ({"a": [*CELLS, ("5", "-Nan", "f", "a")]}, {}, "row 4: no value in column 'bp'; .* bp 1 in 3 rows"),
+        ({"a": [("1", "2", "f", "1"), ("1", "2", "f", "inf")]}, {"task": "regression"}, "got a number beyond float32"),
+        ({"a": [("1", "2", "f", "0.5"), ("1", "2", "f", "True")]}, {"task": "regression"},
+         "row 3: target 'outcome': expected finite numbers, got True"),
+        ({"a": [*CELLS, ("5", '"2,500"', "f", "a")]}, {}, "got '2,500'; write 2500, or a point for the comma if"),
         ({"a": [*CELLS, ("5", '"2,5"', "f", "a")]}, {}, "got '2,5'; write a point for the decimal comma, or .* semico"),
         ({"a": CELLS, "b": [("1", ".", "f", "a")]}, {}, "'bp': expected numbers, got '.'; .* by --missing-codes '.'"),
         ({"a": CELLS}, {"task": "survival", "target": "sex,age"},
@@ -361,7 +370,13 @@ def test_numbers_written_in_other_ways(tmp_path: Path) -> None:
     assert "'bp' has words" in said
     assert "'sex' has words" not in said
     write(tmp_path / "a.csv", [("1.234", "2", "f", "1"), ("3.5", "4", "m", "2")], separator=";")
-    assert own.load(tmp_path).x[0, 0] == np.float32(1.234)
+    found = own.load(tmp_path)
+    assert found.x[0, 0] == np.float32(1.234)
+    assert "three digits" not in " ".join(found.remarks)
+    doubt = "read as fractions of three digits: 'age' {}; write thousands without a point or comma"
+    for thousand in ("1.234", "1,234"):
+        write(tmp_path / "a.csv", [(thousand, "4", "f", "1"), ("900", "4", "m", "2")], separator=";")
+        assert doubt.format(thousand) in own.load(tmp_path).remarks
     write(tmp_path / "a.csv", [("1", "2,5", "f", "1"), ("1.234", "4", "m", "2")], separator=";")
     with pytest.raises(InputError, match=r"a.csv: row 3: column 'age': 1.234: thousands or a fraction\?"):
         own.load(tmp_path)
@@ -800,6 +815,16 @@ def test_codes_of_missing_cells_are_named(tmp_path: Path, prepare: Callable[...,
     assert "dropped 5 rows" in prepare(f"sites {codes} --missing drop")
     said = prepare("sites --missing-codes .,missing --missing mean")
     assert "-999 among numbers from 0: age 2, bp 1; if these cells are missing, say so by --missing-codes=-999" in said
+    (tmp_path / "sites" / "a.csv").write_text("age,bp,y\n1,-999.0,0\n-9.99e2,2,1\n3,-999.5,0\n4,5,1\n")
+    (tmp_path / "sites" / "c.csv").write_text("age;bp;y\n1,5;-999,00;0\n2;7;1\n")
+    table = pyarrow.table({"age": [5, -999], "bp": [Decimal("1.50"), Decimal("-999.00")], "y": ["0", "0999"]})
+    parquet.write_table(table, tmp_path / "sites" / "b.parquet")
+    said = prepare("sites --missing-codes=-999,999 --missing median")
+    assert "missing values: age 2, bp 3 in 8 rows" in said
+    assert "among numbers from 0" not in said
+    with h5py.File(tmp_path / "f.h5") as file:
+        assert json.loads(str(file.attrs["source"]))["missing_codes"] == ["-999", "999"]
+        assert np.median([1.0, 3, 4, 5, 1.5, 2]) in file["train/x"][:, 0]
 
 
 @pytest.mark.soak

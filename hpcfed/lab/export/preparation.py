@@ -29,6 +29,7 @@ def preparation(federation: Federation, dtype: str) -> str:
         "steps": list(_steps(federation)),
         "features": federation.features,
         "categories": source.get("categories"),
+        "missing_codes": source.get("missing_codes"),
         "fill": fill_of(federation),
         "divide_by": 255 if is_bytes(federation) else None,
         "scaling": scaling(federation),
@@ -77,6 +78,8 @@ def scaling(federation: Federation) -> dict[str, Any] | None:
 
 def _steps(federation: Federation) -> Iterator[str]:
     """Yield, in order and in words, the steps that turn a row or an image into the model's input."""
+    if "missing_codes" in federation.source:
+        yield "take cells that are in 'missing_codes', or equal a number there, for missing"
     if fill_of(federation) is not None:
         yield "fill missing cells by 'fill'; columns without a value there had no missing cell"
     if "categories" in federation.source:
