@@ -14,7 +14,7 @@ import numpy as np
 
 from data_prep.as_arrays import as_array, is_absent
 from data_prep.samples import LARGEST_EXACT
-from hpcfed.errors import InputError, nearest, shown
+from hpcfed.errors import InputError, first_of, nearest, shown
 
 MOST_LEVELS = 1000
 """Different words of a column from which it is names, not categories."""
@@ -48,6 +48,9 @@ class Frames:
 
     def survey(self, name: str, frame: Any, leave_out: Sequence[str]) -> None:
         """Add the levels of a frame's columns of words."""
+        names = _names(frame)
+        if twice := next((one for one in names if names.count(one) > 1), None):
+            raise InputError(f"{name}: column {twice!r} is there twice", remedy="rename one")
         for column in (one for one in _names(frame) if one not in (*self.target, *leave_out)):
             values = frame[column]
             found = getattr(values.dtype, "categories", None)
@@ -78,6 +81,9 @@ class Frames:
             if column in self.categories:
                 levels = self.categories[column]
                 words = _words(f"{name}: column {column!r}", _objects(frame[column]))
+                if strange := sorted({*words.tolist()} - {*levels, ""}):
+                    what, remedy = f"{name}: column {column!r}", "give it one type at all clients: words, or numbers"
+                    raise InputError(what, expected=f"one of {first_of(levels, 8)}", got=strange[0], remedy=remedy)
                 hot = (words[:, None] == np.array(levels)[None]).astype(np.float32)
                 hot[words == ""] = np.nan
                 names += [f"{column}={level}" for level in levels]

@@ -123,6 +123,16 @@ OF_ILL = {"client": "hospital", "target": "ill"}
             OF_ILL,
             "got a list; give arrays, {'north': (x, y), …}",
         ),
+        (
+            {"a": FRAME, "b": pd.concat([FRAME, FRAME[["age"]]], axis=1)},
+            {"target": "ill"},
+            "column 'age' is there twice",
+        ),
+        (
+            {"a": FRAME, "b": FRAME.assign(age=list("123456"))},
+            {"target": "ill"},
+            "client 'a': column 'age': expected one of 1, 2, 3, 4, 5, 6, got ",
+        ),
         ({"a": (X, Y)}, {"target": "ill"}, "name columns of data frames"),
         ({"a": DataLoader(DATASET, sampler=SubsetRandomSampler([0, 1]))}, {}, "got one with a SubsetRandomSampler"),
         ({"a": DataLoader(DATASET, sampler=RandomSampler(DATASET, replacement=True))}, {}, "each once"),
@@ -131,7 +141,7 @@ OF_ILL = {"client": "hospital", "target": "ill"}
         ({"a": Subset(Noisy(), [1, 2])}, {}, "a random transform"),
         ({"a": ([[1, 2], [3]], [0, 1])}, {}, "rows of one length"),
     ],
-    ids=range(14),
+    ids=range(16),
 )
 def test_what_is_no_federation_is_refused_in_one_line(clients, options, says, tmp_path):
     with pytest.raises(InputError) as raised:
