@@ -346,7 +346,7 @@ def plain(values: pyarrow.Array, codes: tuple[str, ...], decimal_comma: bool = F
     if pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type):
         trimmed = pc.utf8_trim_whitespace(values)
         if not pc.all(pc.string_is_ascii(trimmed)).as_py():
-            trimmed = pc.utf8_normalize(trimmed, "NFC")
+            trimmed = _composed(trimmed)
         absent = pc.is_in(trimmed, value_set=_missing(values.type, codes))
         if len(known):
             absent = pc.or_(absent, pc.is_in(_as_numbers(trimmed, decimal_comma), value_set=known))
@@ -360,6 +360,15 @@ def plain(values: pyarrow.Array, codes: tuple[str, ...], decimal_comma: bool = F
         absent = pc.is_in(pc.cast(values, pyarrow.float64(), safe=False), value_set=known)
         return pc.if_else(absent, pyarrow.scalar(None, kind), values)
     return values
+
+
+def _composed(texts: pyarrow.Array) -> pyarrow.Array:
+    """Return texts in NFC; `pyarrow.compute.utf8_normalize` leaves them as they are in versions before 26."""
+    import pyarrow
+
+    encoded = texts.dictionary_encode()
+    different = [cells.composed(text) for text in encoded.dictionary.to_pylist()]
+    return pyarrow.array(different, texts.type).take(encoded.indices)
 
 
 def _as_numbers(texts: pyarrow.Array, decimal_comma: bool) -> pyarrow.Array:
