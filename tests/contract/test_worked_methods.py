@@ -27,7 +27,7 @@ MISTYPED = {
         "class Own(ClientRule):\n    stateful = True\n    def nextstate(self):\n        return {}",
         "has 'nextstate', which hpcfed does not call; did you mean 'next_state'?",
     ),
-    "final": ("class Own(Plain):\n    mu = 0.1", "Own derives from Plain, which is final"),
+    "final": ("class Own(Plain):\n    mu: float = 0.1", "Own derives from Plain, which is final"),
     "arguments": (
         "class Step(ServerStep):\n    def step(self, w, state, means):\n        return ServerUpdate(w)",
         "expected the arguments w, state, means, context, got w, state, means",
