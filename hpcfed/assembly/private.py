@@ -17,7 +17,7 @@ from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.private import promised
 from hpcfed.types import Method
-from hpcfed.updates._accounting import accountant, multiplier_for
+from hpcfed.updates._accounting import accountant, default_delta, multiplier_for
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._layout import Layout
 from hpcfed.updates._mechanism import Privacy
@@ -93,7 +93,7 @@ def sample_mechanism_of(recipe: Recipe, federation: Federation) -> SampleMechani
     return SampleMechanism(
         clip=amount.clip,
         multiplier=amount.multiplier or 0.0,
-        delta=amount.delta if amount.delta is not None else float(sizes.max()) ** -1.1,
+        delta=default_delta(int(sizes.max()), "clients of 1 sample") if amount.delta is None else amount.delta,
         rounds=recipe.rounds,
         rates=tuple(rates.tolist()),
         is_secret=recipe.secret_seed is not None,
@@ -146,7 +146,11 @@ def private_remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     )
     if not mechanism.is_secret:
         yield "without secret_seed the noise follows from the recipe: this ε holds for nobody who has the recipe"
-    if level == "client" and (count := parts.federation.num_clients) < FEW:
+    count = parts.federation.num_clients if level == "client" else int(parts.federation.sizes.max())
+    if mechanism.delta * count >= 1:
+        what = f"δ {mechanism.delta:.3g} is not below 1/{count}"
+        yield f"{what}: publishing one of {count} {level}s as it is would keep it, at ε 0"
+    if level == "client" and count < FEW:
         yield f"noise that hides one of {count} clients costs the model: it is for {FEW} or more"
     if recipe.secret_seed is not None and is_open(recipe.secret_seed):
         yield f"secret_seed: {recipe.secret_seed} can be read by everybody: chmod 600"

@@ -36,6 +36,17 @@ Costs = tuple[np.ndarray, np.ndarray]
 """Orders, and a mechanism's Rényi divergence of each."""
 
 
+def default_delta(count: int, of_what: str) -> float:
+    """Return n^-1.1 of so many clients, or samples of a client.
+
+    Raises:
+        InputError: of one it is 1, and any mechanism has ε = 0 at δ = 1.
+    """
+    if count == 1:
+        raise InputError(f"noise: delta, by default n^-1.1 of {of_what}", expected="below 1", got="1", remedy="set it")
+    return count**-1.1
+
+
 def accountant(mechanism: Mechanism, cohort: Callable[[int], np.ndarray]) -> Epsilon:
     """Return ε after round t as a function; `cohort` returns the clients of a round, asked for where they are public.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.types import Method
+from hpcfed.updates._accounting import default_delta
 from hpcfed.updates._base import NORMS, UpdatePart
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._mechanism import Mechanism
@@ -62,7 +63,7 @@ def mechanism_of(recipe: Recipe, chain: Chain, num_clients: int) -> Mechanism | 
         clip=clip.norm,
         scales=clip.scales,
         multiplier=noise.multiplier or 0.0,
-        delta=noise.delta if noise.delta is not None else num_clients**-1.1,
+        delta=default_delta(num_clients, "1 client") if noise.delta is None else noise.delta,
         rounds=recipe.rounds,
         num_clients=num_clients,
         expected=expected,
@@ -165,6 +166,9 @@ def check_sample_privacy(recipe: Recipe, method: Method, *, has_own_test_sets: b
         f"its clients report numbers: {', '.join(method.local.scalars)}": bool(method.local.scalars),
         "it reads the loss on all samples": method.local.loss_at_w,
         "it takes gradients twice a step": method.local.evaluates_elsewhere,
+        "ε does not count the steps of clients' own models, which have the noise of the common one's": getattr(
+            method.local, "trains_personal", False
+        ),
         "its step size compares mean ‖Δ_i‖² with ‖Δ̄‖², which noise of clients makes up to |S|/2 times too large": (
             NORMS in method.reads
         ),

@@ -16,8 +16,10 @@ from scipy import stats
 
 import hpcfed
 from hpcfed.assembly import assemble, resolve
+from hpcfed.assembly.private import private_remarks
 from hpcfed.cli.main import main
 from hpcfed.config.load import load_recipe
+from hpcfed.data.federation import Federation
 from hpcfed.lab.report.group import group_runs
 from hpcfed.lab.report.page import warnings
 from hpcfed.lab.report.read import read_run
@@ -29,6 +31,7 @@ from hpcfed.run_folder.checkpoint.layout import RecordLayout
 from hpcfed.simulation import Simulation
 from hpcfed.updates._accounting import accountant, multiplier_for
 from hpcfed.updates._mechanism import Mechanism
+from tests.federations import blobs, write_federation
 from tests.mpi.recipes import METHODS, small, write_small
 
 CLIP: Mapping[str, Any] = {"clip": {"norm": 1.0, "scales": {}}}
@@ -53,7 +56,7 @@ def filled(folder: Path) -> Path:
 
 
 def recipe(folder: Path, output: str, **changes: Any) -> dict[str, Any]:
-    return small(folder / output, data=str(folder / "small.h5"), **{**PRIVATE, **changes})
+    return small(folder / output, **{"data": str(folder / "small.h5"), **PRIVATE, **changes})
 
 
 def run(folder: Path, output: str, world: World | None = None, **changes: Any) -> hpcfed.Result:
@@ -425,6 +428,38 @@ def test_a_target_is_kept(place):
     kept = {"noise": {"epsilon": 4.0, "delta": 1e-3, "multiplier": recorded["multiplier"]}}
     with pytest.raises(hpcfed.InputError, match=r"after 9 rounds ε is .*expected at most epsilon, 4"):
         run(place, "run", means=[kept], rounds=9)
+
+
+LEVELS: Mapping[str, Mapping[str, Any]] = {
+    "client": {},
+    "sample": {"updates": None, "means": None, "local": {"steps": 2, "noise": {"clip": 1.0, "multiplier": 1.0}}},
+}
+
+
+@pytest.mark.serial
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_delta_that_promises_nothing_is_refused_or_said(level, place):
+    """At δ = 1, the default of one client or sample, every ε is 0; one of n, published as it is, keeps any δ ≥ 1/n."""
+    whole = blobs(1)
+    x, y = whole["clients"][0]
+    clients = {"client": [(x, y)], "sample": [(x[:1], y[:1]), (x[1:2], y[1:2])]}[level]
+    write_federation(place / "one.h5", **{**whole, "clients": clients}, content=f"one {level}")
+    with pytest.raises(hpcfed.InputError, match=rf"noise: delta, by default n\^-1.1 of .*1 {level}: expected below 1"):
+        run(place, "run", **LEVELS[level], data=str(place / "one.h5"))
+    largest = {"client": 5, "sample": int(Federation.open(place / "small.h5").sizes.max())}[level]
+    for delta, is_said in ((1 / largest, True), (0.99 / largest, False)):
+        section = {"multiplier": 1.0, "delta": delta}
+        noised = (
+            {"means": [{"noise": section}]}
+            if level == "client"
+            else {"local": {"steps": 2, "noise": {"clip": 1.0, **section}}}
+        )
+        resolved = resolve(load_recipe(recipe(place, "run", **{**LEVELS[level], **noised})))
+        said = [line for line in private_remarks(resolved, assemble(resolved, World())[0]) if "publishing" in line]
+        assert [f"is not below 1/{largest}: publishing one of {largest} {level}s" in line for line in said] == (
+            [True] * is_said
+        )
 
 
 REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {

@@ -232,6 +232,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "training sets": ({"evaluate": {"train": {"every": 1}}}, "local.noise with evaluate.train"),
     "labels": ({"loss": {"weights": "balanced-by-site"}}, "local.noise with loss.weights"),
     "norms": ({"algorithm": {"name": "fedexp"}}, "which noise of clients makes up to"),
+    "own models": ({"algorithm": {"name": "ditto", "mu": 0.1}}, "ε does not count the steps of clients' own models"),
     "both levels": (
         {"updates": [{"clip": {"norm": 1.0}}], "means": [{"noise": {"multiplier": 1.0}}]},
         "'noise' in one",
