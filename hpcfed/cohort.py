@@ -115,6 +115,13 @@ class Cohorts:
         return section.size_in(num_clients) or num_clients
 
     @property
+    def most_listed(self) -> int:
+        """`most_members`, of a schedule those of any row: tiles are sized by it, so that more rounds change none."""
+        if self._recipe.cohort.schedule is None:
+            return self.most_members
+        return min(self._largest_listed, len(self._sizes))
+
+    @property
     def fewest_members(self) -> int:
         """Members of non-zero weight that every cohort has at least; 0 under Bernoulli sampling."""
         counted = self.present & (self._sizes > 0) if self._by_samples else self.present
@@ -129,13 +136,13 @@ class Cohorts:
 
     @property
     def typical_steps(self) -> np.ndarray:
-        """Steps of each client in a round, (N,); where a budget is drawn, evenly from its range."""
+        """Steps of each client in a round, (N,): of a drawn budget evenly from its range, of a schedule the most."""
         local, budget = self._recipe.local, self._recipe.budget
         asked: list[int | None] = [local.steps] * len(self._sizes)
         if budget is not None and budget.low is not None and budget.high is not None:
             asked = np.linspace(budget.low, budget.high, len(self._sizes)).round().astype(int).tolist()
         elif self._budgets is not None:
-            asked = [max(map(max, self._budgets))] * len(self._sizes)
+            asked = [max(max(row, default=0) for row in self._budgets)] * len(self._sizes)
         return np.array([_num_steps(int(n), local, tau) for n, tau in zip(self._sizes, asked, strict=True)], np.int64)
 
     @property
@@ -183,8 +190,9 @@ class Cohorts:
         """Return a function round → clients drawn, and the average number of rounds in which a client takes part."""
         section = self._recipe.cohort
         if section.schedule is not None:
-            schedule = self._schedule(section.schedule)
-            self._largest_row = max(map(len, schedule))
+            rows = self._schedule(section.schedule)
+            schedule = [rows[round % len(rows)] for round in range(self._recipe.rounds)]
+            self._largest_row, self._largest_listed = max(map(len, schedule)), max(map(len, rows))
             members = sum(int(self.present[row].sum()) for row in schedule)
             filled = np.flatnonzero(self.present & (self._sizes > 0))
             self.never = np.setdiff1d(filled, [client for row in schedule for client in row]).tolist()
@@ -230,14 +238,15 @@ class Cohorts:
         return uniform, rounds * size / num_clients
 
     def _schedule(self, section: Path | list[list[int]]) -> list[list[int]]:
-        """Return the cohort of each round: from a file, or a list of the recipe's, repeated."""
-        where, rounds, rows = "cohort.schedule", self._recipe.rounds, section
-        if isinstance(rows, Path):
-            where = f"{where} {rows}"
-            rows = _read_schedule(rows, where, rounds)
-        for number, row in enumerate(rows, 1):
+        """Return all cohorts of a file, those after the last round among them, or of a list of the recipe's."""
+        if not isinstance(section, Path):
+            where, rows, checked = "cohort.schedule", section, len(section)
+        else:
+            where, checked = f"cohort.schedule {section}", self._recipe.rounds
+            rows = _read_schedule(section, where, checked)
+        for number, row in enumerate(rows[:checked], 1):
             self._check_cohort(row, f"{where}: round {number}")
-        return [rows[round % len(rows)] for round in range(rounds)]
+        return rows
 
     def _steps(self, round: int, clients: np.ndarray) -> np.ndarray:
         local, budget = self._recipe.local, self._recipe.budget
@@ -271,7 +280,7 @@ class Cohorts:
             return None
         where = f"budget.schedule {budget.schedule}"
         rows = _read_schedule(budget.schedule, where, self._recipe.rounds)
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(rows[: self._recipe.rounds], 1):
             self._check_budget(row, len(self._drawn(number)), f"{where}: round {number}")
         return rows
 
@@ -285,7 +294,7 @@ class Cohorts:
 
     @staticmethod
     def _check_budget(row: list[int], cohort_size: int, where: str) -> None:
-        if len(row) != cohort_size or min(row) < 1:
+        if len(row) != cohort_size or min(row, default=1) < 1:
             raise InputError(where, expected=f"{cohort_size} numbers of steps, each at least 1", got=str(row))
 
 
@@ -371,7 +380,7 @@ def _as_feddyn_draws(seed: int, num_clients: int, chance: float) -> np.ndarray:
 
 
 def _read_schedule(path: Path, where: str, rounds: int) -> list[list[int]]:
-    """Read a JSON list over rounds of lists of whole numbers, and return those of the recipe's rounds."""
+    """Read a JSON list over rounds of lists of whole numbers, those of the recipe's rounds or more."""
     try:
         schedule: Any = parse_json(read_text(path, pipes=True))
     except FileNotFoundError:
@@ -386,5 +395,5 @@ def _read_schedule(path: Path, where: str, rounds: int) -> list[list[int]]:
         raise InputError(where, expected="a list over rounds of lists of whole numbers")
     if len(schedule) < rounds:
         raise InputError(where, expected=f"a list for each of the {rounds} rounds", got=f"{len(schedule)} lists")
-    rows: list[list[int]] = schedule[:rounds]
+    rows: list[list[int]] = schedule
     return rows

@@ -54,7 +54,7 @@ def step_work(recipe: Recipe, federation: Federation) -> int | None:
     """
     sizes, batch = federation.sizes, recipe.local.batch_size
     samples = int(sizes.max()) if batch == "full" else min(int(batch), int(sizes.max()))
-    together = Cohorts(recipe, sizes).most_members * samples
+    together = Cohorts(recipe, sizes).most_listed * samples
     each = multiply_adds(recipe, federation, enough=-(-LEAST_ON_GPU // max(1, together)))
     return None if each is None else together * each
 

@@ -99,7 +99,7 @@ def parts_of(
     check_robust(recipe, chain, method, model, cohorts, room["host"] // 2, world)
     again = _reads_again(recipe, cohorts)
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
-    work = ClientWork(cohorts.most_members, federation.sizes, cohorts.typical_steps)
+    work = ClientWork(cohorts.most_listed, federation.sizes, cohorts.typical_steps)
     engine, training = _engine(recipe, federation, method, model, loss, work, sized_for)
     placement = _placement(recipe, method, engine, cohorts, federation, world)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})

@@ -18,6 +18,7 @@ import hpcfed
 from hpcfed.assembly import assemble, resolve
 from hpcfed.assembly.private import private_remarks
 from hpcfed.cli.main import main
+from hpcfed.cohort import Cohorts
 from hpcfed.config.load import load_recipe
 from hpcfed.data.federation import Federation
 from hpcfed.lab.report.group import group_runs
@@ -265,6 +266,11 @@ def test_rounds_without_clients_are_rounds_of_noise(place):
     assert [row["cohort"] for row in found] == [[]] * 6
     assert all(row["unit"] == found[0]["unit"] and row["attempts"] == 1 for row in found)
     assert found[0]["epsilon"] < found[5]["epsilon"]
+    drawn = Cohorts(load_recipe(recipe(place, "run", cohort=cohort)), np.ones(5, int))
+    rows = [[2] * len(drawn.clients(round)) for round in range(1, 7)]
+    assert [] in rows
+    (place / "budgets.json").write_text(json.dumps(rows))
+    run(place, "budgets", cohort=cohort, means=noise, rounds=6, budget={"schedule": str(place / "budgets.json")})
 
 
 @pytest.mark.serial

@@ -47,6 +47,18 @@ def test_a_run_goes_on_with_the_tile_that_it_began_with(world, folder):
         hpcfed.run(recipe("parts", 8, tile=3), world=world, quiet=True)
 
 
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_more_rounds_of_a_schedule_have_the_same_tile(in_a_file, world, folder):
+    """The first round has one client, later ones all six."""
+    rows = [[0], [0, 1, 2, 3, 4, 5], [5, 2], [1, 3, 4]]
+    world.on_root(lambda: (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8"))
+    schedule = {"cohort": {"schedule": "rows.json" if in_a_file else rows}, "evaluate": {"every": 0}}
+    whole = hpcfed.run({**recipe("whole"), **schedule}, world=world, quiet=True)
+    first = hpcfed.run({**recipe("parts", 1), **schedule}, world=world, quiet=True)
+    assert load_recipe(first.folder / "recipe.yaml").local.tile == 6
+    assert left_by(hpcfed.run({**recipe("parts"), **schedule}, world=world, quiet=True)) == left_by(whole)
+
+
 @pytest.mark.thinned
 @pytest.mark.parametrize(
     ("changes", "why"),
