@@ -104,8 +104,15 @@ def committed(recipe: Recipe) -> Recipe:
     """Return a resolved recipe with the commitment to its secret seed, if it has one.
 
     Raises:
-        InputError: the seed cannot be read, or is not the one that was committed to.
+        InputError: the seed cannot be read, or is not the one that was committed to; or the data have no hash, so that
+            runs on others would have the same noise.
     """
+    if recipe.secret_seed is not None and recipe.data_content is None:
+        raise InputError(
+            "secret_seed: the data have no hash; a run on others would have the same noise, and the difference none",
+            where=str(recipe.data),
+            remedy="write the file by hpcfed prepare or hpcfed.write_federation",
+        )
     secret = recipe.secret
     return recipe if secret is None else recipe.model_copy(update={"secret_commitment": commitment_of(secret)})
 

@@ -39,6 +39,10 @@ CLIP: Mapping[str, Any] = {"clip": {"norm": 1.0, "scales": {}}}
 PRIVATE: Mapping[str, Any] = {"updates": [CLIP], "means": [{"noise": {"multiplier": 1.0}}]}
 SECRET = "8f1c6a0be35d97421b6e0c9d4a7f5328"
 CHANCE = {"fraction": 0.5, "sampling": "bernoulli"}
+LEVELS: Mapping[str, Mapping[str, Any]] = {
+    "client": {},
+    "sample": {"updates": None, "means": None, "local": {"steps": 2, "noise": {"clip": 1.0, "multiplier": 1.0}}},
+}
 
 
 @pytest.fixture
@@ -400,6 +404,18 @@ def test_runs_of_one_secret_have_noise_of_their_own(change, place):
 
 @pytest.mark.serial
 @pytest.mark.one_mpi
+@pytest.mark.serial
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("level", LEVELS)
+def test_data_without_a_hash_have_no_secret_noise(level, place):
+    """Runs on data that differ by a client would have one noise, and tell the client."""
+    write_federation(place / "unknown.h5", **blobs(5))
+    about = {**LEVELS[level], "data": str(place / "unknown.h5")}
+    assert run(place, "public", **about).recipe.data_content is None
+    with pytest.raises(hpcfed.InputError, match=r"unknown\.h5: secret_seed: the data have no hash; .* the same noise"):
+        run(place, "secret", **about, **secret(place))
+
+
 def test_who_has_no_seed_can_read_the_run(place, monkeypatch):
     """Reports, cards and predictions say ε and need no secret; the card has no counts of samples."""
     monkeypatch.setenv("HPCFED_TEST_SECRET", SECRET)
@@ -434,12 +450,6 @@ def test_a_target_is_kept(place):
     kept = {"noise": {"epsilon": 4.0, "delta": 1e-3, "multiplier": recorded["multiplier"]}}
     with pytest.raises(hpcfed.InputError, match=r"after 9 rounds ε is .*expected at most epsilon, 4"):
         run(place, "run", means=[kept], rounds=9)
-
-
-LEVELS: Mapping[str, Mapping[str, Any]] = {
-    "client": {},
-    "sample": {"updates": None, "means": None, "local": {"steps": 2, "noise": {"clip": 1.0, "multiplier": 1.0}}},
-}
 
 
 @pytest.mark.serial
