@@ -143,7 +143,8 @@ def _on_evaluation(recipe: Recipe, parts: Parts) -> Iterator[str]:
     section, federation = recipe.evaluate, parts.federation
     if parts.trains_personal and (section.every or section.clients.every) and "personal" not in section.clients.models:
         what = f"{parts.method.name}: the common model is evaluated, not clients' own"
-        yield f"{what}; evaluate.clients: {{every: 1, models: [global, personal]}} measures both"
+        measured = "evaluate.clients: {every: 1, models: [global, personal]} measures both"
+        yield f"{what}; {measured if parts.chain.privacy is None else 'with noise those are neither measured nor kept'}"
     if not parts.model.has_known_outputs and federation.task in ACCURACY:
         yield "no accuracy, since the model's outputs are no scores of the classes"
     if section.every and not federation.num_test:

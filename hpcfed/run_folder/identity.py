@@ -20,6 +20,8 @@ NESTED_WITHOUT_EFFECT = ("local.graphs",)
 """Keys of sections without an effect on results."""
 STATE, HASHED_STATE = "client_state", "device"
 """``client_state`` has no effect, but digests of earlier versions include it: it is always hashed as ``device``."""
+COMMITMENT = "secret_commitment"
+"""Key of a private run that is another one where any other key is."""
 FOLLOWED = ("engine", "matmul", "tile", "memory_format")
 """Keys of ``local`` that a recorded recipe has resolved; a recipe with ``auto`` takes the recorded value."""
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *WITHOUT_EFFECT)
@@ -52,6 +54,8 @@ def differences(
             there.pop(key, None)
             here.pop(key, None)
     changed = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
+    if len(changed) > 1 and COMMITMENT in changed:
+        changed.remove(COMMITMENT)  # it follows from the other keys
     return [f"{key} {there.get(key)!r} {places[0]} and {here.get(key)!r} {places[1]}" for key in changed]
 
 

@@ -92,10 +92,16 @@ def test_personal_models_are_measured(place):
     run = hpcfed.run(small(place / "ditto", algorithm={"name": "ditto", "mu": 0.1}, **changes), quiet=True)
     scores = run.metrics[-1]["clients"]
     assert scores["personal"]["train"] != scores["global"]["train"]
-    for changed, said in (([], False), (["evaluate.clients.models=[global]"], True)):
+    (place / "seed.txt").write_text("8f1c6a0be35d97421b6e0c9d4a7f5328")
+    noised = ["updates=[{clip: {norm: 1.0}}]", "means=[{noise: {multiplier: 1.0}}]", "evaluate=null", "weights=null"]
+    for changed, said in (
+        ([], None),
+        (["evaluate.clients.models=[global]"], "own; evaluate.clients: {every: 1, models: [global, personal]}"),
+        ([*noised, f"secret_seed={place}/seed.txt"], "own; with noise those are neither measured nor kept"),
+    ):
         recipe = resolve(load_recipe(run.folder / "recipe.yaml", changed))
-        lines = remarks(recipe, assemble(recipe, World())[0])
-        assert any("the common model is evaluated, not clients' own" in line for line in lines) == said
+        lines = [line for line in remarks(recipe, assemble(recipe, World())[0]) if "the common model is" in line]
+        assert [str(said) in line for line in lines] == [True] * (said is not None)
     check_loaded(hpcfed.load(run.folder), place, scores["personal"])
     assert "verified: all 3 rounds" in CliRunner().invoke(verify, [str(run.folder), "--all"]).output
     (run.folder / "private/client-2.safetensors").unlink()

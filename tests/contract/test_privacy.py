@@ -450,6 +450,14 @@ def test_a_target_is_kept(place):
     kept = {"noise": {"epsilon": 4.0, "delta": 1e-3, "multiplier": recorded["multiplier"]}}
     with pytest.raises(hpcfed.InputError, match=r"after 9 rounds ε is .*expected at most epsilon, 4"):
         run(place, "run", means=[kept], rounds=9)
+    seeded = run(place, "secret", **secret(place), means=TARGET)
+    with pytest.raises(hpcfed.InputError, match=r"means .* there and .* here") as refused:
+        run(place, "secret", **secret(place), means=TARGET, rounds=9)
+    assert seeded.recipe.secret_commitment is not None
+    assert "secret_commitment" not in str(refused.value)
+    (place / "secret.txt").write_text(SECRET[::-1])
+    with pytest.raises(hpcfed.InputError, match=r"secret_commitment .* there and .* here"):
+        run(place, "secret", **secret(place), means=TARGET)
 
 
 @pytest.mark.serial
