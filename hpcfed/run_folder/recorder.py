@@ -69,6 +69,11 @@ class Rows:
         counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
         self.totals = {**dict.fromkeys(counted, 0), **totals}
 
+    @property
+    def counts(self) -> Mapping[str, int | None]:
+        """The running totals as a row has them: of a private run without ``gradients``."""
+        return self.totals if self._privacy is None else {**self.totals, "gradients": None}
+
     def row(
         self,
         round: int,
@@ -110,7 +115,7 @@ class Rows:
             **({"method": dict(result.metrics)} if result.metrics else {}),
             "delta_sq": result.means.delta_sq if has_delta else None,
             "mean_delta_sq": result.means.mean_delta_sq if has_delta else None,
-            **self.totals,
+            **self.counts,
             "hash": result.hash,
             **({"bitwise": False} if self._suspected else {}),
             **({"sentinel": [asdict(each) for each in result.suspicions]} if result.suspicions else {}),
@@ -123,7 +128,7 @@ class Rows:
         """Return the row of a private run: with its ε, and without values that no noise protects (`WITHHELD`)."""
         if self._privacy is None:
             return {**row, "local_loss": None, "epsilon": epsilon}
-        nothing = dict.fromkeys(("local_loss", "mean_delta_sq", "gradients", "imbalance"))
+        nothing = dict.fromkeys(("local_loss", "mean_delta_sq", "imbalance"))
         total = {"total": row["seconds"]["total"]} if "total" in row["seconds"] else {}
         return {**row, **nothing, "cohort": [], "skipped": [], "epsilon": epsilon, "seconds": total}
 

@@ -362,6 +362,8 @@ def test_the_holder_of_the_seed_alone_can_verify_and_replay(place):
     said: list[str] = []
     assert verify(Verification(found.folder, None, 0), World(), said.append) == 0
     assert "bit for bit" in said[-1]
+    assert verify(Verification(found.folder, 1, 0), World(), said.append) == 0
+    assert said[-1].startswith("spot-checked: round 2 of 2")
     assert len(hpcfed.replay(found.folder, 2, 1).steps) == 4
     louder = run(place, "louder", algorithm={"name": "scaffold"}, rounds=2, means=LOUDER, **secret(place))
     assert parting([found.folder, louder.folder], None, None, said.append).code == 1

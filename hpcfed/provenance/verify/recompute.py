@@ -156,7 +156,7 @@ class Again:
         """Evaluate the simulation's state on the test set, the training sets and per client, each if set in `due`."""
         self._watchdog.stage(f"round {self.round}: evaluation")
         found = self._scores(self.round, due)
-        return RoundAgain({"hash": self._simulation.hash, **self._rows.totals, **found[0]}, found[1])
+        return RoundAgain({"hash": self._simulation.hash, **self._rows.counts, **found[0]}, found[1])
 
     def next(self, due: Due) -> RoundAgain:
         """Train the next round, then evaluate what is due by the recipe or set in `due` (see `measured`).
