@@ -347,6 +347,36 @@ class Remembering(nn.Module):
         return self.fc(x) + self.h
 
 
+class Skipping(nn.Module):
+    """Now and then leaves out a layer, by a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.body, self.draws = lin(12, 4), lin(12, 12), [random.Random(0)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x if self.draws[0].random() < 1e-6 else self.body(x))
+
+
+def outliers(self: nn.Module, x: Tensor) -> Tensor:
+    """Looks how many samples are far out; none of small ones is."""
+    far = x[x.abs().amax(1) > 50]
+    return self.fc(x) * (2 if len(far) else 1)
+
+
+def outliers_by_index(self: nn.Module, x: Tensor) -> Tensor:
+    (far,) = torch.where(x.abs().amax(1) > 50)
+    return self.fc(x) * (2 if far.numel() else 1)
+
+
+def masked_rows(self: nn.Module, x: Tensor) -> Tensor:
+    """Treats rows apart, and never looks how many there are."""
+    h, out = self.a(x), torch.zeros(len(x), 8, dtype=x.dtype)
+    rows = h.sum(1) > 0
+    out[rows], out[~rows] = torch.relu(h[rows]), torch.tanh(h[~rows])
+    return self.b(out)
+
+
 class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -604,6 +634,7 @@ MODULES: dict[str, Public] = {
     "frozen body": Public(lambda: Writes(frozen_body, a=lin(12, 8), b=lin(8, 4)), ROW),
     "batch statistics": Public(OneByOne, ROW),
     "centred batch": Public(lambda: Writes(centred, a=lin(12, 8), b=lin(8, 4)), ROW),
+    "masked rows": Public(lambda: Writes(masked_rows, a=lin(12, 8), b=lin(8, 4)), ROW),
     "checkpointed": Public(lambda: Writes(checkpointed, a=lin(12, 8), b=lin(8, 4)), ROW),
     "dropout": Public(lambda: nn.Sequential(lin(12, 8), nn.ReLU(), nn.Dropout(0.3), lin(8, 4)), ROW),
     "LSTM": Public(
@@ -621,6 +652,10 @@ MODULES: dict[str, Public] = {
         lambda: Writes(lambda s, x: s.fc(x) * x.max().item(), fc=lin(12, 4)), ROW, "branches on data|numbers"
     ),
     "counter": Public(Counting, ROW, "a call changes calls"),
+    "own generator": Public(Skipping, ROW, "a call changes draws"),
+    "outliers": Public(lambda: Writes(outliers, fc=lin(12, 4)), ROW, "shapes depend on data, public_modules.py, line"),
+    "outliers by index": Public(lambda: Writes(outliers_by_index, fc=lin(12, 4)), ROW, "shapes depend on data"),
+    "float32 by name": Public(lambda: Writes(lambda s, x: s.fc(x).float(), fc=lin(12, 4)), ROW, "outputs would differ"),
     "hidden state": Public(Remembering, ROW, "a call changes h"),
     "rebinding": Public(lambda: Writes(rebinding, fc=lin(12, 4)), ROW, r"sets \.data.*public_modules.py, line"),
     "writes to a weight": Public(lambda: Writes(written, fc=lin(12, 4)), ROW, "writes to a parameter"),

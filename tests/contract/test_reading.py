@@ -116,6 +116,19 @@ def test_a_module_in_the_dtype_that_it_names():
     assert trained_by(Local(steps=1), model, loss, 0, like, work, draws=True)[1].engine == "batched"
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_tokens_that_are_numbers_are_drawn_as_tokens(kind):
+    """All samples of a federation of classes are numbers; a module makes tokens of them."""
+    torch.manual_seed(3)
+    module = Writes(lambda s, x: s.fc(s.embed(x.long()).flatten(1)), embed=kind(TOKENS, 2), fc=nn.LazyLinear(4))
+    module(torch.zeros(2, 6))
+    model, loss = FlatModel(module, torch.float32, CPU), loss_for(LossSection(), "classification", [])
+    network = network_of(model, loss, torch.zeros(1, 6), 10, Blas())
+    x = torch.randint(TOKENS, (5, 6)).float()
+    found = network.outputs([view.unsqueeze(0) for view in model.views(model.vector).values()], x.unsqueeze(0))[1]
+    torch.testing.assert_close(found, module(x).detach())
+
+
 CALLED: list[int] = []
 
 

@@ -6,6 +6,7 @@ rank nor on what ran there before.
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,45 @@ def seed_generators(
         generator(each).manual_seed(number)
     np.random.seed(number % 2**32)  # noqa: NPY002 (the one that functions such as np.random.normal draw from)
     random.seed(number)
+
+
+Own = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
+"""A generator that a user's object keeps."""
+
+
+def state_of(own: Own) -> Any:
+    """Return the state of a generator, by which it is compared and set again."""
+    if isinstance(own, torch.Generator):
+        return own.get_state().numpy().tobytes()
+    if isinstance(own, random.Random):
+        return own.getstate()
+    if isinstance(own, np.random.RandomState):
+        return pickle.dumps(own.get_state())
+    return pickle.dumps(own.bit_generator.state)
+
+
+def set_state(own: Own, state: Any) -> None:
+    """Set a generator to what `state_of` returned."""
+    if isinstance(own, torch.Generator):
+        own.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    elif isinstance(own, random.Random):
+        own.setstate(state)
+    elif isinstance(own, np.random.RandomState):
+        own.set_state(pickle.loads(state))
+    else:
+        own.bit_generator.state = pickle.loads(state)
+
+
+def seed_own(own: Own, number: int) -> None:
+    """Set a generator to a seed."""
+    if isinstance(own, torch.Generator):
+        own.manual_seed(number)
+    elif isinstance(own, random.Random):
+        own.seed(number)
+    elif isinstance(own, np.random.RandomState):
+        own.seed(number % 2**32)
+    else:
+        own.bit_generator.state = type(own.bit_generator)(number).state
 
 
 @contextmanager

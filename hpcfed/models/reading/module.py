@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, jit, nn, strided
 from torch.nn.modules import module as of_all_modules
 
+from hpcfed.config.user_code.generators import Own, state_of
 from hpcfed.models.reading.program import Unreadable
 
 HOOKS = (
@@ -69,14 +70,17 @@ class Attributes:
 
 
 def _members(value: Any, depth: int) -> Iterator[Any]:
-    """Yield what a value is: itself, and what it holds; a tensor with its version and address, a container
-    with its length."""
+    """Yield what a value is: itself, and what it holds; a tensor with its version and address, a random generator with
+    its state, a container with its length."""
     if isinstance(value, PLAIN):
         yield value
     elif isinstance(value, Tensor):
         yield value
         yield None if value.is_inference() else value._version
         yield value.data_ptr() if value.layout == strided else None
+    elif isinstance(value, Own):
+        yield value
+        yield str(state_of(value))
     elif isinstance(value, (list, tuple, dict, set)) and depth:
         yield type(value)
         yield len(value)

@@ -50,12 +50,17 @@ FACT_PROPERTIES = frozenset(
         *("_version", "__class__", "is_sparse_csr", "is_xla", "is_xpu", "is_vulkan", "is_ipu", "is_ort", "is_maia"),
     }
 )
+RAGGED = "makes tensors whose shapes depend on data"
+SIZES_OF_DATA = frozenset({"bincount", "repeat_interleave", "unique_consecutive", "arange", "range"})
+"""Functions whose result has as many entries as an argument's numbers say."""
+LENGTHS = frozenset({"size", "numel", "nelement", "stride", "__len__", "is_same_size", "shape", "nbytes", "__iter__"})
+"""Facts of a tensor that follow from its shape."""
 REFUSED = {
     **dict.fromkeys(("item", "__bool__", "__int__", "__float__", "__index__", "__complex__"), "branches on data"),
     **dict.fromkeys(
         ("tolist", "numpy", "__array__", "equal", "allclose", "is_nonzero"), "takes numbers out of tensors"
     ),
-    **dict.fromkeys(("nonzero", "masked_select", "unique", "argwhere"), "makes tensors whose shapes depend on data"),
+    **dict.fromkeys(("nonzero", "masked_select", "unique", "argwhere"), RAGGED),
     **dict.fromkeys(("backward", "grad", "register_hook", "retain_grad", "requires_grad_"), "computes gradients"),
     **dict.fromkeys(("set_", "share_memory_", "resize_", "untyped_storage", "storage"), "changes a tensor's memory"),
 }
@@ -132,6 +137,7 @@ class _Recorder(TorchFunctionMode):
         self.refused: Unreadable | None = None
         self._numbers = {id(x): 0}
         self._stale: set[int] = set()
+        self._ragged: set[int] = set()  # values whose shape depends on data, and what follows from them
         tensors = [*module.named_parameters(), *module.named_buffers()]
         self._named = {id(tensor): name for name, tensor in tensors}
         self._dtype = next((one.dtype for _, one in tensors if one.is_floating_point()), torch.float32)
@@ -160,6 +166,10 @@ class _Recorder(TorchFunctionMode):
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, place = getattr(function, "__name__", ""), _place()
+        if name == "where" and len(args) + len(kwargs) == 1:
+            raise Unreadable(RAGGED, place)
+        if name in LENGTHS:
+            self._refuse_ragged(args, kwargs, place)
         if name in ("__get__", "__set__"):
             return self._property(function, args, kwargs, place)
         if name in FACTS or (not _tensors(args, kwargs) and resolve_name(function) is None):
@@ -179,6 +189,8 @@ class _Recorder(TorchFunctionMode):
         name = str(getattr(getattr(of, "fget", of), "__name__", ""))
         if function.__name__ == "__set__":
             raise Unreadable(f"sets .{name} of a tensor", place)
+        if name in LENGTHS:
+            self._refuse_ragged(args, kwargs, place)
         if name in FACT_PROPERTIES:
             return function(*args, **kwargs)
         if name in ("T", "mT", "H", "mH"):
@@ -186,6 +198,24 @@ class _Recorder(TorchFunctionMode):
         if name == "data":
             return self._recorded(Tensor.detach, args, kwargs, place)
         raise Unreadable(f"reads .{name} of a tensor", place)
+
+    def _refuse_ragged(self, args: Any, kwargs: Any, place: str) -> None:
+        """Refuse a look at a length that other data would change.
+
+        Raises:
+            Unreadable: it is one.
+        """
+        if self._ragged and any(self._numbers.get(id(one)) in self._ragged for one in _tensors(args, kwargs)):
+            raise Unreadable(RAGGED, place)
+
+    def _is_ragged(self, function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+        """Whether the shape of a call's result may depend on data."""
+        name, counted = getattr(function, "__name__", ""), [one for one in _tensors(args, kwargs) if self._counts(one)]
+        if any(self._numbers.get(id(one)) in self._ragged for one in counted):
+            return True
+        if name == "__getitem__":
+            return any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1:]) if self._counts(one))
+        return name in SIZES_OF_DATA and bool(counted[name == "repeat_interleave" :])
 
     def _dropout(self, args: tuple[Any, ...], kwargs: dict[str, Any], place: str) -> Tensor:
         """Record a dropout, whose draws are none here."""
@@ -210,6 +240,7 @@ class _Recorder(TorchFunctionMode):
         tensors = _tensors(args, kwargs)
         given, named = mapped((args, kwargs), lambda leaf: self._argument(leaf, place))
         versions, random_state = [tensor._version for tensor in tensors], torch.get_rng_state()
+        is_ragged = self._is_ragged(function, args, kwargs)
         outline = _outline(function, *args, **kwargs) if function in CONVOLUTIONS else None
         result = function(*args, **kwargs) if outline is None else outline
         if not torch.equal(random_state, torch.get_rng_state()):
@@ -227,6 +258,8 @@ class _Recorder(TorchFunctionMode):
         self._note(
             function, given, named, results, place, is_sequence=results is not result and result is not results[0]
         )
+        if is_ragged:
+            self._ragged |= {self._numbers[id(one)] for one in results if isinstance(one, Tensor)}
         return result
 
     def _write(self, function: Any, args: Any, kwargs: Any, written: Sequence[Tensor], result: Any, place: str) -> Any:

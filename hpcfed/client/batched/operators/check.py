@@ -23,7 +23,7 @@ from hpcfed.client.batched.operators.general import gradients_of
 from hpcfed.client.batched.operators.network import OperatorNetwork
 from hpcfed.errors import RAISED
 from hpcfed.models.losses import Loss
-from hpcfed.models.reading.program import Named, Program, Unreadable, Value, mapped
+from hpcfed.models.reading.program import Program, Unreadable, mapped
 
 TOLERANCE = 1e-9
 MOST_SAMPLES, SLOTS = 256, 3
@@ -68,7 +68,7 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
     operators = operators_of(simplified, shapes, constants)
     draws = torch.Generator().manual_seed(0)
     tokens = _tokens(program, {name: tensor.shape for name, tensor in module.named_parameters()})
-    sample = _sampler(like, tokens, draws)
+    sample = _sampler(like, program, tokens, draws)
     is_little = operators.work <= most_work
     most = max(3, min(batch, MOST_SAMPLES, int(WORK / max(1, operators.work))))
     sizes = (most, 2, 1) if is_little else (2, 1) if operators.work <= MUCH else (1, 2)
@@ -77,7 +77,7 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
     with _float64():
         if operators.work > MUCH:
             smaller = _smaller(like, operators)
-            if smaller is None or not _is_alike(compare, _sampler(smaller, tokens, draws)(1)):
+            if smaller is None or not _is_alike(compare, _sampler(smaller, program, tokens, draws)(1)):
                 try:
                     compare(sample(1))
                 except ModuleRaises:
@@ -175,25 +175,43 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def _tokens(program: Program, shapes: Mapping[str, torch.Size]) -> int:
-    """Return how many tokens the module knows: the rows of its smallest embedding."""
+    """Return how many tokens the module knows: the rows of its smallest embedding of what the minibatch decides."""
+    of_data = {0}
+    for call in program.calls:
+        if of_data & {*call.values}:
+            of_data |= {number for number in call.outputs if number is not None}
     rows = [
-        shapes[argument.name][0]
+        shapes[name][0]
         for call in program.calls
-        if call.name == "embedding"
-        for argument in (*call.args, *call.kwargs.values())
-        if isinstance(argument, Named) and argument.name in shapes and Value(0) in call.args
+        if call.name in ("embedding", "embedding_bag") and of_data & {*call.values}
+        for name in call.names
+        if name in shapes
     ]
     return min(rows, default=2)
 
 
-def _sampler(like: Tensor, tokens: int, draws: torch.Generator) -> Callable[[int], Tensor]:
+def _takes_whole_numbers(program: Program) -> bool:
+    """Whether the module makes whole numbers of numbers, as of tokens, which are numbers in a federation of classes."""
+    return any(
+        call.name in ("long", "int", "to", "type")
+        and any(program.floats[number] for number in call.values)
+        and not any(program.floats[number] for number in call.outputs if number is not None)
+        for call in program.calls
+    )
+
+
+def _sampler(like: Tensor, program: Program, tokens: int, draws: torch.Generator) -> Callable[[int], Tensor]:
+    is_whole = _takes_whole_numbers(program)
+
     def sample(size: int) -> Tensor:
         shape = size, *like.shape[1:]
-        if like.is_floating_point():
-            x = torch.randn(shape, generator=draws, dtype=torch.float64)
-        else:
-            x = torch.randint(tokens, shape, generator=draws)
-        return x
+        if like.is_floating_point() and not is_whole:
+            return torch.randn(shape, generator=draws, dtype=torch.float64)
+        whole = torch.randint(tokens, shape, generator=draws)
+        if not like.is_floating_point():
+            return whole
+        fractions = 0.49 * torch.rand(shape, generator=draws, dtype=torch.float64)
+        return whole + fractions * torch.randint(2, shape, generator=draws)  # half of them are whole
 
     return sample
 
@@ -336,7 +354,8 @@ def _no_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _compare(what: str, expected: Tensor, found: Tensor, scale: float) -> None:
-    if expected.shape != found.shape or not _is_near(expected, found, scale):
+    is_alike = (expected.shape, expected.dtype) == (found.shape, found.dtype)
+    if not (is_alike and _is_near(expected, found, scale)):
         raise Unreadable(f"its {what} would differ from the module's")
 
 
