@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -258,7 +259,8 @@ def _check_outputs(
         model.gives_probabilities = bool((output >= 0).all() and torch.allclose(sums, torch.ones_like(sums)))
     if not by_gradients or torch.is_inference_mode_enabled():
         return
-    unused = _check_leaves(model, output)
+    check_leaves = partial(_check_leaves, model, samples)
+    unused = check_leaves(output)
     if output.requires_grad and not unused:
         return
     in_training = _output(model, samples)  # a module may leave gradients out in evaluation alone
@@ -266,7 +268,7 @@ def _check_outputs(
         what = "the model's output does not depend on its parameters"
         remedy = "look for no_grad, detach or .data in it"
         raise InputError(what, expected="an output with a gradient", remedy=remedy)
-    unused_in_training = _check_leaves(model, in_training)
+    unused_in_training = check_leaves(in_training)
     model.unused = [name for name in unused if name in unused_in_training]
     model.load(initial)
 
@@ -296,19 +298,28 @@ def _unsteady(model: FlatModel, like: torch.Tensor) -> str:
     return "" if is_alone else "depends on the samples beside it"
 
 
-def _check_leaves(model: FlatModel, output: torch.Tensor) -> list[str]:
+def _check_leaves(model: FlatModel, samples: torch.Tensor, output: torch.Tensor) -> list[str]:
     """Refuse an output that depends on tensors with a gradient that are no parameters of the module, as those of layers
     in a list are; return the trainable parameters that it does not depend on.
+
+    A tensor that each call makes anew, such as a copy of the samples for a gradient by them, is no parameter to anyone.
 
     Raises:
         InputError: naming the shape of one.
     """
+    from torch import Tensor, nn
+
     from hpcfed.models.trial import leaves
 
     found = {id(leaf): leaf for leaf in leaves(output)}
     parameters = {id(parameter): name for name, parameter in model.module.named_parameters()}
-    for key, leaf in found.items():
-        if model.bindings is not None and key not in parameters:
+    others = {key: leaf for key, leaf in found.items() if model.bindings is not None and key not in parameters}
+    if others:
+        initial, again = model.vector.clone(), _output(model, samples)
+        model.load(initial)
+        lasting = {id(leaf) for leaf in leaves(again)} if isinstance(again, Tensor) else set()
+    for key, leaf in others.items():
+        if key in lasting or isinstance(leaf, nn.Parameter):
             what = f"the model's output depends on a tensor of shape {tuple(leaf.shape)} that is none of its parameters"
             remedy = "register it: nn.Parameter in place of a tensor, nn.ModuleList in place of a list of layers"
             raise InputError(what, expected="parameters, which alone are trained and saved", remedy=remedy)
@@ -328,10 +339,15 @@ def _output(model: FlatModel, samples: torch.Tensor) -> Any:
         with torch.enable_grad():
             return model.module(samples)
     except RAISED as error:
-        what = f"the model cannot take a sample of shape {tuple(samples.shape[1:])}"
+        kind = str(samples.dtype).partition(".")[2]
+        what = f"the model cannot take a sample of shape {tuple(samples.shape[1:])} in {kind}"
         place = place_of(error)
         got = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
-        raise InputError(what, got=got) from error
+        wants_numbers = samples.is_floating_point() and any(words in str(error) for words in ("Long", "indices"))
+        remedy = (
+            f"tokens and codes are {kind} as all samples are: x.long() makes whole numbers" if wants_numbers else ""
+        )
+        raise InputError(what, got=got, remedy=remedy) from error
 
 
 def zeros(

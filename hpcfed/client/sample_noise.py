@@ -73,9 +73,11 @@ class PrivateSolver(SequentialSolver):
                 x_batch = augmented(x_batch, self._section.augment, of_crops)
             yield x_batch, y_batch
 
-    def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add the noised gradient to the model's flat one, and return the minibatch's loss."""
+    def add_gradient(self, x: Tensor, y: Tensor, begin: Callable[[], None] | None = None) -> Tensor:
+        """Add the noised gradient to the model's flat one, which `begin` sets, and return the minibatch's loss."""
         clip, model = self._amount.clip, self._model
+        if begin is not None:
+            begin()
         total = self._total.zero_()
         loss = self._sum_of(x, y, clip) if len(y) else model.vector.new_zeros(())
         round, client = self._address

@@ -31,15 +31,16 @@ from hpcfed.client.effective_steps import effective_steps
 from hpcfed.client.optimizers import Number, optimizer_for
 from hpcfed.client.precision import computing
 from hpcfed.config.recipe import Local as LocalSection
+from hpcfed.config.user_code.blame import described, is_of_the_machine, place_of, raised_in_torch
 from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
-from hpcfed.errors import InputError
+from hpcfed.errors import RAISED, HpcfedError, InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.ranks.accelerators import accelerator
 from hpcfed.ranks.graphs import Graphs
-from hpcfed.rng import Purpose, stream
+from hpcfed.rng import Purpose, stream, torch_seed
 from hpcfed.types import ClientInfo, LocalResult, State, Tilt
 
 FREED = "backward through the graph a second time"
@@ -287,26 +288,53 @@ class SequentialSolver:
         self._model.forget()
         if self._draws:
             seed_generators(self._model.vector.device, self._seed, self._of_model, round, task.client)
+            self._model.seed(torch_seed(self._seed, self._of_model, round, task.client))
         return stream(self._seed, self._of_batches, round, task.client)
 
-    def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add ∇f of a minibatch to the model's flat gradient, and return its loss."""
+    def add_gradient(self, x: Tensor, y: Tensor, begin: Callable[[], None] | None = None) -> Tensor:
+        """Add ∇f of a minibatch to the model's flat gradient, and return its loss.
+
+        `begin` sets that gradient once the loss is computed, since a forward pass may change the parameters. Hooks on
+        gradients see ∇f alone.
+        """
+        model = self._model
         with self.computing():
-            output = self._module(x)
-            if len(output) != len(y):
-                expected, got = f"a row for each of {len(y)} samples", f"{len(output)} rows"
-                raise InputError("the model's output", expected=expected, got=got)
-            loss = self._loss_here.batch(output, y)
             try:
+                output = self._module(x)
+                if len(output) != len(y):
+                    expected, got = f"a row for each of {len(y)} samples", f"{len(output)} rows"
+                    raise InputError("the model's output", expected=expected, got=got)
+                loss = self._loss_here.batch(output, y)
+                if begin is not None:
+                    model.keep_values()
+                    begin()
+                begun = model.trained_grad.clone() if model.shows_gradients else None
+                if begun is not None:
+                    model.trained_grad.zero_()
                 loss.backward()
-            except RuntimeError as error:
-                self._model.adopt()  # which names a parameter of another shape
-                if FREED not in str(error):
+            except RAISED as error:
+                model.adopt()  # which names a parameter of another shape
+                if (failure := self._failure_of(error)) is None:
                     raise
-                what = "the model keeps a tensor of an earlier minibatch, through which gradients would go back"
-                raise InputError(what, remedy="keep self.state = state.detach() in its place") from error
-        self._model.adopt()
+                raise failure from error
+        model.adopt()
+        if begun is not None:
+            model.trained_grad.add_(begun)
         return loss.detach()
+
+    def _failure_of(self, error: BaseException) -> InputError | None:
+        """Return the one-line error for one that torch raises in a user's model without a line of the user's code in
+        its traceback, as backward passes do; None for any other.
+        """
+        if FREED in str(error):
+            what = "the model keeps a tensor of an earlier minibatch, through which gradients would go back"
+            return InputError(what, remedy="keep self.state = state.detach() in its place")
+        if self._model.bindings is None or isinstance(error, HpcfedError) or is_of_the_machine(error):
+            return None
+        if place_of(error) or not raised_in_torch(error) or "overflow" in str(error):
+            return None
+        remedy = "compute in new tensors: x = x + 1, not x += 1" if "inplace operation" in str(error) else ""
+        return InputError("the model or the loss", got=described(error), remedy=remedy)
 
     def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:
         model, task = self._model, self._stepping.joined(task)
@@ -378,30 +406,30 @@ class SequentialSolver:
 
     def take_step(self, x: Tensor, y: Tensor, parts: TiltParts, scales: Scales, numbers: Sequence[Number]) -> Tensor:
         """Take a step on a minibatch; return its loss."""
-        self._begin_gradient(parts.constant, scales)
-        if parts.anchor is not None and Scales.has(scales.pull):
-            LIBRARIES.add_scaled(self._model.grad, self._model.vector - parts.anchor, scales.pull)
-        loss = self._add_gradient_of(parts, x, y)
+        loss = self._add_gradient_of(parts, x, y, partial(self._begin_gradient, parts, scales))
         self._descend(scales, numbers)
         if parts.move is not None and (self._still is None or self._still.start):
             self._model.vector.add_(parts.move)
         return loss
 
-    def _begin_gradient(self, constant: Tensor | None, scales: Scales) -> None:
+    def _begin_gradient(self, parts: TiltParts, scales: Scales) -> None:
         """Set the flat gradient to constant + scale·y: what backward then adds ∇f to, in one pass over memory.
 
         A method tilts the shared parameters alone; weight decay is on all.
         """
         model = self._model
-        _begin(model.vector, model.grad, constant, scales.before_clip)
+        _begin(model.vector, model.grad, parts.constant, scales.before_clip)
         if model.private is not None and model.private_grad is not None:
             _begin(model.private, model.private_grad, None, self._stepping.scales(0.0)[0])
+        if parts.anchor is not None and Scales.has(scales.pull):
+            LIBRARIES.add_scaled(model.grad, model.vector - parts.anchor, scales.pull)
 
-    def _add_gradient_of(self, parts: TiltParts, x: Tensor, y: Tensor) -> Tensor:
-        """Add ∇f of a minibatch, taken where the tilt says, to the flat gradient; return the loss there."""
+    def _add_gradient_of(self, parts: TiltParts, x: Tensor, y: Tensor, begin: Callable[[], None]) -> Tensor:
+        """Add ∇f of a minibatch, taken where the tilt says, to what `begin` sets the gradient to; return the loss."""
         ascends = isinstance(parts.radius, Tensor) or bool(parts.radius)
         if parts.offset is None and not ascends:
-            return self.add_gradient(x, y)
+            return self.add_gradient(x, y, begin)
+        begin()
         model, grad = self._model.trained, self._model.trained_grad
         kept, constant = model.clone(), grad.clone()
         if parts.offset is not None:

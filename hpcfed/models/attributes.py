@@ -2,9 +2,9 @@
 
 Tensors, such as the hidden state of an LSTM, are the initial ones again for each client and each unit of an evaluation:
 nothing of one client's data passes to the next; so are tuples, lists and mappings that hold tensors, however deep, and
-all else in them. Numbers, such as a counter of calls, and containers without tensors are left alone, and named where
-they change. Arrays, objects of other classes and containers of more than `MAX_MEMBERS` are not looked into, nor the
-modules of torch itself.
+all else in them. Random generators begin anew likewise, and in training from the client's stream. Numbers, such as a
+counter of calls, and containers without tensors are left alone, and named where they change. Arrays, objects of other
+classes and containers of more than `MAX_MEMBERS` are not looked into, nor the modules of torch itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+
+from hpcfed.config.user_code.generators import Own, seed_own, set_state, state_of
 
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
@@ -51,11 +53,15 @@ class ModuleAttributes:
         self._registered = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
         self._parts = {part: dict(self._watched(part)) for part in own}
         self._names = {part: {*vars(part)} for part in own}
+        held = (value for part in own for value in vars(part).values())
+        self._generators = {id(one): (one, state_of(one)) for value in held for one in _generators_of(value)}
         self._said: set[tuple[str, str]] = set()
         self._news: list[str] = []
 
     def reset(self) -> None:
-        """Set what holds tensors to its initial value, remove what has been added, and note what else has changed."""
+        """Set generators and what holds tensors to initial values, remove what was added, note what else changed."""
+        for generator, state in self._generators.values():
+            set_state(generator, state)
         for part, attributes in self._parts.items():
             for name in vars(part).keys() - self._names[part]:
                 value = vars(part)[name]
@@ -76,6 +82,11 @@ class ModuleAttributes:
                 elif _is_container(now) or isinstance(now, PLAIN):
                     self._note(part, name)
                 attributes[name] = known._replace(tokens=tokens)
+
+    def seed(self, number: int) -> None:
+        """Set the generators to seeds that follow from a number."""
+        for place, (generator, _) in enumerate(self._generators.values()):
+            seed_own(generator, number ^ place)
 
     def has_changed(self) -> bool:
         """Whether an attribute is another one than after the last `reset`, or has come or gone."""
@@ -146,6 +157,15 @@ class ModuleAttributes:
         if type(value) is deque:
             return deque(members, value.maxlen)
         return value._make(members) if hasattr(value, "_make") else type(value)(members)
+
+
+def _generators_of(value: Any) -> Iterator[Own]:
+    """Yield the random generators that a value is, or has as members."""
+    if isinstance(value, Own):
+        yield value
+    elif _is_container(value) and len(value) <= MAX_MEMBERS:
+        members = value.values() if type(value) in MAPPINGS else value
+        yield from (one for one in members if isinstance(one, Own))
 
 
 def _is_container(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 A module may break it. ``self.weight.data = …`` in a forward pass, ``flatten_parameters()`` of cuDNN, a hook, or a
 ``train()`` that merges adapters leave a parameter with other memory, which steps would no longer reach. After each
-gradient, and before each load, every parameter is compared with its view:
+forward pass, after each gradient, and before each load, every parameter is compared with its view:
 
     other memory, same shape and dtype   in training the value is copied into the view, as if it had been written there;
                                          in evaluation it is forgotten; the parameter is a view again
@@ -81,6 +81,19 @@ class Bindings:
             for part in module.modules()
             for name in ("train", "eval")
         )
+
+    @property
+    def are_hooked(self) -> bool:
+        """Whether a trainable parameter has a hook that is called with its gradient added up."""
+        return any(bound.parameter._post_accumulate_grad_hooks for bound in self._bound)
+
+    def keep_values(self) -> None:
+        """Copy values that lie elsewhere into the views, and bind their parameters again.
+
+        Raises:
+            InputError: a parameter that cannot be, by name.
+        """
+        self._bind(keeps=True)
 
     def adopt(self) -> None:
         """After a gradient: copy values that lie elsewhere into the views, and bind their parameters again.

@@ -205,6 +205,11 @@ class FlatModel:
                 self.bindings.rebind()
                 self.trained.copy_(self.trained_grad)
 
+    def seed(self, number: int) -> None:
+        """Set the random generators that a user's module keeps to seeds that follow from a number, until `forget`."""
+        if self.attributes is not None:
+            self.attributes.seed(number)
+
     def _reset_caches(self) -> None:
         """Set buffers that are no part of the module's state (``persistent=False``) to the initial ones."""
         for name, first in self._caches.items():
@@ -213,6 +218,20 @@ class FlatModel:
             now = buffers[own]
             if now is None or not _equal(now, first):
                 buffers[own] = first.clone()
+
+    @property
+    def shows_gradients(self) -> bool:
+        """Whether code of the user's sees each parameter's gradient as soon as it is added up."""
+        return self.bindings is not None and self.bindings.are_hooked
+
+    def keep_values(self) -> None:
+        """After a forward pass, keep the values of parameters that the module has given other memory.
+
+        Raises:
+            InputError: a parameter is another object, or has another shape or dtype.
+        """
+        if self.bindings is not None:
+            self.bindings.keep_values()
 
     def adopt(self) -> None:
         """After a gradient, keep the values of parameters that the module has given other memory.

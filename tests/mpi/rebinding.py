@@ -5,8 +5,10 @@ write in place. `ADOPTED` must train as the twin does, `REFUSED` must be refused
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -409,6 +411,56 @@ class Cut(Net):
         return super().forward(input[:8])
 
 
+class Overwritten(Net):
+    """Writes to a number that its gradient needs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = torch.sigmoid(self.first(input))
+        hidden += 1
+        return self.head(hidden)
+
+
+class FreshLayer(Net):
+    """Makes a layer in each call."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.Linear(4, 4, device=input.device)(super().forward(input))
+
+
+class Descending(Net):
+    """Its output is of a gradient by the samples, as a Hamiltonian network's."""
+
+    def by_hand(self, input: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(input))
+        return ((1 - hidden.square()) * self.head.weight.sum(0)) @ self.first.weight
+
+    def by_autograd(self, input: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = input.detach().requires_grad_()
+            return torch.autograd.grad(super().forward(at).sum(), at, create_graph=True)[0]
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.by_autograd(input)[:, :4]
+
+
+class DescendingByHand(Descending):
+    def forward(self, input: Tensor) -> Tensor:
+        return self.by_hand(input)[:, :4]
+
+
+class Drawing(Net):
+    """Draws from generators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.others = torch.Generator(), [random.Random(0), np.random.default_rng(0)]
+
+    def forward(self, input: Tensor) -> Tensor:
+        factor = self.others[0].random() + self.others[1].random()
+        noise = torch.randn(len(input), 4, generator=self.numbers, dtype=input.dtype).to(input.device)
+        return super().forward(input) * factor + 0.1 * noise
+
+
 class Extra(Net):
     def get_extra_state(self) -> dict[str, int]:
         return {"version": 1}
@@ -438,6 +490,8 @@ ADOPTED: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] =
     "mode": (ModeAssigns, InPlace),
     "cache": (Cache, Net),
     "extra": (Extra, Net),
+    "descending": (Descending, DescendingByHand),
+    "drawing": (Drawing, Drawing),
     "scripted": (lambda: torch.jit.script(Net()), Net),
     "adapter": (lambda: Adapter(assigns=True, frozen=False), lambda: Unmerged(frozen=False)),
     "adapter-in-place": (lambda: Adapter(assigns=False, frozen=False), lambda: Unmerged(frozen=False)),
@@ -463,6 +517,8 @@ REFUSED: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     "threads": (Threads, "sets torch's threads to 2"),
     "listed": (Listed, r"shape \(8, 12\) that is none of its parameters: .*ModuleList"),
     "unregistered": (Unregistered, r"shape \(8, 12\) that is none of its parameters: .*nn\.Parameter"),
+    "overwritten": (Overwritten, r"modified by an inplace operation.*; compute in new tensors: x = x \+ 1"),
+    "fresh-layer": (FreshLayer, r"shape \(4, 4\) that is none of its parameters"),
     "keeps-graph": (KeepsGraph, r"state\.detach\(\)"),
     "cut": (Cut, "the model's output: expected a row for each of 10 samples, got 8 rows"),
     "meta": (on_meta, "'first.weight' on the meta device"),

@@ -146,3 +146,45 @@ def test_running_statistics_are_of_the_ascended_point():
     torch.testing.assert_close(module[1].running_mean, expected, rtol=0, atol=1e-12)
     assert not torch.allclose(module[1].running_mean, hidden(w).mean(0), atol=1e-3)
     assert float(result.delta.norm()) > 0
+
+
+class Shrinking(nn.Linear):
+    """Shrinks its weights in each forward pass in training, and halves their gradient once it is added up."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 4)
+        self.weight.register_post_accumulate_grad_hook(self.halve)
+
+    @staticmethod
+    def halve(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.weight.mul_(0.9)
+        return super().forward(input)
+
+
+def test_decay_and_tilt_are_of_the_parameters_behind_a_forward_pass_and_hooks_see_neither():
+    torch.manual_seed(0)
+    module, plain = Shrinking(), nn.Linear(12, 4)
+    plain.load_state_dict(module.state_dict())
+    x, y = torch.randn(6, 12, dtype=torch.float64), torch.arange(6) % 4
+    model, decay = FlatModel(module, torch.float64, torch.device("cpu")), 0.1
+    model.watch()
+    section = Local(steps=1, batch_size="full", lr=0.2, weight_decay=decay)
+    loss = loss_for(LossSection(), "classification", [])
+    solver = SequentialSolver(model, loss, section, 0, draws=False)
+    (found,) = solver.solve(model.vector.clone(), [Task(0, (x, y), Tilt(mu=MU), 3, 0.0)], 1)
+    start, values = [one.detach().double() for one in plain.parameters()], list(plain.double().parameters())
+    for _ in range(3):
+        with torch.no_grad():
+            plain.weight.mul_(0.9)
+        slopes = torch.autograd.grad(functional.cross_entropy(plain(x), y), values)
+        with torch.no_grad():
+            for one, slope, first, factor in zip(values, slopes, start, (0.5, 1.0), strict=True):
+                one -= 0.2 * (factor * slope + MU * (one - first) + decay * one)
+    for delta, one, first in zip(model.views(found.delta).values(), values, start, strict=True):
+        torch.testing.assert_close(delta, first - one.detach(), rtol=0, atol=1e-14)

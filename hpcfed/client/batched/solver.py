@@ -34,7 +34,7 @@ from hpcfed.data.cache import ALIGNED, Resident
 from hpcfed.models.flat import PARAMETERS, FlatModel
 from hpcfed.ranks.accelerators import upload
 from hpcfed.ranks.graphs import Graphs
-from hpcfed.rng import Purpose, Streams, stream
+from hpcfed.rng import Purpose, Streams, stream, torch_seed
 from hpcfed.types import LocalResult, State
 
 GATHERED_BYTES = 1 << 24
@@ -153,7 +153,9 @@ class StackedSolver:
         of_slot = dict(zip(slots, map(self._stepping.joined, tasks), strict=True))
         self._model.forget()
         if self._draws:
-            seed_generators(w.device, self._seed, Purpose.DROPOUT, round, tasks[0].client)
+            address = self._seed, Purpose.DROPOUT, round, tasks[0].client
+            seed_generators(w.device, *address)
+            self._model.seed(torch_seed(*address))
         if self._on_device is not None:
             return self._solve_on(self._on_device, w, of_slot, round, on_step)
         mu = tasks[0].tilt.mu

@@ -47,6 +47,12 @@ def place_of(error: BaseException) -> str:
     return ""
 
 
+def raised_in_torch(error: BaseException) -> bool:
+    """Whether the innermost frame of an error's traceback is torch's."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("torch.")
+
+
 def defined_at(part: object, name: str = "") -> str:
     """Return file and line of a user's function, method, or class if that has no code; "" if unknown."""
     kind: Any = part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
@@ -111,12 +117,13 @@ def blamed(error: BaseException, where: str = "", remedy: str = "correct it ther
     if not place:
         return None
     what = described(error)
-    if _is_of_the_machine(error):
+    if is_of_the_machine(error):
         return EnvironmentFailure(f"{place}: {what}", where=where, remedy=remedy)
     return InputError(f"{place}: {what}", where=where, remedy=remedy)
 
 
-def _is_of_the_machine(error: BaseException) -> bool:
+def is_of_the_machine(error: BaseException) -> bool:
+    """Whether the machine causes an error, whichever code meets it."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and not isinstance(error, OF_THE_USER)):
         return True
     return isinstance(error, RuntimeError) and (any(words in str(error) for words in OF_THE_MACHINE) or is_fault(error))
