@@ -607,6 +607,9 @@ MODULES: dict[str, Public] = {
     "padding token": Public(
         lambda: Writes(bag, embed=nn.Embedding(TOKENS, 5, padding_idx=0), head=lin(5, 4)), (6,), tokens=True
     ),
+    "sparse gradient": Public(
+        lambda: Writes(bag, embed=nn.Embedding(TOKENS, 5, sparse=True), head=lin(5, 4)), (6,), tokens=True
+    ),
     "RMS norm": Public(RmsNorm, ROW),
     "GRU cell": Public(Recurrence, (6, 3)),
     "Elman": Public(Elman, (6, 3)),

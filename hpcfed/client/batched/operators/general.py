@@ -174,7 +174,8 @@ def gradients_of(
     """
     with torch.enable_grad():
         total = _Sloped.apply(slopes, *outputs)
-    return torch.autograd.grad(total, sources, allow_unused=True)
+    found = torch.autograd.grad(total, sources, allow_unused=True)
+    return tuple(one.to_dense() if one is not None and one.is_sparse else one for one in found)
 
 
 def applied(
