@@ -6,7 +6,6 @@ rank nor on what ran there before.
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,8 +42,8 @@ def state_of(own: Own) -> Any:
     if isinstance(own, random.Random):
         return own.getstate()
     if isinstance(own, np.random.RandomState):
-        return pickle.dumps(own.get_state())
-    return pickle.dumps(own.bit_generator.state)
+        return own.get_state(legacy=False)
+    return own.bit_generator.state
 
 
 def set_state(own: Own, state: Any) -> None:
@@ -54,9 +53,9 @@ def set_state(own: Own, state: Any) -> None:
     elif isinstance(own, random.Random):
         own.setstate(state)
     elif isinstance(own, np.random.RandomState):
-        own.set_state(pickle.loads(state))
+        own.set_state(state)
     else:
-        own.bit_generator.state = pickle.loads(state)
+        own.bit_generator.state = state
 
 
 def seed_own(own: Own, number: int) -> None:
