@@ -32,7 +32,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import xxhash
-from numpy._core._multiarray_umath import __cpu_dispatch__
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -57,11 +56,14 @@ from hpcfed.reduce.exact import ExactSum
 from hpcfed.types import Means, RoundContext, Tilt
 
 NO_FMA = "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F,-AVX2_Usable,-FMA_Usable"
+SIMD = np.show_config("dicts")["SIMD Extensions"]
+DISPATCHED = (*SIMD.get("found", ()), *SIMD.get("not found", ()))
+"""Instruction sets beyond its baseline that NumPy was built for, whether or not this processor has them."""
 OLDEST = {
     "ATEN default": {"ATEN_CPU_CAPABILITY": "default"},
     "MKL COMPATIBLE": {"MKL_CBWR": "COMPATIBLE"},
     "oneDNN SSE41": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
-    "NumPy, OpenBLAS": {"NPY_DISABLE_CPU_FEATURES": " ".join(__cpu_dispatch__), "OPENBLAS_CORETYPE": "Nehalem"},
+    "NumPy, OpenBLAS": {"NPY_DISABLE_CPU_FEATURES": " ".join(DISPATCHED), "OPENBLAS_CORETYPE": "Nehalem"},
     "C library": {"GLIBC_TUNABLES": NO_FMA},
 }
 SETTINGS: Mapping[str, Mapping[str, str]] = {
