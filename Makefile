@@ -51,14 +51,20 @@ docs: $(mpich) ## Build the site of the documentation, build/docs/index.html: pa
 test: $(mpich) $(openmpi) ## Run the suite at 1, 2, 3 and 4 ranks on MPICH, what depends on the MPI on Open MPI too
 	@$(suite)
 
+# What Python's versions and those of the libraries differ in.
+versions     := -m pytest --with-mpi -p no:cacheprovider -q $(if $(EVERY), tests/cli tests/contract tests/data tests/mpi \
+  tests/numerics tests/report tests/study tests/sweep, tests/cli/test_run.py tests/cli/test_own_code.py \
+  tests/contract/test_layers.py tests/mpi/test_same_result.py tests/mpi/test_resume.py)
+
 .PHONY: test-python
 test-python: ## Run what Python's versions differ in, and the wheel, on the highest one promised (the lock is the lowest's); all of it: EVERY=1
 	@test -n "$(HIGHEST)" || { echo "hpcfed: no python3.13 here; use make HIGHEST=/path/to/python3.13"; exit 2; }
 	@$(MAKE) --no-print-directory PYTHON=$(HIGHEST) VENV=.venv-highest VENV_OPENMPI= venv
-	@OMP_NUM_THREADS=1 .venv-highest/bin/python -m pytest --with-mpi -p no:cacheprovider -q $(if $(EVERY), tests/cli tests/contract \
-	  tests/data tests/mpi tests/numerics tests/report tests/study tests/sweep, tests/cli/test_run.py tests/cli/test_own_code.py \
-	  tests/contract/test_layers.py tests/mpi/test_same_result.py tests/mpi/test_resume.py) \
-	  tests/docs/test_wheel.py::test_it_runs_with_mpi_and_without
+	@OMP_NUM_THREADS=1 .venv-highest/bin/python $(versions) tests/docs/test_wheel.py::test_it_runs_with_mpi_and_without
+
+.PHONY: test-lowest
+test-lowest: .venv-lowest/.ready ## Run the same on the lowest version of each library that is promised (6 GB of disk: torch 2.4 brings CUDA); all of it: EVERY=1
+	@OMP_NUM_THREADS=1 .venv-lowest/bin/python $(versions)
 
 .PHONY: test-slurm
 test-slurm: $(mpich) $(openmpi) ## Run jobs of both MPIs on a real SLURM of two virtual nodes, started here (Debian's packages)
@@ -85,7 +91,7 @@ fuzz: $(mpich) ## Try 20,000 inputs that nobody meant on every parser (hours; FU
 	@OMP_NUM_THREADS=1 $(python) -m tests.fuzz $(FUZZ)
 
 .PHONY: test-all
-test-all: test test-docs test-python test-slurm test-network test-gpu soak ## Run all seven
+test-all: test test-docs test-python test-lowest test-slurm test-network test-gpu soak ## Run all eight
 
 .PHONY: lint
 lint: $(mpich) ## Check style and types
@@ -115,7 +121,7 @@ lock: $(mpich) ## Resolve anew and write the exact versions to .ci/lock
 
 .PHONY: clean
 clean: ## Remove the environments, caches and demo runs
-	@rm -rf .venv .venv-openmpi .venv-highest runs/demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	@rm -rf .venv .venv-openmpi .venv-highest .venv-lowest runs/demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp newer than the lock and pyproject.toml says that an environment is complete.
@@ -136,6 +142,13 @@ ifneq ($(VENV_OPENMPI),)
 $(openmpi): $(lock_files)
 	$(call environment,openmpi)
 endif
+
+.venv-lowest/.ready: pyproject.toml .ci/lowest.py
+	@echo "$(@D): installing the lowest versions that are promised (minutes)"
+	$(PYTHON) -m venv $(@D)
+	$(PYTHON) .ci/lowest.py > $(@D)/lowest.txt
+	$(@D)/bin/python -m pip install -qq -c $(@D)/lowest.txt --editable '.[mpich,test]'
+	touch $@
 
 # A torch that the user names is installed even where an environment is complete.
 ifneq ($(filter command environment,$(origin TORCH)),)

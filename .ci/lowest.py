@@ -1,0 +1,25 @@
+"""Print the lowest version that pyproject.toml promises of each dependency, as pip's constraints (`make test-lowest`)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+ABSENT = {"mpi4py": "4.1.0"}
+"""4.0 has no wheels; where a cluster builds it by its own MPI, it does."""
+
+
+def lowest() -> Iterator[str]:
+    """Yield ``name==version`` of each requirement with a lowest version, in all extras but those of development."""
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    extras = {name: found for name, found in project["optional-dependencies"].items() if name not in ("docs", "dev")}
+    for requirement in (*project["dependencies"], *(one for found in extras.values() for one in found)):
+        if match := re.match(r"([\w.-]+)>=([\w.]+)", requirement):
+            yield f"{match[1]}=={ABSENT.get(match[1], match[2])}"
+
+
+if __name__ == "__main__":
+    print("\n".join(lowest()))
