@@ -6,6 +6,7 @@ Columns of words and pandas' categoricals become one-hot, by the levels of all c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from data_prep.as_arrays import as_array, is_absent
 from data_prep.samples import LARGEST_EXACT
+from data_prep.tables import cells
 from hpcfed.errors import InputError, first_of, nearest, shown
 
 MOST_LEVELS = 1000
@@ -66,6 +68,7 @@ class Frames:
                 if array.dtype.kind != "U":
                     continue
                 levels = sorted({*array.tolist()} - {""})
+                _check_words(f"{name}: column {column!r}", levels)
             known = self.categories.setdefault(column, [])
             known += [level for level in levels if level not in known]
             if found is None:
@@ -206,6 +209,18 @@ def _objects(values: Any) -> np.ndarray:
     """Return a column as an array; categoricals and pandas' own types as objects."""
     is_plain = isinstance(values.dtype, np.dtype) and values.dtype.kind in "biufM"
     return np.asarray(values, dtype=None if is_plain else object)
+
+
+def _check_words(what: str, levels: Sequence[str]) -> None:
+    """Refuse words of which at least half are numbers, as pandas reads a column of numbers with a "?" in it.
+
+    Raises:
+        InputError: they are.
+    """
+    numbers = sum(re.match(cells.WHOLE_OR_FRACTION, level) is not None for level in levels)
+    if levels and 2 * numbers >= len(levels):
+        remedy = "make them numbers by pandas.to_numeric(…, errors='coerce'), or categories by .astype('category')"
+        raise InputError(what, expected="numbers, or words", got=f"text: {first_of(levels, 4)}", remedy=remedy)
 
 
 def _words(what: str, array: np.ndarray) -> np.ndarray:

@@ -34,6 +34,8 @@ QUANTITY = re.compile(r"[<>≤≥~]?[\s$€£¥+\u2212-]*(0x[\da-f]+|\d[\d.,:'\s
 LEADING_ZEROS = re.compile(r"(?<!\d)(?<!\d[.,])0+(?=\d)")
 EXACT = 2.0**53
 """From here on, different whole numbers are equal as floats."""
+WHOLE_OR_FRACTION = r"^-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?$"
+"""A number without leading zeros: 009 may be a name."""
 WHOLE = re.compile(r"([+-]?\d+)(\.0*)?")
 
 

@@ -38,8 +38,6 @@ NAN = tuple(map("".join, product(("", "+", "-"), "nN", "aA", "nN")))
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", *NAN, "null", "NULL", "?")
 """Texts of a missing cell; "None" is not among them, as it may be an answer, nor "." and codes such as -999, which are
 named by --missing-codes."""
-WHOLE_OR_FRACTION = r"^-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?$"
-"""A number without leading zeros: 009 may be a name."""
 REMEDY_UTF_8 = "save {} as CSV UTF-8"
 MOST_NAMED = 20
 CACHED = 64
@@ -372,12 +370,12 @@ def _composed(texts: pyarrow.Array) -> pyarrow.Array:
 
 
 def _as_numbers(texts: pyarrow.Array, decimal_comma: bool) -> pyarrow.Array:
-    """Return texts as float64, null for those that are not numbers (`WHOLE_OR_FRACTION`)."""
+    """Return texts as float64, null for those that are not numbers (`cells.WHOLE_OR_FRACTION`)."""
     import pyarrow
     import pyarrow.compute as pc
 
     pointed = pc.replace_substring(texts, ",", ".") if decimal_comma else texts
-    is_number = pc.match_substring_regex(pointed, WHOLE_OR_FRACTION)
+    is_number = pc.match_substring_regex(pointed, cells.WHOLE_OR_FRACTION)
     return pc.cast(pc.if_else(is_number, pointed, pyarrow.scalar(None, texts.type)), pyarrow.float64())
 
 

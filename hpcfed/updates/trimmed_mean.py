@@ -13,6 +13,7 @@ ICML 2018, Definition 2.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -33,7 +34,8 @@ class TrimmedMean(RobustMean):
 
     def cut(self, size: int) -> int:
         """Return k, the values that are left out at each end, for so many clients."""
-        return int(self.fraction * size)
+        floor = math.floor(self.fraction * size + 1e-9)  # as 0.29 · 100 is 28.999999999999996
+        return min(floor, max(size - 1, 0) // 2)
 
     def of(self, vectors: ClientVectors, context: PartContext) -> Tensor:
         rows = vectors.rows()

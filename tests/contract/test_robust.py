@@ -59,6 +59,7 @@ def test_rules_of_entries_by_hand(clients):
     cut, ordered = int(0.3 * clients), np.sort(rows.astype(float), axis=0)
     expected = ordered[cut : clients - cut].mean(0)
     np.testing.assert_allclose(of(TrimmedMean(fraction=0.3), rows), expected, rtol=1e-13, atol=1e-15)
+    assert (TrimmedMean(fraction=0.29).cut(100), TrimmedMean(fraction=0.49999999999).cut(2)) == (29, 0)
     np.testing.assert_allclose(of(TrimmedMean(fraction=0.0), rows), rows.astype(float).mean(0), rtol=1e-12, atol=1e-15)
     if clients > 2:
         median = np.median(rows.astype(float), axis=0)

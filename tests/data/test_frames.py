@@ -129,9 +129,14 @@ OF_ILL = {"client": "hospital", "target": "ill"}
             "column 'age' is there twice",
         ),
         (
-            {"a": FRAME, "b": FRAME.assign(age=list("123456"))},
+            {"a": FRAME, "b": FRAME.assign(age=list("uvwxyz"))},
             {"target": "ill"},
-            "client 'a': column 'age': expected one of 1, 2, 3, 4, 5, 6, got ",
+            "client 'a': column 'age': expected one of u, v, w, x, y, z, got ",
+        ),
+        (
+            FRAME.assign(age=["61", "-5.5", "?", "70", "61", "1e3"]),
+            OF_ILL,
+            "column 'age': expected numbers, or words, got text: 61, 70, ?; make them numbers by",
         ),
         ({"a": (X, Y)}, {"target": "ill"}, "name columns of data frames"),
         ({"a": DataLoader(DATASET, sampler=SubsetRandomSampler([0, 1]))}, {}, "got one with a SubsetRandomSampler"),
@@ -141,7 +146,7 @@ OF_ILL = {"client": "hospital", "target": "ill"}
         ({"a": Subset(Noisy(), [1, 2])}, {}, "a random transform"),
         ({"a": ([[1, 2], [3]], [0, 1])}, {}, "rows of one length"),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_what_is_no_federation_is_refused_in_one_line(clients, options, says, tmp_path):
     with pytest.raises(InputError) as raised:
