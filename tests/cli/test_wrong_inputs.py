@@ -150,7 +150,7 @@ MORE: Mapping[str, Wrong] = {
     "unknown-command": Wrong("rum recipe.yaml", ("'rum'", "did you mean 'run'?")),
     "unknown-option": Wrong(RUN + "--quit", ("no option '--quit'; did you mean '--quiet'?",)),
     "option-like-others": Wrong("prepare own --targt y", ("no option '--targt'; did you mean '--target'? (see",)),
-    "option-like-none": Wrong(RUN + "--zzzz", ("No such option '--zzzz'",)),
+    "option-like-none": Wrong(RUN + "--zzzz", ("No such option", "--zzzz", "(see 'hpcfed run --help')")),
     "certificate-of-no-run": Wrong("certify absent", ("absent: no such run; name the output folder of a run",)),
     "certificate-of-a-folder": Wrong("certify foreign", ("foreign: not a run folder; name the output folder",)),
     "bad-override": Wrong(RUN + "rounds", ("'rounds'", "section.key=value")),

@@ -160,8 +160,10 @@ def test_the_model_of_a_client_that_was_never_drawn_is_the_initial_one(place):
     about |= {"data": str(place / "small.h5"), "evaluate": {"clients": {"every": 3, "models": ["personal"]}}}
     run = hpcfed.run(small(place / "two", **about), quiet=True)
     check_loaded(hpcfed.load(run.folder), place, run.metrics[-1]["clients"]["personal"])
-    noise = {"local": {"steps": 2, "batch_size": 5, "lr": 0.1, "noise": {"clip": 1.0, "multiplier": 1.0}}}
-    run = hpcfed.run(small(place / "noised", **{**about, **noise, "evaluate": None}), quiet=True)
+    (place / "seed.txt").write_text("8f1c6a0be35d97421b6e0c9d4a7f5328")
+    noise = {"updates": [{"clip": {"norm": 1.0}}], "means": [{"noise": {"multiplier": 1.0}}], "weights": None}
+    about |= {**noise, "cohort": {"size": 2}, "evaluate": None, "secret_seed": str(place / "seed.txt")}
+    run = hpcfed.run(small(place / "noised", **about), quiet=True)
     assert not (run.folder / "private").exists()
     with pytest.raises(hpcfed.InputError, match="client 0: a private run keeps no clients' models"):
         hpcfed.load(run.folder).module_of(0)
