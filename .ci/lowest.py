@@ -13,10 +13,10 @@ ABSENT = {"mpi4py": "4.1.0"}
 
 
 def lowest() -> Iterator[str]:
-    """Yield ``name==version`` of each requirement with a lowest version, in all extras but those of development."""
+    """Yield ``name==version`` of each requirement with a lowest version, in all extras but the developers'."""
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
-    extras = {name: found for name, found in project["optional-dependencies"].items() if name not in ("docs", "dev")}
-    for requirement in (*project["dependencies"], *(one for found in extras.values() for one in found)):
+    extras = [of_it for name, of_it in project["optional-dependencies"].items() if name not in ("docs", "test", "dev")]
+    for requirement in (*project["dependencies"], *(one for of_it in extras for one in of_it)):
         if match := re.match(r"([\w.-]+)>=([\w.]+)", requirement):
             yield f"{match[1]}=={ABSENT.get(match[1], match[2])}"
 
