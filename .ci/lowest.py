@@ -1,4 +1,4 @@
-"""Print the lowest version that pyproject.toml promises of each dependency, as pip's constraints (`make test-lowest`)."""
+"""Print the lowest version that pyproject.toml promises of each library, as constraints of pip (`make test-lowest`)."""
 
 from __future__ import annotations
 
