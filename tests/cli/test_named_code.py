@@ -83,7 +83,6 @@ for words in (
 @pytest.mark.parametrize("python_path", [pytest.param(None, marks=pytest.mark.soak), ["."]])
 def test_no_command_runs_a_file_beside_the_recipe_that_is_named_like_a_library(python_path, tmp_path):
     """Each library that hpcfed imports late, matplotlib for the picture of a replay, in a process that has none yet."""
-    pytest.importorskip("matplotlib")
     folder = tmp_path / "strangers"
     folder.mkdir()
     write_small(folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from scipy import sparse
@@ -21,9 +22,6 @@ from data_prep.sources import own
 from data_prep.split import split
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
-
-pandas = pytest.importorskip("pandas")
-pytest.importorskip("pyarrow")
 
 LABELS, SMOKES, AGE = [True, False, False, True], [False, True, False, True], [30.0, 41.0, 52.0, 63.0]
 

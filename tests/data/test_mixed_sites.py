@@ -10,15 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from data_prep.dataset import Dataset
 from data_prep.sources import cinic, leaf_json, own, text
 from hpcfed.errors import InputError
-
-pyarrow = pytest.importorskip("pyarrow")
-from pyarrow import parquet  # noqa: E402
 
 TABLE = "age,bp,y\n1,2,0\n2,1,1\n3,2,0\n4,1,1\n"
 Write = Callable[[Path], None]

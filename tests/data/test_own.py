@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 import torch
 from PIL import Image, ImageOps
+from pyarrow import parquet
 from torch.utils.data import TensorDataset
 
 import hpcfed
@@ -131,7 +134,6 @@ def test_tensors_and_masked_arrays_are_arrays(tmp_path: Path) -> None:
 
 
 def test_columns_of_data_frames_are_found_by_name(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
     one = pandas.DataFrame({"age": [1, 2], "dose": [3.5, 4.5]})
     other = one[["dose", "age"]]
     label = pandas.DataFrame({"died": [0, 1]})
@@ -273,8 +275,6 @@ def test_a_file_per_client(tmp_path: Path, clients: dict[str, Arrays]) -> None:
 
 
 def test_parquet(tmp_path: Path, clients: dict[str, Arrays]) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "raw").mkdir()
     for name, (x, y) in clients.items():
         table = pyarrow.table({**{f"x{j}": x[:, j] for j in range(3)}, "y": y})
@@ -410,8 +410,6 @@ def test_losses_of_images_are_reported(tmp_path: Path) -> None:
         draw(tmp_path / "raw" / "ann" / "dog" / f"{k}.png", mode)
     frames = [Image.new("RGB", (5, 4), color) for color in ("red", "blue")]
     frames[0].save(tmp_path / "raw/ann/cat/2.png", save_all=True, append_images=frames[1:])
-    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     lines = ("transparency is left out in 2 images", "several frames in 1 image: the first is used")
     assert own.load(tmp_path / "raw").remarks[1:] == lines
     files = sorted((tmp_path / "raw").rglob("*.png"))
