@@ -302,7 +302,7 @@ def _check_leaves(model: FlatModel, samples: torch.Tensor, output: torch.Tensor)
     """Refuse an output that depends on tensors with a gradient that are no parameters of the module, as those of layers
     in a list are; return the trainable parameters that it does not depend on.
 
-    A tensor that each call makes anew, such as a copy of the samples for a gradient by them, is no parameter to anyone.
+    A tensor that each call makes anew is not refused: a copy of the samples, of which the module takes a gradient.
 
     Raises:
         InputError: naming the shape of one.

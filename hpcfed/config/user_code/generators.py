@@ -32,7 +32,7 @@ def seed_generators(
 
 
 Own = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
-"""A generator that a user's object keeps."""
+"""Types of random generators that a user's module may keep as attributes."""
 
 
 def state_of(own: Own) -> Any:

@@ -175,7 +175,7 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def _tokens(program: Program, shapes: Mapping[str, torch.Size]) -> int:
-    """Return how many tokens the module knows: the rows of its smallest embedding of what the minibatch decides."""
+    """Return the number of tokens: the rows of the smallest embedding whose indices follow from the minibatch."""
     of_data = {0}
     for call in program.calls:
         if of_data & {*call.values}:
@@ -191,7 +191,7 @@ def _tokens(program: Program, shapes: Mapping[str, torch.Size]) -> int:
 
 
 def _takes_whole_numbers(program: Program) -> bool:
-    """Whether the module makes whole numbers of numbers, as of tokens, which are numbers in a federation of classes."""
+    """Whether the module converts floating-point numbers to whole ones, as one of tokens does by ``x.long()``."""
     return any(
         call.name in ("long", "int", "to", "type")
         and any(program.floats[number] for number in call.values)
