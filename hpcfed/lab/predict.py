@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.tables import cells
-from data_prep.tables.read import blocks, plain
+from data_prep.tables.read import blocks, is_parquet, plain
 from hpcfed.api import trained_module
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, did_you_mean, first_of
@@ -66,16 +66,20 @@ def predict(
     columns = _columns(rows, tuple(steps.get("missing_codes", ())))
     if not any(map(len, columns.values())):
         raise InputError("the table has no row to predict")
-    x = prepared(columns, steps, name)
+    is_csv = isinstance(rows, str | Path) and not is_parquet(Path(rows))
+    x = prepared(columns, steps, name, first_row=2 if is_csv else 1)
     with _module(loaded, client, run_code) as module, torch.no_grad():
         output = module(torch.tensor(x, dtype=getattr(torch, steps["dtype"]))).double()
     return pandas.DataFrame(dict(_named(output.reshape(len(x), -1), steps, targets)))
 
 
-def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], site: str | None) -> np.ndarray:
+def prepared(
+    columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], site: str | None, *, first_row: int = 1
+) -> np.ndarray:
     """Return the model's input, (m, p) float64 for m rows and p features, from a table's `columns` by name.
 
     `steps` is the content of an ``.input.json``; `site` names the site whose scaling is used, None if all share one.
+    Messages count rows from `first_row`: a CSV's header is row 1, as in a spreadsheet.
 
     Raises:
         InputError: a column is missing; a cell is not a number, or beyond the model's dtype, has an unknown level, or
@@ -91,9 +95,13 @@ def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], sit
         raise InputError(f"the table lacks {counted(len(absent), 'column')}: {first_of(absent, 4)}", remedy=remedy)
     largest = float(np.finfo("float64" if steps["dtype"] == "float64" else "float32").max)
     numbers = {
-        name: _numbers(name, columns[name], largest) for name in needed if name not in steps.get("categories", {})
+        name: _numbers(name, columns[name], largest, first_row)
+        for name in needed
+        if name not in steps.get("categories", {})
     }
-    levels = {name: _levels(name, columns[name], of_it) for name, of_it in steps.get("categories", {}).items()}
+    levels = {
+        name: _levels(name, columns[name], of_it, first_row) for name, of_it in steps.get("categories", {}).items()
+    }
     x = np.empty((len(columns[needed[0]]), len(features)))
     for k, name in enumerate(features):
         if name in hot:
@@ -101,7 +109,7 @@ def prepared(columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], sit
             x[:, k] = np.where(levels[own] == "", np.nan, levels[own] == level)
         else:
             x[:, k] = numbers[name]
-    _fill(x, features, steps.get("fill") or {})
+    _fill(x, features, steps.get("fill") or {}, first_row)
     mean, std = _scaling(steps.get("scaling"), site)
     return (x - mean) / std
 
@@ -152,31 +160,32 @@ def _array(values: Any) -> Any:
     return found.cast(pyarrow.string()) if pyarrow.types.is_null(found.type) else found
 
 
-def _numbers(name: str, values: Any, largest: float) -> np.ndarray:
+def _numbers(name: str, values: Any, largest: float, first_row: int) -> np.ndarray:
     try:
         found = cells.numbers(values)
     except cells.NoNumber as error:
-        raise InputError(f"row {error.row + 1}, column {name!r}", expected="a number", got=repr(error.text)) from None
+        where = f"row {first_row + error.row}, column {name!r}"
+        raise InputError(where, expected="a number", got=repr(error.text)) from None
     beyond = np.abs(found) > largest
     if beyond.any():
         row = int(beyond.argmax())
-        raise InputError(f"row {row + 1}, column {name!r}", expected="a finite number", got=f"{found[row]:g}")
+        raise InputError(f"row {first_row + row}, column {name!r}", expected="a finite number", got=f"{found[row]:g}")
     return found
 
 
-def _levels(name: str, values: Any, levels: list[str]) -> np.ndarray:
+def _levels(name: str, values: Any, levels: list[str], first_row: int) -> np.ndarray:
     """Return the category level of each cell, (m,); "" for a missing cell. Equal numbers, 1 and 1.0, are one level."""
     texts, codes = cells.distinct(values)
     known = {cells.number(level): level for level in levels if cells.number(level) is not None}
     found = [text if text in levels else known.get(cells.number(text)) for text in texts]
     for k, text in enumerate(texts):
         if found[k] is None or (cells.number(text) is None and text not in levels):
-            row = int((codes == k).argmax()) + 1
+            row = first_row + int((codes == k).argmax())
             raise InputError(f"row {row}, column {name!r}", expected=first_of(levels, 8), got=repr(text))
     return np.array([*found, ""], dtype=str)[codes]
 
 
-def _fill(x: np.ndarray, features: list[str], fill: Mapping[str, Any]) -> None:
+def _fill(x: np.ndarray, features: list[str], fill: Mapping[str, Any], first_row: int) -> None:
     """Replace missing cells of x, (m, p), by the values of `fill`, in place.
 
     Raises:
@@ -196,7 +205,7 @@ def _fill(x: np.ndarray, features: list[str], fill: Mapping[str, Any]) -> None:
         elif name.rpartition("=")[0] in filled_columns:
             x[gone, k] = float(name in frequent)
         else:
-            what = f"row {int(gone.argmax()) + 1}, column {name.partition('=')[0]!r}: a missing cell"
+            what = f"row {first_row + int(gone.argmax())}, column {name.partition('=')[0]!r}: a missing cell"
             raise InputError(
                 what, remedy="the run's own rows had none there that were filled; fill it, or leave the row out"
             )

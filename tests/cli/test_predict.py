@@ -68,7 +68,7 @@ def test_rows_are_prepared_as_the_runs_own(run, command, tmp_path):
     ROWS.drop(columns="ill").to_csv("comma.csv", index=False, sep=";", decimal=",", float_format="%.2f")
     pd.testing.assert_frame_equal(hpcfed.predict(run, "comma.csv", site="north"), found)
     Path("comma.csv").write_text("age;ward;stage\n41,5;er;1\n4,x;er;1\n", encoding="utf-8")
-    with pytest.raises(InputError, match="row 2, column 'age': expected a number, got '4,x'"):
+    with pytest.raises(InputError, match="row 3, column 'age': expected a number, got '4,x'"):
         hpcfed.predict(run, "comma.csv", site="north")
 
 
