@@ -415,6 +415,14 @@ def test_sites_own_models_are_compared_and_baselines_have_no_part_in_what_is_sen
     assert (len(sent["ditto"]), sent["pooled"]) == (1, [])
 
 
+def test_baselines_are_not_called_fedavg_where_methods_are_measured_otherwise(folder):
+    recipe(folder, weights="uniform", evaluate={"model": "last-two"})
+    study = planned(folder, "fedavg,fedexp", splits=2, baselines="pooled")
+    prepare(study, fresh=False)
+    models = "last-two for FedAvg, FedExP; last for the baselines"
+    assert study.plan().unlike() == [f"evaluated models differ between methods: {models} (evaluate.model)"]
+
+
 def test_a_recipe_that_a_run_has_resolved_says_which_samples_are_split(folder):
     recipe(folder, rounds=1)
     content = planned(folder, splits=1).samples.content

@@ -15,12 +15,13 @@ def unlike(labelled: Sequence[tuple[str, Mapping[str, Any]]], *, equal_clients: 
     """Return a remark if clients' weights differ between methods, and another if the evaluated models do.
 
     Args:
-        labelled: (label, resolved recipe) pairs; recipes with the same label belong to one method.
+        labelled: (label, resolved recipe) pairs; recipes with the same label belong to one method. Recipes without
+            ``weights`` have no part in the first remark.
         equal_clients: whether all clients are known to have equally many samples: the weights are then equal, and there
             is no remark on them.
     """
     lines = []
-    weights = _by_value((label, recipe.get("weights")) for label, recipe in labelled)
+    weights = _by_value((label, value) for label, recipe in labelled if (value := recipe.get("weights")) is not None)
     models = _by_value((label, (recipe.get("evaluate") or {}).get("model", "last")) for label, recipe in labelled)
     if len(weights) > 1 and not equal_clients:
         lines.append(f"clients' weights differ between methods: {_shown(weights)}; set weights to compare the methods")

@@ -54,6 +54,11 @@ class StudyPlan(Plan):
         seeds = len({unit.seed for unit in self.units})
         return f"{counted(len(self.points), 'arm')} × {counted(self.splits, 'split')} × {counted(seeds, 'seed')}"
 
+    def labelled(self, recipe: Recipe) -> tuple[str, dict[str, Any]]:
+        """Return a method's name and recipe; for a baseline, whose rounds train one client each, without weights."""
+        label, plain = super().labelled(recipe)
+        return (label, plain) if recipe.cohort.schedule is None else ("the baselines", plain | {"weights": None})
+
 
 @dataclass(frozen=True)
 class Study:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcfed.assembly import resolve
 from hpcfed.config.load import load_recipes, to_plain
@@ -64,9 +65,14 @@ class Plan:
 
     def unlike(self) -> list[str]:
         """Return a warning per setting that differs between the methods and so confounds their comparison."""
-        plain = [to_plain(recipe) for recipe in {unit.point: unit.recipe for unit in self.units}.values()]
+        recipes = {unit.point: unit.recipe for unit in self.units}.values()
         equal = all(_has_equal_clients(path) for path in {unit.recipe.data for unit in self.units})
-        return unlike([(method_name(recipe), recipe) for recipe in plain], equal_clients=equal)
+        return unlike([self.labelled(recipe) for recipe in recipes], equal_clients=equal)
+
+    def labelled(self, recipe: Recipe) -> tuple[str, dict[str, Any]]:
+        """Return the name of a run's method, and the run's recipe as plain data, for `unlike`."""
+        plain = to_plain(recipe)
+        return method_name(plain), plain
 
 
 def _has_equal_clients(path: Path) -> bool:
