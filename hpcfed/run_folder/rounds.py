@@ -133,7 +133,7 @@ def numbers_of(row: Mapping[str, Any], path: Path) -> dict[str, float]:
 
 
 class Columns(dict[str, list[float]]):
-    """Columns of a record by name, one entry for each round added; nan for a value that a round lacks."""
+    """Columns of a record by name, in the order of `add`, one entry per round; nan for a value that a round lacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,8 +141,9 @@ class Columns(dict[str, list[float]]):
 
     def add(self, numbers: Mapping[str, float]) -> None:
         """Append a round."""
-        for name in numbers.keys() - self.keys():
-            self[name] = [math.nan] * self.rounds
+        for name in numbers:
+            if name not in self:
+                self[name] = [math.nan] * self.rounds
         for name, column in self.items():
             column.append(numbers.get(name, math.nan))
         self.rounds += 1

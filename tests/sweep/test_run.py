@@ -20,6 +20,7 @@ from hpcfed.lab.sweep.run import run_sweep
 from hpcfed.loop import Round, training
 from hpcfed.ranks.world import World
 from hpcfed.reduce.checks import ranks_differ
+from hpcfed.run_folder.rounds import numbers_of
 from tests.launch import own_line
 from tests.mpi.recipes import write_recipe, write_small
 from tests.sweep.conftest import endings, read_claims, read_table
@@ -88,6 +89,10 @@ def test_files_of_a_sweep_and_of_its_repetition(swept, folder, command):
     assert (swept / "figures" / "local.lr-algorithm.server_lr.png").stat().st_size > 5000
 
     record = [json.loads(line) for line in (swept / results[5]["folder"] / "metrics.jsonl").read_text().splitlines()]
+    of_record = numbers_of(record[-1], swept)
+    kept = [name for name in results[5] if name in of_record]
+    assert len(kept) > 10
+    assert kept == [name for name in of_record if name in kept]
     assert float(results[5]["train_loss"]) == record[-1]["train_loss"]
     assert float(results[5]["score"]) == pytest.approx(sum(row["train_loss"] for row in record) / 2)
 
