@@ -17,19 +17,24 @@ METHODS = {
 
 _PLACES = {
     "algorithm": "aggregation aggregator method strategy",
-    "algorithm.server_lr": "etag globallearningrate globallr serverlearningrate",
+    "algorithm.alpha": "al",
+    "algorithm.server_lr": "etag globallearningrate globallr serverlearningrate slr",
     "checkpoint.every": "checkpointevery checkpointinterval saveevery saveinterval",
-    "cohort.fraction": "clientfraction fractionfit participation participationrate samplerate",
-    "cohort.size": "clientsperround cohortsize numclientsperround",
+    "cohort.fraction": (
+        "clientfraction fractionfit fractiontrain joinratio jr participation participationrate samplerate"
+    ),
+    "cohort.size": "clientsperround cohortsize mintrainnodes numclientsperround traincohortsize",
     "data": "dataset datasets",
-    "evaluate.every": "evalevery evalinterval evaluateevery testevery",
-    "local.batch_size": "localbatchsize minibatch minibatchsize",
-    "local.clip_norm": "clipgradnorm gradclip gradientclipping maxgradnorm maxnorm",
+    "evaluate.every": "eg evalevery evalgap evalinterval evaluateevery testevery",
+    "evaluate.clients.every": "fractionevaluate valcohortsize",
+    "local.batch_size": "lbs localbatchsize minibatch minibatchsize",
+    "local.clip_norm": "clipgradnorm gradclip gradientclipping localmaxgradnorm maxgradnorm maxnorm",
     "down": "bidirectional broadcastcompression downlink downlinkcompression servercompression",
-    "local.epochs": "clientepochs localepochs numepochs",
+    "local.epochs": "clientepochs localepochs localnumepochs ls numepochs",
     "local.lr": "clientlearningrate clientlr etal learningrate locallearningrate locallr stepsize",
+    "local.lr_decay": "ld ldg learningratedecay",
     "local.lr_schedule": "lrscheduler scheduler",
-    "local.optimizer": "clientoptimizer localoptimizer",
+    "local.optimizer": "clientoptimizer localoptimizer localoptimizercreate",
     "local.steps": "iterations localiterations localsteps numsteps",
     "local.weight_decay": "l2 wd",
     "loss": "criterion lossfn lossfunction",
@@ -38,18 +43,22 @@ _PLACES = {
     "observers": "logger loggers mlflow tensorboard wandb",
     "output": "logdir outdir savedir",
     "precision": "amp bf16 fp16 mixedprecision",
-    "rounds": "communicationrounds commrounds globalrounds maxrounds",
+    "rounds": "centralnumiterations commrounds communicationrounds globalrounds gr maxrounds numrounds",
+    "seeds": "t times",
     "secure_aggregation": "masking masks secagg",
     "updates": "attack clipping compression compressor errorfeedback quantization sparsification",
     "stop.max_hours": "maxtime timelimit walltime",
     "stop.patience": "earlystopping",
+    "weights": "weightedbykey",
 }
 """Key → names of it elsewhere (see `letters_of`)."""
 _OUTSIDE = {
-    "a method steps at the server, as algorithm=fedadam": "serveroptimizer",
-    "clients are made as data are prepared: hpcfed prepare … --clients N": "clients numclients nclients",
+    "a method steps at the server, as algorithm=fedadam": "centraloptimizer serveroptimizer",
+    "clients are made as data are prepared: hpcfed prepare … --clients N": "clients nc nclients numclients",
     "data are partitioned as they are prepared: hpcfed prepare … --partition SCHEME": "partition partitioner split",
-    "the launcher says how many: mpiexec -n 4 hpcfed run …": "gpus nprocs numgpus numworkers processes ranks workers",
+    "the launcher says how many: mpiexec -n 4 hpcfed run …": (
+        "clientresources gpus nprocs numgpus numworkers processes ranks workers"
+    ),
     "the same command goes on from the last checkpoint": "resume resumefrom restart restartfrom",
 }
 """Remedy → names elsewhere of what is said outside a recipe."""

@@ -118,6 +118,18 @@ def test_names_of_other_programs_are_answered_by_keys_and_methods_that_exist():
     assert not elsewhere.KEYS.keys() & {key.lower() for key in of_recipe()["properties"]}, "a key of ours is no other's"
 
 
+def test_the_words_of_the_page_on_other_programs_are_answered():
+    page = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    theirs = [text for cell in re.findall(r"^\| (.*?) \|", page, re.MULTILINE) for text in re.findall(r"`(.*?)`", cell)]
+    words = {word for text in theirs for word in re.findall(r"(?<![\w.])(-[a-z]+|[a-z]+(?:_[a-z]+)+)(?![\w.])", text)}
+    similar = {"algo": "algorithm", "evaluate_fn": "evaluate", "lr": "local.lr", "mu": "algorithm.mu"}
+    keys = {word.strip("-") for word in words} - {*similar, "simulate_one_user", "process_aggregated_statistics"}
+    assert len(keys) > 25
+    assert not [key for key in sorted(keys) if elsewhere.KEYS[elsewhere.letters_of(key)] not in _refusal(f"{key}=1")]
+    for word, key in similar.items():
+        assert f"did you mean '{key}'?" in _refusal(f"{word}=1")
+
+
 def _refusal(override: str) -> str:
     """Return why an override of a recipe is refused, "" if it is not."""
     try:
