@@ -17,7 +17,7 @@ from hpcfed.cli.options import Finite, asked_on_terminal
     "--rounds",
     default=3,
     show_default=True,
-    help="Rounds to compute again, drawn at random; those after a checkpoint first.",
+    help="Rounds to compute again, drawn at random from those that a kept state is near.",
 )
 @click.option("--all", "every", is_flag=True, help="Compute all rounds again.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the draw; default: a new one, which is printed.")

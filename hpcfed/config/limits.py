@@ -213,7 +213,7 @@ class Checkpoint(Section):
     """In rounds (`50`) or in time (`10min`); 0: only when the run is stopped early."""
     keep: Annotated[int | Literal["even", "spaced"], PlainValidator(a_keep), WithJsonSchema(A_KEEP)] = "even"
     """`even`: two, and 20 at equal distances for `verify` and `replay`, while they take less than 1 GiB; `spaced`:
-    ten a decade of rounds; `2`: two."""
+    of those that are due by `every`, ten a decade of rounds; `2`: two."""
 
     def num_states(self, rounds: int, each: int) -> int:
         """Return how many evenly spaced checkpoints a run of so many rounds keeps, of at most `each` bytes."""

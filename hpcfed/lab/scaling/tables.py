@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.errors import counted
 from hpcfed.lab.bench.tables import blank
 from hpcfed.lab.scaling.model import CostModel
 from hpcfed.lab.scaling.result import ScalingRow, ScalingStudy
@@ -81,6 +82,6 @@ def _tested(study: ScalingStudy) -> Table:
     table = blank("predicted", "cohort", "measured ms", "predicted ms", "error")
     for entry in study.tested:
         times = (f"{1e3 * entry.measured:.3f}", f"{1e3 * entry.predicted:.3f}", f"{entry.error:+.1%}")
-        what = entry.what if "rank" in entry.what else f"{entry.what}, {entry.ranks} ranks"
+        what = entry.what if "rank" in entry.what else f"{entry.what}, {counted(entry.ranks, 'rank')}"
         table.add_row(what, f"{entry.cohort:g}", *times)
     return table
