@@ -44,6 +44,24 @@ def check_way(how: str) -> None:
         raise InputError(f"--standardize {how!r}", expected="client, pooled or none", remedy=did_you_mean(how, WAYS))
 
 
+def check_standardize(dataset: Dataset, how: str) -> None:
+    """Check that `standardize` can scale the data set's features.
+
+    Raises:
+        InputError: an unknown `how`, tokens, or data that already have normalization constants.
+    """
+    check_way(how)
+    if how == NONE:
+        return
+    if dataset.task == "next-token":
+        raise InputError("--standardize has no effect with tokens", remedy="leave it out")
+    if dataset.source.get("standardized"):
+        raise InputError(f"{dataset.name} is standardized already", remedy="prepare it from its raw files")
+    if dataset.normalization is not None:
+        what = f"{dataset.name} is normalized by constants of its own"
+        raise InputError(what, remedy="leave --standardize out, or use none")
+
+
 def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
     """Return the data set with features of mean 0 and deviation 1 over the training rows, of all clients or of each.
 
@@ -52,18 +70,11 @@ def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
     is constant at a client is divided by the deviation over all clients; one-hot features are unchanged.
 
     Raises:
-        InputError: an unknown `how`, tokens, or data that already have normalization constants.
+        InputError: see `check_standardize`.
     """
-    check_way(how)
+    check_standardize(dataset, how)
     if how == NONE:
         return dataset
-    if dataset.task == "next-token":
-        raise InputError("--standardize has no effect with tokens", remedy="leave it out")
-    if dataset.source.get("standardized"):
-        raise InputError(f"{dataset.name} is standardized already", remedy="prepare it from its raw files")
-    if dataset.normalization is not None:
-        what = f"{dataset.name} is normalized by constants of its own"
-        raise InputError(what, remedy="leave --standardize out, or use none")
     pooled = moments(dataset, done, by_client=False)
     pooled.std[pooled.std == 0] = 1.0
     if how == POOLED:

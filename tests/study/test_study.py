@@ -415,6 +415,14 @@ def test_sites_own_models_are_compared_and_baselines_have_no_part_in_what_is_sen
     assert (len(sent["ditto"]), sent["pooled"]) == (1, [])
 
 
+def test_what_cannot_be_scaled_is_refused_before_a_folder_is_made(folder, command):
+    with h5py.File(folder / "sites.h5", "a") as file:
+        file.attrs["normalization"] = json.dumps({"mean": 0.5, "std": 2.0})
+    done = command(["study", "recipe.yaml", "--standardize", "pooled"], folder)
+    assert (done.returncode, done.stderr.count("normalized by constants of its own")) == (2, 1)
+    assert not (folder / "run-study").exists()
+
+
 def test_baselines_are_not_called_fedavg_where_methods_are_measured_otherwise(folder):
     recipe(folder, weights="uniform", evaluate={"model": "last-two"})
     study = planned(folder, "fedavg,fedexp", splits=2, baselines="pooled")

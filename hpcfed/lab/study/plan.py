@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.tables.standardize import CLIENT
+from data_prep.tables.standardize import CLIENT, check_standardize
 from hpcfed.assembly import build_loss, resolve
 from hpcfed.config.load import load_recipes
 from hpcfed.config.recipe import Recipe, Seeds
@@ -289,8 +289,9 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
             "data_content", where=str(first.data), expected=first.data_content, got=samples.content or "none"
         )
     first = first.model_copy(update={"data_content": None})  # splits are new files
-    if options.standardize is None:
-        options = replace(options, standardize=samples.scale)
+    scale = options.standardize or samples.scale
+    check_standardize(samples.dataset, scale)
+    options = replace(options, standardize=scale)
     fraction, seed = options.test_fraction, options.split_seed
     splits = make_splits(options.kind, samples.divisible, options.splits or 5, fraction, seed)
     recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)
