@@ -102,7 +102,7 @@ def trained_by(
     """
     if section.noise is not None:
         _check_tile(section.tile, 1, "local.noise")
-        training = Training("sequential", "blas", "auto", section.memory_format)
+        training = Training("sequential", "blas", section.tile, section.memory_format)
         private = PrivateSolver(model, loss, section, seed, like)
         private.graphs = _graphs_of_none(section, model, "local.noise has minibatches of random sizes")
         return private, training
@@ -138,7 +138,7 @@ def trained_by(
             private_first=private_first,
         )
         solver = try_compiled(build, like) if section.compile else build()
-        training = Training("sequential", "blas", "auto", section.memory_format, why=why)
+        training = Training("sequential", "blas", section.tile, section.memory_format, why=why)
         if own_step is not None:
             own = OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
             own.graphs = _graphs_of_none(section, model, "local.step is your own")

@@ -36,6 +36,18 @@ def test_auto_is_a_number_of_the_recipe_alone(world, folder):
     assert json.loads((result.folder / "environment.json").read_text())["tile"] == 6
 
 
+@pytest.mark.parametrize(
+    "apart", [{"engine": "sequential"}, {"engine": "auto", "noise": {"clip": 1.0, "multiplier": 1.0}}]
+)
+def test_a_run_whose_recipe_says_a_tile_of_one_goes_on(apart, world, folder):
+    """Clients are trained one after another, with the tile in the recipe as without."""
+    whole = hpcfed.run(recipe("whole", 6, **apart), world=world, quiet=True)
+    hpcfed.run(recipe("parts", 4, tile=1, **apart), world=world, quiet=True)
+    parts = hpcfed.run(recipe("parts", 6, tile=1, **apart), world=world, quiet=True)
+    assert left_by(parts) == left_by(whole)
+    assert hpcfed.run(recipe("parts", 6, **apart), world=world, quiet=True).metrics == parts.metrics  # finished already
+
+
 def test_a_run_goes_on_with_the_tile_that_it_began_with(world, folder):
     whole = hpcfed.run(recipe("whole", 6, tile=2), world=world, quiet=True)
     hpcfed.run(recipe("parts", 4, tile=2), world=world, quiet=True)
