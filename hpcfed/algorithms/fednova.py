@@ -49,7 +49,7 @@ class PerStep(Part):
         if not by_steps and effective_steps.min() == effective_steps.max():
             return np.ones_like(effective_steps)
         tau_eff = (shares * (steps if by_steps else effective_steps)).sum()  # a dot product's last bits are BLAS's
-        moved = effective_steps > 0  # a client without samples has Δ_i = 0, for any factor
+        moved = effective_steps > 0  # a client that took no step: Δ_i = 0, and 1 for what a part makes of it
         return np.divide(tau_eff, effective_steps, out=np.ones_like(effective_steps), where=moved)
 
 
