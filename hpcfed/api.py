@@ -34,7 +34,7 @@ from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World, connect
 from hpcfed.run_folder.code import CodeRecord
 from hpcfed.run_folder.data import DataOfRuns
-from hpcfed.run_folder.files import EVALUATED, INITIAL, private_file
+from hpcfed.run_folder.files import EVALUATED, INITIAL, private_file, read_environment
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.run_folder.rounds import RECORD, read_rounds
@@ -307,8 +307,10 @@ PRESENT = "--accept-code (accept_code=True of hpcfed.load), which builds the mod
 
 
 def titled(recipe: Recipe) -> str:
-    """Return a run's name and method, for what Python prints of it."""
-    return f"{recipe.name}: {recipe.algorithm.name or recipe.algorithm.factory or 'a combination of parts'}"
+    """Return a run's name and method, for what Python prints of it; a user-defined method has its own name."""
+    own = recipe.algorithm.factory and str(read_environment(recipe.output).get("method") or "")
+    method = recipe.algorithm.name or own or recipe.algorithm.factory or "a combination of parts"
+    return f"{recipe.name}: {method}"
 
 
 @dataclass(frozen=True, repr=False)

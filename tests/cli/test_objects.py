@@ -8,6 +8,7 @@ import json
 import linecache
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from torch import nn
 from torch.nn import functional
 
 import hpcfed
+from hpcfed import ServerRule
+from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.config.objects import named_objects
 from hpcfed.config.recipe import LossSection
 from hpcfed.config.user_code.capture import Capture
 from hpcfed.config.user_code.values import NotStorable
 from hpcfed.errors import InputError
 from hpcfed.models.losses import loss_for
+from hpcfed.types import Method, ServerUpdate
 from tests.launch import launch
 from tests.mpi.nets import mlp
 from tests.mpi.recipes import small, write_small
@@ -137,6 +141,43 @@ def test_objects_that_cannot_be_recorded_train_and_say_so(tmp_path, command, cap
     done = command(["verify", result.folder, "--run-code"], tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "objects that no text stands for" in done.stderr
+
+
+@pytest.mark.parametrize(("key", "marked"), [("algorithm", "in step"), ("rule", "in the step"), ("model", "in wide")])
+def test_an_error_is_named_where_the_user_wrote_it(key, marked, tmp_path):
+    """The recorded text, which has no comments and other definitions, has other lines."""
+    width = 4
+
+    class Erring(ServerRule):
+        """A rule with an error,
+
+        below a text of two lines."""
+
+        gain: float = 1.0
+
+        def step(self, w, state, means, context):
+            scaled = self.gain * means.delta
+
+            return ServerUpdate(w - scaled, state, self.gian)  # in step
+
+    def wide():
+        return nn.Linear(12, width, "cpu", "no device")  # in wide
+
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = 1 + next(number for number, text in enumerate(lines) if text.endswith(f"# {marked}"))
+    method = Method("Erring", Plain(), Erring())
+    keys = {"algorithm": {"algorithm": method}, "rule": {"algorithm": lambda: method}, "model": {"model": wide}}[key]
+    with pytest.raises(InputError, match=rf"test_objects\.py, line {line}, in"):
+        hpcfed.run(**common(tmp_path, **keys))
+    if key != "model":
+        log = (tmp_path / "run" / "logs" / "rank-0.log").read_text(encoding="utf-8")
+        assert f"line {line}, in step\n    {lines[line - 1].strip()}" in log
+
+
+def test_a_method_of_the_users_is_named_as_it_names_itself(tmp_path):
+    result = hpcfed.run(**common(tmp_path, algorithm=lambda: Method("Mine", Plain(), ServerStep())))
+    assert str(result).startswith("run: Mine, 1 round\n")
+    assert str(hpcfed.load(result.folder)).startswith("run: Mine, 1 round\n")
 
 
 @pytest.mark.parametrize(

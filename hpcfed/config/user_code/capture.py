@@ -7,6 +7,7 @@ function that has them as arguments.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import builtins
@@ -17,8 +18,9 @@ import keyword
 import linecache
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -32,16 +34,44 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _ABSENT = object()
 
 
+@dataclass(frozen=True)
+class Statement:
+    """A piece of the module's text.
+
+    Attributes:
+        file, node: where the user wrote the definition in it, and that definition; "" and None for other pieces.
+    """
+
+    text: str
+    file: str = ""
+    node: ast.Lambda | Definition | None = None
+
+    def compiled(self, place: str, line: int) -> CodeType:
+        """Return its code, with the user's file and lines, which errors name; else `place`, from `line` on."""
+        tree = ast.parse(self.text)
+        ast.increment_lineno(tree, line - 1)
+        if self.node is not None:
+            for one in ast.walk(tree):  # also the function around a definition
+                ast.copy_location(one, self.node)
+            wanted = type(self.node), getattr(self.node, "name", None)
+            written = next(one for one in ast.walk(tree) if (type(one), getattr(one, "name", None)) == wanted)
+            for one, own in zip(ast.walk(written), ast.walk(self.node), strict=False):
+                ast.copy_location(one, own)
+        flags = __future__.annotations.compiler_flag
+        return compile(tree, self.file if self.node is not None else place, "exec", flags, dont_inherit=True)
+
+
 class Capture:
     """The text of a module that has the objects that were added.
 
     Attributes:
         folders: of the user's files that it imports.
+        statements: the pieces of the text, in order.
     """
 
     def __init__(self) -> None:
         self.folders: list[Path] = []
-        self._statements: list[str] = []
+        self.statements: list[Statement] = [Statement(HEAD.rstrip("\n"))]
         self._bound: dict[str, Any] = {}
         self._known: dict[int, str] = {}
         self._alive: list[Any] = []
@@ -50,7 +80,7 @@ class Capture:
     @property
     def text(self) -> str:
         """The module's source."""
-        return "\n\n".join([HEAD.rstrip("\n"), *self._statements]) + "\n"
+        return joined(self.statements)
 
     def add(self, value: Any, name: str) -> str:
         """Add an object, and return the name that it has in the module: `name`, or that with a number.
@@ -73,15 +103,19 @@ class Capture:
         made = self._expression(value, f"{name}_function") if is_code else self._restored(value)
         free = self._free(name)
         self._bound[free] = _ABSENT
-        self._statements.append(f"def {free}():\n    return {made}")
+        self._add(f"def {free}():\n    return {made}")
         return free
+
+    def _add(self, text: str, file: str = "", node: ast.Lambda | Definition | None = None) -> None:
+        is_shown = file and is_own(file)
+        self.statements.append(Statement(text, file, node) if is_shown else Statement(text))
 
     def _restored(self, value: Any) -> str:
         return f"_restored({stored(value, self._name_in_pickle)!r}, globals())"
 
     def _assign(self, expression: str, name: str, value: Any) -> str:
         self._bound[name] = value
-        self._statements.append(f"{name} = {expression}")
+        self._add(f"{name} = {expression}")
         return name
 
     def _free(self, name: str) -> str:
@@ -145,7 +179,7 @@ class Capture:
         self._bound[name] = module
         package, _, last = module.__name__.rpartition(".")
         statement = f"from {package} import {last}" if package else f"import {last}"
-        self._statements.append(statement + (f" as {name}" if name != last else ""))
+        self._add(statement + (f" as {name}" if name != last else ""))
         return self._remember(module, name)
 
     def _import(self, value: Any, module: str, qualname: str) -> str:
@@ -157,13 +191,13 @@ class Capture:
         if id(holder) not in self._known:
             name = self._free(root)
             self._bound[name] = holder
-            self._statements.append(f"from {module} import {root}" + (f" as {name}" if name != root else ""))
+            self._add(f"from {module} import {root}" + (f" as {name}" if name != root else ""))
             self._remember(holder, name)
         return f"{self._known[id(holder)]}.{rest}" if rest else self._known[id(holder)]
 
     def _define(self, value: Any, wish: str) -> str:
         """Add the definition of a function or class, and return its name."""
-        node = _found(value)
+        file, node = _found(value)
         is_lambda = isinstance(node, ast.Lambda)
         own = wish if is_lambda else node.name
         variables = dict(_closure(value))
@@ -183,7 +217,7 @@ class Capture:
                 continue
             if name in variables or not self._bind(name, found):
                 arguments[name] = self._expression(found, name)
-        self._statements.append(_statement(node, own, free, self._private(), arguments))
+        self._add(_statement(node, own, free, self._private(), arguments), file, node)
         return free
 
     def _bind(self, name: str, value: Any) -> bool:
@@ -215,6 +249,11 @@ class Capture:
         for number, (argument, default) in enumerate(zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)):
             if default is not None and not isinstance(default, ast.Constant):
                 node.args.kw_defaults[number] = given(function.__kwdefaults__[argument.arg])
+
+
+def joined(statements: Sequence[Statement]) -> str:
+    """Return the text of a module of these pieces."""
+    return "\n\n".join(one.text for one in statements) + "\n"
 
 
 def _statement(node: Any, own: str, free: str, maker: str, arguments: Mapping[str, str]) -> str:
@@ -291,8 +330,8 @@ def _methods(kind: type) -> Iterator[FunctionType]:
                 yield function
 
 
-def _found(value: Any) -> Any:
-    """Return the syntax of a function or class.
+def _found(value: Any) -> tuple[str, Any]:
+    """Return the file and the syntax of a function or class.
 
     Raises:
         NotStorable: there is none, or it is not that of the code that runs.
@@ -304,11 +343,11 @@ def _found(value: Any) -> Any:
         _check_runs(code, tree, name)
         for node in ast.walk(tree):
             if isinstance(node, ast.Lambda) and code.co_name == "<lambda>" and _is_of(node, code):
-                return node
+                return code.co_filename, node
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             if (node.name, _first_line(node)) == (code.co_name, code.co_firstlineno):
-                return node
+                return code.co_filename, node
         raise NotStorable(f"{name}, which has no source")
     for file, line in _places(value):
         with suppress(NotStorable):
@@ -316,7 +355,7 @@ def _found(value: Any) -> Any:
                 if not isinstance(node, ast.ClassDef) or node.name != value.__name__:
                     continue
                 if line is None or _first_line(node) <= line <= (node.end_lineno or 0):
-                    return node
+                    return file, node
     raise NotStorable(f"class {name}, which has no source")
 
 

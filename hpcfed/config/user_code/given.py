@@ -17,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-from hpcfed.config.user_code.capture import Capture
+from hpcfed.config.user_code.capture import Capture, Statement, joined
 from hpcfed.config.user_code.finder import GIVEN
 from hpcfed.config.user_code.modules import Source
 from hpcfed.config.user_code.recorded import PLACE
@@ -34,18 +34,23 @@ class GivenCode:
     """Objects by the names under which a recipe has them.
 
     Attributes:
-        text: of the module.
+        statements: of the module's text.
         hindrance: why the text does not stand for them; "" if it does.
         live: the objects, which take the text's place then.
         folders: of the user's files that the text imports.
         observers: which are never part of the text.
     """
 
-    text: str = ""
+    statements: tuple[Statement, ...] = ()
     hindrance: str = ""
     live: Mapping[str, Any] = field(default_factory=dict)
     folders: tuple[Path, ...] = ()
     observers: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The module's source; "" where no object was given."""
+        return joined(self.statements) if self.statements else ""
 
     def install(self) -> None:
         """Make the modules importable, in place of those of an earlier call."""
@@ -56,7 +61,10 @@ class GivenCode:
             else:
                 place = f"{PLACE}/{source.file}"
                 linecache.cache[place] = len(self.text), None, self.text.splitlines(keepends=True), place
-                exec(compile(self.text, place, "exec", dont_inherit=True), vars(module))
+                line = 1
+                for statement in self.statements:
+                    exec(statement.compiled(place, line), vars(module))
+                    line += statement.text.count("\n") + 2
             vars(module)["__source__"] = source
         if self.observers:
             vars(_module(WATCHING)).update({name: _returns(value) for name, value in self.observers.items()})
@@ -71,7 +79,8 @@ class GivenCode:
         """Return the objects installed on every rank: rank 0's text, or each rank's own where that cannot be run."""
         own = self._tried()
         text, hindrance = world.broadcast((own.text, own.hindrance))
-        found = replace(own, text=text, hindrance=hindrance)
+        statements = own.statements if text == own.text else (Statement(text.removesuffix("\n")),)
+        found = replace(own, statements=statements, hindrance=hindrance)
         found.install()
         return found
 
@@ -127,8 +136,8 @@ class Collector:
 
     def result(self) -> GivenCode:
         """Return what was added."""
-        text = self._capture.text if self._live else ""
-        return GivenCode(text, self._hindrance, self._live, tuple(self._capture.folders), self._observers)
+        statements = tuple(self._capture.statements) if self._live else ()
+        return GivenCode(statements, self._hindrance, self._live, tuple(self._capture.folders), self._observers)
 
 
 def _module(name: str) -> ModuleType:
