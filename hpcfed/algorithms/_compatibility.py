@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import get_args
 
 from hpcfed.algorithms._base import ClientRule
 from hpcfed.config.recipe import Evaluate, Recipe
 from hpcfed.config.user_code.blame import defined_at
+from hpcfed.config.user_code.interface import check_arguments, check_names
 from hpcfed.errors import InputError, shown
 from hpcfed.types import DELTA, RESERVED, LocalMethod, Method, Normalization, ServerMethod
 
-SPELLING_CUTOFF = 0.85
-"""Likeness of two names from which one is taken for the other, mistyped."""
 WEIGHTS = ("samples", "uniform")
 FINAL_MODELS = tuple(name for name in get_args(Evaluate.model_fields["model"].annotation) if name != "auto")
 
@@ -39,8 +37,10 @@ def check_parts(method: Method) -> None:
                     remedy=f"hpcfed.types.{protocol.__name__} says what it has; hpcfed.ClientRule and "
                     f"hpcfed.ServerRule may be inherited from",
                 )
-            _check_arguments(method, role, part, name, getattr(protocol, name))
-        _check_names(method, role, part, protocol)
+            what = f"{method.name}: {name} of its {role} part, {type(part).__name__}"
+            check_arguments(what, part, name, getattr(protocol, name))
+        called = {name for name, found in vars(protocol).items() if inspect.isfunction(found)} - {"vectors"}
+        check_names(f"{method.name}: its {role} part, {type(part).__name__}", part, called)
     _check_state(method)
     _check_declared(method)
     if DELTA in (names := method.local.vectors(alike=False)) or not method.reported(alike=False):
@@ -50,24 +50,6 @@ def check_parts(method: Method) -> None:
             expected=f"names beside {DELTA!r}, which reports_delta says; at least one of the two",
             got=", ".join(map(repr, names)) or "none",
         )
-
-
-def _check_names(method: Method, role: str, part: object, protocol: type) -> None:
-    """Refuse misspelt names of functions: FedAvg's function would run instead.
-
-    Raises:
-        InputError: naming both.
-    """
-    called = {name for name, found in vars(protocol).items() if inspect.isfunction(found)} - {"vectors"}
-    own = [kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] not in ("hpcfed", "pydantic")]
-    names = {name for kind in own for name, found in vars(kind).items() if inspect.isfunction(found)}
-    for name in sorted(names - called):
-        for near in get_close_matches(name, called - names, 1, SPELLING_CUTOFF) if name[0] != "_" else []:
-            raise InputError(
-                f"{method.name}: its {role} part, {type(part).__name__}, has {name!r}, which hpcfed does not call",
-                where=defined_at(part, name),
-                remedy=f"did you mean {near!r}? Else give it another name",
-            )
 
 
 def _check_state(method: Method) -> None:
@@ -137,28 +119,6 @@ def _check_declared(method: Method) -> None:
                 expected="a number of vectors",
                 got=shown(number),
             )
-
-
-def _check_arguments(method: Method, role: str, part: object, name: str, wanted: object) -> None:
-    """Refuse a function whose arguments differ from those of `wanted`, the protocol's.
-
-    Raises:
-        InputError: naming the function and its arguments.
-    """
-    function = getattr(part, name)
-    if not inspect.isfunction(wanted) or not callable(function):
-        return
-    expected = [key for key in inspect.signature(wanted).parameters if key != "self"]
-    found = inspect.signature(function)
-    try:
-        found.bind(*expected)
-    except TypeError:
-        raise InputError(
-            f"{method.name}: {name} of its {role} part, {type(part).__name__}",
-            where=defined_at(part, name),
-            expected=f"the arguments {', '.join(expected)}",
-            got=", ".join(found.parameters),
-        ) from None
 
 
 def check_combination(recipe: Recipe, method: Method) -> None:

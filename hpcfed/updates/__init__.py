@@ -10,6 +10,7 @@ A file has one or more of ``UPDATE``, ``MEANS`` and ``DOWN``, ``TITLE`` and ``EX
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -20,6 +21,7 @@ from hpcfed.config.load import validated
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.updates import ChainPart
 from hpcfed.config.user_code.blame import defined_at
+from hpcfed.config.user_code.interface import check_arguments, check_names
 from hpcfed.errors import InputError, nearest
 from hpcfed.types import Method, Part
 from hpcfed.updates._base import CARRIED, DELTA_ITSELF, NORMS, SUM, TWICE, MeansPart, PartContext, Sent, UpdatePart
@@ -127,6 +129,7 @@ def _built(key: str, sections: list[ChainPart], recipe: Recipe) -> Iterator[Part
             if getattr(type(part), work) is getattr(base, work):
                 what = f"{at}.factory: {type(part).__name__} has no {work!r}"
                 raise InputError(what, where=defined_at(part), remedy=f"hpcfed.{base.__name__} says what it takes")
+            _check_functions(f"{at}.factory", part, base)
             yield part
             continue
         name, known = str(section.name), named(key)
@@ -135,6 +138,14 @@ def _built(key: str, sections: list[ChainPart], recipe: Recipe) -> Iterator[Part
             remedy = f"it is a part of {elsewhere!r}" if elsewhere else nearest(name, known)
             raise InputError(f"unknown part {name!r} in {key}", remedy=remedy)
         yield validated(known[name], section.args, "", f"{at}.{name}")
+
+
+def _check_functions(at: str, part: Part, base: type[Part]) -> None:
+    """Refuse functions of a user-defined part with other names or arguments than those of its base."""
+    called = {name for name, found in vars(base).items() if inspect.isfunction(found)}
+    check_names(f"{at}: its part, {type(part).__name__}", part, called)
+    for name in sorted(called):
+        check_arguments(f"{at}: {name} of {type(part).__name__}", part, name, getattr(base, name))
 
 
 def resolved(recipe: Recipe, chain: Chain) -> dict[str, list[ChainPart]]:

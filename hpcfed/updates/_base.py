@@ -108,20 +108,15 @@ class UpdatePart(Part):
     keeps: ClassVar[frozenset[str]] = frozenset()
     """What stays true behind it, of `NORMS`, `DELTA_ITSELF`, `CARRIED` and `TWICE`."""
 
-    @property
-    def stateful(self) -> bool:
-        """Whether clients keep a state between rounds."""
-        return False
+    stateful: ClassVar[bool] = False
+    """Whether clients keep a state between rounds."""
+    scalars: ClassVar[tuple[str, ...]] = ()
+    """Names of the numbers that a client sends for the part, 8 bytes each; `share` gets their means."""
 
     @property
     def treats_alike(self) -> bool:
         """Whether carried vectors are sent as all others: else none may be derived from another behind the part."""
         return not self.stateful
-
-    @property
-    def scalars(self) -> tuple[str, ...]:
-        """Names of the numbers that a client sends for the part, 8 bytes each; `share` gets their means."""
-        return ()
 
     def begin(self, vectors: Vectors) -> State:
         """Return a client's state before its first participation.

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from math import nan
 from typing import TYPE_CHECKING, Any, cast
 
+from hpcfed.config.user_code.blame import defined_at
+from hpcfed.errors import InputError, shown
 from hpcfed.types import (
     DELTA,
     MOVED,
@@ -128,7 +130,12 @@ class Chain:
 def _codings(parts: Sequence[UpdatePart], sizes: tuple[int, ...], number_bits: int) -> list[Coding]:
     found = [plain(sizes, number_bits)]
     for part in parts:
-        found.append(part.coded(found[-1]))
+        after = part.coded(found[-1])
+        if not isinstance(after, Coding) or not 0 <= after.values <= after.entries or after.bits < 1:
+            where, what = defined_at(part, "coded"), f"{type(part).__name__}.coded: its answer"
+            expected = "a coding of up to n numbers of a bit or more, by coding.chosen and coding.coded"
+            raise InputError(what, where=where, expected=expected, got=shown(after))
+        found.append(after)
     return found
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, float64, int64
 
 from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.config.user_code.method import Checked, Signature
+from hpcfed.errors import counted
 from hpcfed.models.flat import FlatModel
 from hpcfed.rng import Purpose
 from hpcfed.types import Means, Part, State
@@ -82,6 +83,10 @@ class _CheckedUpdates(Checked):
         for name, places in sent.places.items():
             if not isinstance(places, Tensor) or places.dtype != int64 or places.dim() != 1:
                 self._refuse("send", f"its places of {name!r}", "a tensor (k,) in int64", type(places).__name__)
+            packed = self._part.coded(context.coding).values
+            if len(places) != packed:
+                expected = f"{counted(packed, 'place')}, the numbers that the coding of `coded` sends"
+                self._refuse("send", f"its places of {name!r}", expected, str(len(places)))
         return cast("Sent", sent)
 
     def _check_names(self, found: Any, vectors: Vectors) -> None:

@@ -23,7 +23,7 @@ class Choosing(WithFeedback):
         return LESSENS | ({NORMS} if self.fraction == 1 else frozenset())
 
     @property
-    def stateful(self) -> bool:
+    def stateful(self) -> bool:  # type: ignore[override]
         return self.feedback and self.fraction < 1
 
     def count_of(self, entries: int) -> int:

@@ -27,7 +27,7 @@ class WithFeedback(TilePart):
     feedback: bool = True
 
     @property
-    def stateful(self) -> bool:
+    def stateful(self) -> bool:  # type: ignore[override]
         return self.feedback
 
     def begin(self, vectors: Vectors) -> State:

@@ -47,7 +47,7 @@ class Clip(TilePart):
     later: ClassVar[frozenset[str]] = frozenset({"quantile", "rate"})
 
     @property
-    def scalars(self) -> tuple[str, ...]:
+    def scalars(self) -> tuple[str, ...]:  # type: ignore[override]
         return () if self.quantile is None else (BELOW,)
 
     def begin_shared(self, vectors: Vectors) -> State:

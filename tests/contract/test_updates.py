@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
 from hpcfed.types import ClientInfo, LocalResult, RoundContext
-from hpcfed.updates import Chain, PartContext, UpdatePart
+from hpcfed.updates import Chain, PartContext, Sent, UpdatePart
 from hpcfed.updates._chain import sending
 from hpcfed.updates._coding import Coding, plain
 from hpcfed.updates._layout import Layout, layout_of
@@ -606,6 +607,7 @@ def test_a_rule_that_says_what_it_reads_is_taken(place):
     assert len(run(place, "run", python_path=[str(place)], algorithm="quiet:plainly", updates=[TOP]).metrics) == 3
 
 
+SENDS = "return Sent(vectors)\n\n    "
 WRONG: Mapping[str, tuple[str, str]] = {
     "shape": ("return Sent({name: v[1:] for name, v in vectors.items()})", "its 'delta'"),
     "names": ("return Sent({})", "the names of its vectors"),
@@ -613,6 +615,17 @@ WRONG: Mapping[str, tuple[str, str]] = {
     "memory": ("CALLS.append(1); return Sent({n: v * len(CALLS) for n, v in vectors.items()})", "a different"),
     "writes": ("[v.mul_(2) for v in vectors.values()]; return Sent(vectors)", "written to in place"),
     "state": ("return Sent(vectors, {'e': vectors['delta']})", "a name of its answer|its state 'e'"),
+    "places": (
+        "return Sent(vectors, places={n: v[:3].long() for n, v in vectors.items()})",
+        "places, the numbers that",
+    ),
+    "coding": (f"{SENDS}def coded(self, coding):\n        return None", "coded: its answer: expected a coding"),
+    "no coding": (f"{SENDS}def coded(self, coding):\n        return coding.chosen(-3, 0)", "coded: its answer"),
+    "arguments": (
+        f"{SENDS}def share(self, shared):\n        return shared",
+        "the arguments shared, means, got",
+    ),
+    "misspelt": (f"{SENDS}def shares(self, shared, means):\n        return shared", "did you mean 'share'?"),
 }
 
 
@@ -622,9 +635,31 @@ def test_a_part_of_the_users_is_checked(case, place):
     body, words = WRONG[case]
     program = "from hpcfed import UpdatePart\nfrom hpcfed.updates import Sent\nCALLS = []\n\n\nclass Own(UpdatePart):\n"
     program += f"    def send(self, vectors, state, shared, context):\n        {body}\n"
-    (place / f"own_{case}.py").write_text(program)
-    with pytest.raises(hpcfed.InputError, match=words):
-        run(place, "run", python_path=[str(place)], updates=[{"factory": f"own_{case}:Own"}])
+    name = f"own_{case.replace(' ', '_')}"
+    (place / f"{name}.py").write_text(program)
+    with pytest.raises(hpcfed.InputError, match=words) as refused:
+        run(place, "run", python_path=[str(place)], updates=[{"factory": f"{name}:Own"}])
+    assert re.search(rf"\b{name}\.py, line \d", str(refused.value))
+
+
+class Doubled(UpdatePart):
+    """Every other vector of a client is sent twice as large: it says that it has a state as client rules say it."""
+
+    stateful = True
+
+    def begin(self, vectors):
+        return {"times": torch.zeros(())}
+
+    def send(self, vectors, state, shared, context):
+        scale = 1 + float(state["times"]) % 2
+        return Sent({name: scale * v for name, v in vectors.items()}, {"times": state["times"] + 1})
+
+
+def test_a_part_says_that_it_has_a_state_as_a_rule_does(place):
+    local = {"steps": 1, "batch_size": "full", "lr": 1e-6}
+    found = run(place, "run", updates=[Doubled()], cohort={"schedule": [[0]]}, rounds=2, local=local)
+    plain, doubled = (row["delta_sq"] for row in found.metrics)
+    assert doubled == pytest.approx(4 * plain, rel=1e-3)
 
 
 def test_a_part_of_the_users_in_one_file(place):
