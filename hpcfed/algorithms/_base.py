@@ -30,6 +30,8 @@ class ClientRule(Part):
     evaluates_elsewhere: ClassVar[bool] = False
     trains_personal: ClassVar[bool] = False
     """Whether each client trains a second model, by the tilt of `personal`; costs a solve more."""
+    counts_clients: ClassVar[bool] = False
+    """Whether it reads N or n, as `ClientInfo.mean_samples`; see `hpcfed.types.Method.counts_clients`."""
 
     @property
     def prox_mu(self) -> float:
@@ -73,6 +75,8 @@ class ServerRule(Part):
     reads_delta_sq: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset()
     final_model: ClassVar[str] = "last"
+    counts_clients: ClassVar[bool] = False
+    """Whether it reads N or n, as ``means.fraction``; see `hpcfed.types.Method.counts_clients`."""
 
     def begin(self, w: Tensor) -> State:
         return {}

@@ -141,6 +141,7 @@ def test_a_method_that_cannot_be_is_refused_in_one_line(algorithm, says, world, 
             "statefull = True",
             "'statefull = True' has no type; did you mean 'stateful'? a constant is statefull: ClassVar",
         ),
+        ("count_clients = True", "did you mean 'counts_clients'?"),
         ("zz = 1", "the attribute 'zz = 1' has no type; a constant is zz: ClassVar = 1, a parameter zz: TYPE = 1"),
     ],
 )
@@ -152,6 +153,23 @@ def test_an_attribute_without_a_type_is_refused_in_one_line(attribute, says, tmp
     assert says in line
     assert "untyped.py, line 5" in line
     assert "https" not in line
+
+
+SAYING = """
+from hpcfed import ClientRule, ServerRule
+
+class Client(ClientRule):
+    {flag} = ClientRule.{flag}
+
+class Server(ServerRule):
+    {flag} = ServerRule.{flag}
+"""
+
+
+def test_what_both_rules_may_say_needs_no_type(tmp_path):
+    (tmp_path / "saying.py").write_text(SAYING.format(flag="counts_clients"))
+    assert not imported("saying:Client", [tmp_path], "algorithm.factory")().counts_clients
+    assert not imported("saying:Server", [tmp_path], "algorithm.factory")().counts_clients
 
 
 ERRING = """

@@ -23,7 +23,8 @@ from hpcfed.types import LocalMethod
 
 log = logging.getLogger("hpcfed")
 
-FLAGS = ("client_scalars", *(name for name in vars(LocalMethod) if not name.startswith("_")))
+OF_SERVERS = ("client_scalars", "counts_clients", "final_model", "reads")
+FLAGS = (*OF_SERVERS, "trains_personal", *(name for name in vars(LocalMethod) if not name.startswith("_")))
 """Names that a rule's class may set, and its methods."""
 OF_THE_USER = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
 """Errors of the system that mean a wrong path, not a failing machine."""
