@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
@@ -353,7 +353,10 @@ def _override(content: dict[str, Any], text: str) -> None:
     except Malformed as error:
         raise InputError(f"override {shown(text)}", expected="a YAML value after '='", got=str(error)) from None
     value_at = _index(place, last, text) if isinstance(place, list) else last
-    place[value_at] = {} if given is None and _has_defaults(key) else spelled_out(key, given)
+    if given is None and _has_default(key):
+        place.pop(last, None)
+    else:
+        place[value_at] = spelled_out(key, given)
     if comment := _comment(value):
         what, remedy = f"override {shown(text)}", "quote the value, twice for the shell: \"name='try #1'\""
         raise InputError(what, expected="a value without a comment", got=shown(comment), remedy=remedy)
@@ -371,15 +374,16 @@ def _index(entries: list[Any], part: str, text: str) -> int:
     return int(part)
 
 
-def _has_defaults(key: str) -> bool:
-    """Whether a dotted key is a section that may be left out: as an override, null means its defaults."""
+def _has_default(key: str) -> bool:
+    """Whether a dotted key may be left out, and null is none of its values: as an override, null means its default."""
     kind: Any = Recipe
+    field: Any = None
     for part in key.split("."):
-        field = kind.model_fields.get(part)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        field = kind.model_fields.get(part) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        if field is None:
             return False
         kind = field.annotation
-    return not field.is_required()
+    return not field.is_required() and type(None) not in get_args(kind)
 
 
 def _comment(value: str) -> str:

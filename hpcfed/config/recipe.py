@@ -180,7 +180,7 @@ def seed_for_all(value: Any) -> Any:
 class CohortSection(Section):
     """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; by default all.
 
-    A schedule is a JSON file with a list over rounds of lists of clients; or such a list here, which is repeated:
+    A schedule is a JSON file with a list of clients for each round; or a list of such lists here, which is repeated:
     ``[[2]]`` is client 2 alone, ``[[0], [1], [2]]`` a model that travels.
 
     `stream: authors` draws as FedDyn's code does, which repeats cohorts: round t from seed ``seed.cohort`` + t − 1, or
@@ -197,8 +197,8 @@ class CohortSection(Section):
     stream: Literal["own", "authors"] = "own"
     """`authors` draws Bernoulli cohorts as FedDyn's code does."""
     schedule: Annotated[Path | list[list[int]] | None, PlainValidator(a_schedule), WithJsonSchema(A_SCHEDULE)] = None
-    """A JSON file, or a list over rounds of lists of clients, repeated: `[[2]]` is client 2 alone, `[[0], [1],
-    [2]]` a model that travels."""
+    """Lists of clients: a JSON file with one for each round, or some here, which are repeated: `[[2]]` is client 2
+    alone, `[[0], [1], [2]]` a model that travels."""
     without: Annotated[Without | None, BeforeValidator(a_client_or_several)] = None
     """Clients that never take part, by number or name: `[hospital-3]` (docs/checking.md)."""
 

@@ -143,7 +143,7 @@ def test_objects_that_cannot_be_recorded_train_and_say_so(tmp_path, command, cap
     assert "objects that no text stands for" in done.stderr
 
 
-@pytest.mark.parametrize(("key", "marked"), [("algorithm", "in step"), ("rule", "in the step"), ("model", "in wide")])
+@pytest.mark.parametrize(("key", "marked"), [("algorithm", "in step"), ("rule", "in step"), ("model", "in wide")])
 def test_an_error_is_named_where_the_user_wrote_it(key, marked, tmp_path):
     """The recorded text, which has no comments and other definitions, has other lines."""
     width = 4

@@ -348,15 +348,19 @@ def test_a_run_of_the_last_model_has_no_other(folder, monkeypatch):
 
 
 @pytest.mark.one_mpi
-def test_a_section_that_is_null_has_its_defaults(folder):
-    """On the command line, where a recipe's section cannot be left out."""
+def test_a_key_that_is_null_has_its_default(folder):
+    """On the command line, where a key of the recipe cannot be left out."""
     stop = {"test_accuracy": 0.9}
     changed = {"cohort": {"size": 3}, "seed": 7, "loss": "cross-entropy", "parameters": {"buffers": "averaged"}}
+    changed |= {"updates": ["sign"], "means": ["median"], "observers": ["wandb"], "guess": 3, "deterministic": False}
     changed |= {"evaluate": {"every": 2, "train": {"every": 2}}, "stop": stop, "checkpoint": {"every": 2}}
     path = write_recipe(folder, "changed.yaml", **changed)
     plain = load_recipe(write_recipe(folder, "plain.yaml", evaluate=None), ["name=changed"])
     assert load_recipe(path, [f"{key}=null" for key in changed]) == plain
     assert load_recipe(path, ["evaluate.train=null"]).evaluate.train.every == 0
+    assert load_recipe(path, ["local.momentum=0.5", "local.lr_schedule=[{round: 2, lr: 1}]"]) != load_recipe(path)
+    nulls = ["local.momentum=0.5", "local.momentum=null", "local.lr_schedule=null", "local.step_args=null"]
+    assert load_recipe(path, nulls) == load_recipe(path)
     for key in ("local", "algorithm", "model"):
         with pytest.raises(InputError, match=f"{key}: expected a mapping of keys, got None"):
             load_recipe(path, [f"{key}=null"])
