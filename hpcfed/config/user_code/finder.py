@@ -59,8 +59,16 @@ def as_prefixes(folders: Iterable[Path]) -> tuple[str, ...]:
 
 
 def find_in(folders: Sequence[Path], name: str) -> ModuleSpec | None:
-    """Return the top-level module of a name in some folders, in their order; None if none has it."""
-    return PathFinder.find_spec(name, [str(folder) for folder in folders])
+    """Return the top-level module of a name in some folders, in their order; None if none has it.
+
+    As in Python a folder without ``__init__.py``, such as the clone of a package, is no module if a package that can
+    be imported has its name.
+    """
+    found = PathFinder.find_spec(name, [str(folder) for folder in folders])
+    if found is None or found.has_location:
+        return found
+    others = (finder.find_spec(name, None) for finder in sys.meta_path if not isinstance(finder, _Finder))
+    return None if any(other is not None and other.has_location for other in others) else found
 
 
 class _Finder(MetaPathFinder):
