@@ -20,6 +20,7 @@ import torch
 
 import hpcfed
 from hpcfed.config.load import dump_yaml
+from hpcfed.config.user_code.modules import forget
 from tests.federations import write_federation
 from tests.launch import own_line
 from tests.mpi.recipes import small, write_recipe, write_small
@@ -66,6 +67,35 @@ def gains(run: Path) -> list[float]:
 
 def recorded(run: Path) -> dict[str, Any]:
     return json.loads((run / "code.json").read_text())
+
+
+def test_an_installed_packages_code_is_the_users_too(folder, command, monkeypatch):
+    """Also beside a clone of it, a folder without ``__init__.py``; an error in it is named by its line."""
+    packages = folder / "site-packages"
+    (packages / "fedown").mkdir(parents=True)
+    (folder / "fedown").mkdir()
+    files = {"__init__.py": "", "methods.py": OWN.replace("late", "fedown.late"), "late.py": "GAIN = 1.5\n"}
+    for name, text in files.items():
+        (packages / "fedown" / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
+    names = ["fedown", "fedown.late", "fedown.methods"]
+    run = ["run", "recipe.yaml", "-q", "algorithm.factory=fedown.methods:make"]
+    assert command(run, folder).returncode == 0
+    assert sorted(recorded(folder / "run")["files"]) == names
+    verify = ["verify", "run", "--all"]
+    assert command(verify, folder).returncode == 0
+    (packages / "fedown" / "late.py").write_text("GAIN = 0.5\n")
+    forget(names)  # as in another process
+    for again in [*run, "rounds=5"], verify:
+        done = command(again, folder)
+        assert (done.returncode, "fedown/late.py differs from line 1" in done.stderr) == (2, True)
+    assert command([*verify, "--run-code"], folder).returncode == 0
+    (packages / "fedown" / "late.py").write_text("GIAN = 0.5\n")
+    forget(names)
+    done = command([*run, "output=other"], folder)
+    forget(names)
+    line = 1 + files["methods.py"].splitlines().index("        from fedown.late import GAIN")
+    assert (done.returncode, f"methods.py, line {line}, in step: ImportError" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("rounds", [[], ["rounds=5"]], ids=["finished", "more-rounds"])

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import PydanticUserError, ValidationError
 
-from hpcfed.config.user_code.finder import is_own
+from hpcfed.config.user_code.finder import is_blamed
 from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError, InputError, did_you_mean, shown
 from hpcfed.ranks.accelerators import is_fault
 from hpcfed.ranks.world import World
@@ -36,13 +36,13 @@ OF_THE_MACHINE = ("CUDA error", "out of memory", HOST_FULL, "can't start new thr
 
 def place_of(error: BaseException) -> str:
     """Return file, line and function of the innermost frame of user code in an error's traceback; "" if none."""
-    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+    if isinstance(error, SyntaxError) and error.filename and is_blamed(error.filename):
         return f"{_short(error.filename)}, line {error.lineno}"
     seen: BaseException | None = error
     while seen is not None:
         frames: list[tuple[FrameType, int]] = [*traceback.walk_tb(seen.__traceback__)]
         for frame, line in reversed(frames):
-            if is_own(frame.f_code.co_filename):
+            if is_blamed(frame.f_code.co_filename):
                 return f"{_short(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
         seen = seen.__cause__ or seen.__context__
     return ""
@@ -60,7 +60,7 @@ def defined_at(part: object, name: str = "") -> str:
     function = inspect.unwrap(getattr(kind, name, kind))
     code = getattr(function, "__code__", None)
     if code is not None:
-        return f"{_short(code.co_filename)}, line {code.co_firstlineno}" if is_own(code.co_filename) else ""
+        return f"{_short(code.co_filename)}, line {code.co_firstlineno}" if is_blamed(code.co_filename) else ""
     with suppress(OSError, TypeError):
         return f"{_short(inspect.getsourcefile(kind) or '')}, line {inspect.getsourcelines(kind)[1]}"
     return ""

@@ -18,6 +18,7 @@ from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -30,6 +31,8 @@ INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed packages, in any environment."""
 CELLS = ("<ipython-input", "<stdin>")
 """File names of code typed at a prompt; a notebook's cells name a file in a temporary folder."""
+MOST_FILES = 64
+"""Files of Python in an installed package of methods or models; a library, such as torchvision, has more."""
 IMPORTS = ("<frozen importlib", importlib.__file__)
 """File names of the frames between an import and the finder."""
 
@@ -46,9 +49,29 @@ def is_own(file: str) -> bool:
 def _libraries() -> tuple[str, ...]:
     """Folders of Python, of its packages, and of hpcfed, as path prefixes."""
     python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders = {f"{folder}{os.sep}" for path in python for folder in (path, os.path.realpath(path))}
+    return (*folders, *_ours())
+
+
+@cache
+def is_extension(origin: str) -> bool:
+    """Whether an installed package is recorded as user code is, if a recipe names it: one of `MOST_FILES` or fewer."""
+    path = Path(origin)
+    if origin.startswith(_ours()) or not any(name in INSTALLED for name in path.parts):
+        return False
+    return path.name != "__init__.py" or sum(1 for _ in islice(path.parent.rglob("*.py"), MOST_FILES + 1)) <= MOST_FILES
+
+
+def is_blamed(file: str) -> bool:
+    """Whether an error in a file is one of user code: also of the installed packages that recipes have named."""
+    return is_own(file) or file.startswith(tuple(_FINDER.packages))
+
+
+@cache
+def _ours() -> tuple[str, ...]:
+    """Folders of hpcfed, as path prefixes."""
     ours = Path(__file__).parents[2]
-    folders = [*python, str(ours), str(ours.with_name("data_prep"))]
-    return tuple({f"{folder}{os.sep}" for path in folders for folder in (path, os.path.realpath(path))})
+    return as_prefixes([ours, ours.with_name("data_prep")])
 
 
 def as_prefixes(folders: Iterable[Path]) -> tuple[str, ...]:
@@ -77,11 +100,13 @@ class _Finder(MetaPathFinder):
     Attributes:
         folders: of the recipe whose code was imported last.
         wanted: the module that the recipe names, while it is imported.
+        packages: prefixes of the files of installed packages that recipes have named.
     """
 
     def __init__(self) -> None:
         self.folders: Sequence[Path] = ()
         self.wanted: str | None = None
+        self.packages: set[str] = set()
 
     def _is_asked_from_them(self) -> bool:
         """Whether the import that is going on stands in a file of the folders."""
@@ -119,9 +144,13 @@ def import_named(name: str, python_path: Sequence[Path], key: str) -> ModuleType
         sys.meta_path.insert(0, _FINDER)
     _FINDER.folders, _FINDER.wanted = list(python_path), package
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     finally:
         _FINDER.wanted = None
+    origin = getattr(sys.modules[package], "__file__", None) or ""
+    if any(name in INSTALLED for name in Path(origin).parts) and not origin.startswith(_ours()):
+        _FINDER.packages.add(origin.removesuffix("__init__.py"))
+    return module
 
 
 def _refuse_namesake(package: str, python_path: Sequence[Path], key: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from hpcfed.config.user_code.capture import Capture
-from hpcfed.config.user_code.finder import GIVEN, NOTEBOOK, as_prefixes, find_in, is_own
+from hpcfed.config.user_code.finder import GIVEN, NOTEBOOK, as_prefixes, find_in, is_extension, is_own
 from hpcfed.config.user_code.values import NotStorable
 from hpcfed.io.text import open_file
 
@@ -112,7 +112,23 @@ def loaded(folders: Sequence[Path], references: Iterable[str], leave_out: Iterab
         root = next((root for root in roots if file.startswith(root)), None)
         if root is not None and name not in ignored:
             found[name] = _source_of(name, file, file[len(root) :])
-    return found | _of_main(references) | _of_given(references)
+    return found | _of_packages(references, folders) | _of_main(references) | _of_given(references)
+
+
+def _of_packages(references: Sequence[str], python_path: Sequence[Path]) -> dict[str, Source]:
+    """Return the sources of the loaded modules of installed packages to which the recipe refers."""
+    found = {}
+    for package in sorted({text.partition(":")[0].partition(".")[0] for text in references}):
+        origin = _origin(package, python_path)
+        if origin is None or is_own(origin) or not is_extension(origin):
+            continue
+        path = Path(origin)
+        root = path.parent.parent if path.name == "__init__.py" else path.parent
+        for name, module in [*sys.modules.items()]:
+            file = _file_of(module) if name == package or name.startswith(f"{package}.") else None
+            if file is not None and Path(file).is_relative_to(root):
+                found[name] = _source_of(name, file, str(Path(file).relative_to(root)))
+    return found
 
 
 def _of_given(references: Sequence[str]) -> dict[str, Source]:
@@ -200,9 +216,9 @@ def _own_files() -> Iterator[tuple[str, str]]:
 
 
 def is_installed(reference: str, python_path: Sequence[Path]) -> bool:
-    """Whether ``package.module:name`` is in hpcfed, in an installed package or in Python itself."""
+    """Whether ``package.module:name`` is in hpcfed, in an installed library or in Python itself."""
     origin = _origin(reference, python_path)
-    return origin is not None and not is_own(origin)
+    return origin is not None and not is_own(origin) and not is_extension(origin)
 
 
 def _homes(references: Iterable[str], python_path: Sequence[Path]) -> Iterator[Path]:
