@@ -213,7 +213,7 @@ def _of_the_sum(runs: Sequence[RecordedRun], kept: Sequence[Sequence[int] | None
         )
     says = "all updates are the same: their sum or the server's step differs: look at reduction and algorithm"
     if anew := " and ".join(str(run.folder) for run, known in zip(runs, kept, strict=True) if known is None):
-        says = f"{says}; or the machine of {anew}, which recorded no update_hashes: they were computed again here"
+        says = f"{says} ({anew}: without update_hashes, so computed again here; there they may have been others)"
     return says
 
 

@@ -52,7 +52,7 @@ PLANTED: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
     "server, without hashes": (
         {"algorithm": {"name": "scaffold", "server_lr": 1.1}, "update_hashes": False},
         "part in round 1",
-        "reduction and algorithm; or the machine of ",
+        "reduction and algorithm (",
     ),
 }
 
