@@ -118,7 +118,7 @@ def made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path], k
     Args:
         reference, python_path, key: see `imported`.
         args: its keyword arguments.
-        remedy: of the error, if the factory raises.
+        remedy: of the error, if the factory raises that has arguments, or lacks some.
 
     Raises:
         InputError: it cannot be imported, takes other arguments, or raises.
@@ -135,7 +135,7 @@ def made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path], k
             raise InputError(f"{_prefix(key)}{name}", expected=expected, got=got, remedy=whose) from error
         what = f"{key} {reference!r} raised {described(error)}{at}"
         misfit = isinstance(error, TypeError) and not place  # raised by the call, not in the factory
-        remedy = (misfit and _remedy_of_call(factory, args, key)) or remedy
+        remedy = (misfit and _remedy_of_call(factory, args, key)) or (remedy if args or misfit else "")
         raise InputError(
             what, got=f"the keys {', '.join(args) or '(none)'}" if misfit else "", remedy=remedy
         ) from error
