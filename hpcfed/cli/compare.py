@@ -14,7 +14,7 @@ from hpcfed.cli.options import asked_on_terminal
 @click.argument("runs", metavar="RUN RUN", nargs=2, type=click.Path(path_type=Path))
 @click.option("--data", type=click.Path(path_type=Path), help="Present place of the federation file of both.")
 @click.option("--code", type=click.Path(path_type=Path), help="Present folder of the code that both recipes name.")
-@click.option("--run-code", is_flag=True, help="Run code of the user's from the runs' own records.")
+@click.option("--run-code", is_flag=True, help="Run the runs' recorded code, and calls of installed packages.")
 @JSON
 def command(runs: tuple[Path, Path], data: Path | None, code: Path | None, run_code: bool, as_json: bool) -> int:
     """Find where two runs part: the first round, its clients, and by replay the first client's step.

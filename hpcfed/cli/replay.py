@@ -15,7 +15,7 @@ from hpcfed.cli.options import asked_on_terminal
 @click.option("--client", required=True, help="Name of a client of that round's cohort, or else its number.")
 @click.option("--data", type=click.Path(path_type=Path), help="Present place of the federation file.")
 @click.option("--code", type=click.Path(path_type=Path), help="Present folder of the code that the recipe names.")
-@click.option("--run-code", is_flag=True, help="Run code of the user's from the run's own record.")
+@click.option("--run-code", is_flag=True, help="Run the run's recorded code, and calls of installed packages.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Also draw the steps into this PNG, PDF or SVG.")
 def command(
     run: Path, number: int, client: str, data: Path | None, code: Path | None, run_code: bool, picture: Path | None

@@ -29,7 +29,9 @@ from hpcfed.cli.options import Finite, asked_on_terminal
     help='"Allowed signers" of ssh-keygen: one of them must have signed the certificate.',
 )
 @click.option(
-    "--run-code", is_flag=True, help="Run code of the user's from the run's own record, where it is nowhere else."
+    "--run-code",
+    is_flag=True,
+    help="Run code of the user's from the run's own record, where it is nowhere else, and calls of installed packages.",
 )
 @click.option(
     "--tolerance",

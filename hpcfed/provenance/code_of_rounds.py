@@ -2,7 +2,8 @@
 
 Code in the recipe's folders (or in the folder of ``--code``), in the running script or in the notebook is used if it is
 as recorded and lies outside the run folder. Otherwise the text in ``code.json`` is used. Since a run folder may come
-from somebody else, this text runs only with the user's permission.
+from somebody else, this text runs only with the user's permission, and so does a call of an installed package with the
+recipe's arguments (`installed_calls`). Observers, which decide no result, are not imported.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from hpcfed.assembly import resolve
 from hpcfed.config.factory import named_code
 from hpcfed.config.metrics import OwnMetric
 from hpcfed.config.recipe import Recipe
-from hpcfed.config.user_code.modules import Source, at_hand, forget, outdated
+from hpcfed.config.user_code.modules import Source, at_hand, forget, lies_in, outdated, unrecorded
 from hpcfed.config.user_code.recorded import as_recorded, modules_of, recorded_code
 from hpcfed.errors import InputError, counted
-from hpcfed.run_folder.code import CodeRecord, CodeVersion, references
-from hpcfed.run_folder.files import SIGNATURE
+from hpcfed.run_folder.code import CODE_FILE, CodeRecord, CodeVersion, installed_calls, references
+from hpcfed.run_folder.files import RECIPE, SIGNATURE
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class Permission:
         ask: shows the user a description of the code, and returns whether the code may run; None: the user is not
             asked, and `given` decides.
         option: the option that gives permission, named in errors; "" if the caller has no such option.
+        installed: whether the recipe may call installed packages with its arguments without asking the user.
     """
 
     given: bool = False
     ask: Callable[[str], bool] | None = None
     option: str = ""
+    installed: bool = False
 
     def asked(self, what: str) -> bool:
         """Return whether code may run; the user is asked if necessary, with `what` as the description of the code."""
@@ -86,7 +89,7 @@ class CodeOfRounds:
 
 
 def code_of_rounds(run: Path, recipe: Recipe, rounds: int, permission: Permission) -> list[CodeOfRounds]:
-    """Return the versions of a run's code, in the order of their rounds.
+    """Return the versions of a run's code, in the order of their rounds; together they have all rounds.
 
     Args:
         run: the run folder.
@@ -95,25 +98,29 @@ def code_of_rounds(run: Path, recipe: Recipe, rounds: int, permission: Permissio
         permission: whether code from ``code.json`` may run.
 
     Raises:
-        InputError: ``code.json`` is damaged, the recipe cannot be run here, or no version of the code can run.
+        InputError: ``code.json`` is damaged, the recipe cannot be run here, no version of the code can run, or a call
+            of an installed package has no permission.
     """
-    versions = CodeRecord(run).versions()
+    _check_installed(run, recipe, permission)
+    versions = _completed(CodeRecord(run).versions())
     named = references(recipe)
-    lasts = [*(one.since - 1 for one in versions[1:]), rounds]
+    following = [*(one.since for one in versions[1:]), rounds + 1]
     found, recorded = list[CodeOfRounds](), list[CodeOfRounds]()
     remedy = "name the folder of the recorded code with --code"
     if permission.option:
         remedy = f"{remedy}, or run the recorded text with {permission.option}"
-    for version, last in zip(versions, lasts, strict=True):
-        last = min(last, rounds)
-        if version.since > last:  # accepted, and not trained with yet
+    first = 1
+    for number, version in enumerate(versions):
+        last = min(following[number:]) - 1
+        if first > last:  # accepted, and not trained with yet, or only before the run was cut
             continue
-        one = _present(run, recipe, version, last, named)
+        one = _present(run, recipe, version, (first, last), named)
         if one is None:
-            hindrance = _hindrance(run, recipe, version)
-            one = CodeOfRounds(version.since, last, recipe, version.files, hindrance, remedy)
+            hindrance = _hindrance(run, recipe, version, named)
+            one = CodeOfRounds(first, last, recipe, version.files, hindrance, remedy)
             recorded.append(one)
         found.append(one)
+        first = last + 1
     if recorded and permission.asked(_question(run, recorded)):
         found = [_from_record(one, named) if one in recorded else one for one in found]
     if all(one.hindrance for one in found):
@@ -121,15 +128,46 @@ def code_of_rounds(run: Path, recipe: Recipe, rounds: int, permission: Permissio
     return found
 
 
-def _present(run: Path, recipe: Recipe, version: CodeVersion, last: int, named: Sequence[str]) -> CodeOfRounds | None:
-    """Return a version read from the recipe's folders; None if the code there differs, or lies in the run folder."""
-    if named and version.files:
-        within = [folder for folder in recipe.python_path if folder.resolve().is_relative_to(run)]
-        if within or not at_hand(version.files, named, recipe.python_path):
-            return None
-    one = CodeOfRounds(version.since, last, recipe, {})
+def _check_installed(run: Path, recipe: Recipe, permission: Permission) -> None:
+    """Refuse a recipe that calls installed packages with its arguments, unless it may.
+
+    Raises:
+        InputError: it may not.
+    """
+    calls = ", ".join(installed_calls(recipe))
+    what = f"{run / RECIPE} calls {calls}, which is installed here, with arguments of its own and all your rights"
+    if calls and not (permission.installed or permission.asked(what)):
+        remedy = f"read its arguments; allow it with {permission.option}" if permission.option else ""
+        raise InputError(f"calls {calls}, which is installed here", where=str(run / RECIPE), remedy=remedy)
+
+
+def _completed(versions: Sequence[CodeVersion]) -> list[CodeVersion]:
+    """Return the versions, each with the modules that only later ones have: a metric that was added on the way."""
+    later: Mapping[str, Source] = {}
+    found = list[CodeVersion]()
+    for one in reversed(versions):
+        later = {**later, **one.files}
+        found.insert(0, CodeVersion(one.since, later))
+    return found
+
+
+def _present(
+    run: Path, recipe: Recipe, version: CodeVersion, rounds: tuple[int, int], named: Sequence[str]
+) -> CodeOfRounds | None:
+    """Return a version read from the recipe's folders; None if the code there differs, or lies in the run folder.
+
+    `rounds`: the first and the last of its rounds.
+    """
+    if named and not (
+        at_hand(version.files, named, recipe.python_path)
+        and not unrecorded(version.files, named)
+        and not lies_in(run, version.files, named, recipe.python_path)
+    ):
+        return None
+    one = CodeOfRounds(*rounds, recipe, {})
     with one.imported():
-        return CodeOfRounds(version.since, last, resolve(recipe), {})
+        unwatched = resolve(recipe.model_copy(update={"observers": []}))
+    return CodeOfRounds(*rounds, unwatched.model_copy(update={"observers": recipe.observers}), {})
 
 
 def _from_record(one: CodeOfRounds, named: Sequence[str]) -> CodeOfRounds:
@@ -139,7 +177,9 @@ def _from_record(one: CodeOfRounds, named: Sequence[str]) -> CodeOfRounds:
         return CodeOfRounds(one.first, one.last, resolve(recipe), modules)
 
 
-def _hindrance(run: Path, recipe: Recipe, version: CodeVersion) -> str:
+def _hindrance(run: Path, recipe: Recipe, version: CodeVersion, named: Sequence[str]) -> str:
+    if missing := unrecorded(version.files, named):
+        return f"{CODE_FILE} does not have {', '.join(missing)}"
     changed = CodeRecord(run).changed_from(recipe, version.files)
     return ", ".join([*changed.values()][:3]) or f"{', '.join(version.files)} of the run's own folder"
 
@@ -184,7 +224,7 @@ def runs(code: Sequence[CodeOfRounds]) -> Iterator[str]:
     A line has the code's names in the recipe, its folder or file, and, if there are several versions, its rounds.
     """
     for one in code:
-        if one.hindrance or not (named := named_code(one.recipe)):
+        if one.hindrance or not (named := named_code(one.recipe.model_copy(update={"observers": []}))):
             continue
         place = ", ".join(map(str, one.recipe.python_path)) or "the installed packages"
         if one.modules:

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from hpcfed.config import metrics
 from hpcfed.config.recipe import Recipe
@@ -31,6 +31,10 @@ from hpcfed.ranks.world import World
 CODE_FILE, ACCEPTED_CODE_FILE = "code.json", "accepted-code.json"
 FRESH = "choose another output, or --fresh (fresh=True), which starts anew and keeps that run under previous-1"
 EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and records both"
+
+
+NETWORKS = ("torch.nn", "torchvision.models")
+"""Installed modules whose names are networks, losses and what makes them, whatever their arguments."""
 
 
 class _CodeSection(BaseModel):
@@ -50,7 +54,7 @@ class CodeOfRounds(_CodeSection):
     """The code of the rounds from `since` on, by module."""
 
     files: dict[str, ModuleEntry]
-    since: int
+    since: Annotated[int, Field(ge=1)]
 
 
 class CodeFile(CodeOfRounds):
@@ -65,9 +69,23 @@ NO_CODE: Mapping[str, Any] = {"files": {}, "since": 1, "before": []}
 
 def references(recipe: Recipe) -> list[str]:
     """Return a recipe's references to user code that decides its result; installed packages are left out."""
-    factories = *recipe.own_rules, recipe.model.factory, recipe.loss.factory, recipe.local.step
-    named = [*factories, *metrics.references(recipe.evaluate.metrics)]
-    return [one for one in named if one is not None and not is_installed(one, recipe.python_path)]
+    named = [*_with_arguments(recipe), *metrics.references(recipe.evaluate.metrics)]
+    return [one for one in named if not is_installed(one, recipe.python_path)]
+
+
+def installed_calls(recipe: Recipe) -> list[str]:
+    """Return the references to installed packages that are called with arguments of the recipe, except `NETWORKS`.
+
+    Such a call can do whatever the recipe's author likes: ``subprocess:Popen`` runs a program.
+    """
+    named = [one for one in _with_arguments(recipe) if is_installed(one, recipe.python_path)]
+    return [one for one in dict.fromkeys(named) if one.partition(":")[0] not in NETWORKS]
+
+
+def _with_arguments(recipe: Recipe) -> list[str]:
+    """Return the references that are called with arguments of the recipe: all but metrics and observers."""
+    named = (*recipe.own_rules, recipe.model.factory, recipe.loss.factory, recipe.local.step)
+    return [one for one in named if one is not None]
 
 
 def without_given_observers(recipe: Recipe) -> Recipe:

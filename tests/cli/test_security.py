@@ -9,14 +9,19 @@ import shutil
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import h5py
 import pytest
 
 import hpcfed
-from hpcfed.config.load import load_recipe
+from hpcfed.config.load import dump_yaml, load_recipe
+from hpcfed.errors import InputError
 from hpcfed.io.text import MAX_DEPTH, Malformed, parse_json, parse_yaml
 from hpcfed.lab.cite import bibtex
+from hpcfed.provenance.code_of_rounds import Permission
+from hpcfed.provenance.verify.verify import Verification, verify
+from hpcfed.ranks.world import World
 from tests.launch import ROOT
 from tests.mpi.recipes import small, write_recipe, write_small
 
@@ -176,6 +181,63 @@ def test_code_in_a_strangers_folder_does_not_run_unasked(tmp_path, command):
         assert "--run-code" in done.stderr
     assert command(["verify", run, "--all", "--run-code"], tmp_path).returncode == 0
     assert (tmp_path / "ran").exists()
+
+
+def of_observer(recipe: dict[str, Any], run: Path) -> None:
+    recipe |= {"python_path": [str(run)], "observers": [{"factory": "of_a_stranger:net"}]}
+
+
+def of_run_folder(recipe: dict[str, Any], run: Path) -> None:
+    recipe |= {"python_path": [str(run)], "model": {"factory": "of_a_stranger:net"}}
+
+
+def of_folder_above(recipe: dict[str, Any], run: Path) -> None:
+    recipe |= {"python_path": [str(run.parent)], "model": {"factory": "run.of_a_stranger:net"}}
+
+
+def of_python(recipe: dict[str, Any], run: Path) -> None:
+    recipe["model"] = {"factory": "subprocess:Popen", "args": {"args": ["touch", str(run.parent / "ran")]}}
+
+
+UNRECORDED = {
+    of_observer: (0, "the round's hash is as recorded"),
+    of_run_folder: (2, "code.json does not have of_a_stranger:net"),
+    of_folder_above: (2, "code.json does not have run.of_a_stranger:net"),
+    of_python: (2, "calls subprocess:Popen, which is installed here; read its arguments; allow it with --run-code"),
+}
+
+
+@pytest.mark.parametrize("changed", UNRECORDED)
+def test_code_that_no_record_has_does_not_run(changed, tmp_path):
+    """Of a stranger's recipe: an observer, a module in the run's folder, and a program started by Python's own."""
+    write_small(tmp_path)
+    run = hpcfed.run(small(tmp_path / "run", data=str(tmp_path / "small.h5")), quiet=True).folder
+    (run / "of_a_stranger.py").write_text(CODE.format(ran=str(tmp_path / "ran")))
+    recipe = parse_yaml((run / "recipe.yaml").read_text())
+    changed(recipe, run)
+    (run / "recipe.yaml").write_text(dump_yaml(recipe))
+    (run / "certificate.json").unlink()
+    code, words = UNRECORDED[changed]
+    said: list[str] = []
+    for call in (
+        lambda: verify(Verification(run, None, 0, permission=Permission(option="--run-code")), World(), said.append),
+        lambda: hpcfed.replay(run, 1, 0, ask=lambda what: said.append(what) or False).agrees,
+    ):
+        if code:
+            with pytest.raises(InputError) as error:
+                call()
+            said.append(str(error.value))
+        else:
+            assert call() in (0, True)
+        assert not (tmp_path / "ran").exists()
+    assert not code or words in "\n".join(said), said
+
+
+def test_networks_of_torch_need_no_permission(tmp_path):
+    write_small(tmp_path)
+    model = {"factory": "torch.nn:Linear", "args": {"in_features": 12, "out_features": 4}}
+    run = hpcfed.run(small(tmp_path / "run", data=str(tmp_path / "small.h5"), model=model), quiet=True).folder
+    assert verify(Verification(run, None, 0), World(), lambda text: None) == 0
 
 
 def test_variables_in_paths_are_expanded(tmp_path, monkeypatch):

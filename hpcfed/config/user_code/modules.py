@@ -240,9 +240,34 @@ def _origin(reference: str, python_path: Sequence[Path]) -> str | None:
     return None
 
 
+def unrecorded(files: Mapping[str, Source], references: Sequence[str]) -> list[str]:
+    """Return the references whose module, or function or class of a notebook, is not among recorded sources."""
+    return [one for one in references if not {one, one.partition(":")[0]} & files.keys()]
+
+
+def lies_in(folder: Path, files: Mapping[str, Source], references: Sequence[str], python_path: Sequence[Path]) -> bool:
+    """Whether an import of the references may run a file in a folder, which `python_path` or a package there leads to.
+
+    Args:
+        folder: the folder, without links.
+        files: the recorded sources, by module.
+        references: the recipe's, ``package.module:name``.
+        python_path: the recipe's folders.
+    """
+    modules = [one.partition(":")[0].replace(".", os.sep) for one in references]
+    names = ["", *modules, *(source.file for source in files.values())]
+    roots = _roots(references, python_path)
+    return any(Path(os.path.realpath(root / name)).is_relative_to(folder) for root in roots for name in names)
+
+
+def _roots(references: Sequence[str], python_path: Sequence[Path]) -> list[Path]:
+    """Return the folders from which the references are imported, with links kept and with links resolved."""
+    return [Path(root) for root in as_prefixes([*python_path, *_homes(references, python_path)])]
+
+
 def at_hand(files: Mapping[str, Source], references: Sequence[str], python_path: Sequence[Path]) -> bool:
     """Whether an import from the recipe's folders, or the running script, gives just these sources."""
-    roots = [Path(root) for root in as_prefixes([*python_path, *_homes(references, python_path)])]
+    roots = _roots(references, python_path)
     here = _of_main(references) | _of_given(references)
 
     def is_there(name: str, then: Source) -> bool:

@@ -16,6 +16,7 @@ from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError, counted
 from hpcfed.lab.loaded import LoadedRun, load
 from hpcfed.models.losses import ACCURACY
+from hpcfed.provenance.code_of_rounds import Permission
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.run_folder.folder import RunFolder
 
@@ -31,7 +32,7 @@ def base_of(run: Path, data: Path | None, code: Path | None) -> RecordedRun:
         InputError: the run cannot be read, or it is private (``secret_seed``).
     """
     folder = run.resolve()
-    base = recorded(folder, placed_recipe(folder, data, code))
+    base = recorded(folder, placed_recipe(folder, data, code), Permission(installed=True))
     if base.recipe.secret_seed is not None:
         raise InputError(
             "a private run without a client would have noise of its own, and beside it would show what the client does",
