@@ -346,6 +346,10 @@ class Placement:
         """Return the rank that holds each client's state, (S,), from client numbers (S,)."""
         return self._home[np.asarray(clients, np.int64)]
 
+    def has(self, clients: np.ndarray) -> bool:
+        """Whether all these numbers, (S,), are those of clients."""
+        return bool(((clients >= 0) & (clients < len(self._home))).all())
+
     def at_home(self, rank: int) -> np.ndarray:
         """Return the clients whose state a rank holds, in order, int64."""
         return np.flatnonzero(self._home == rank)

@@ -28,6 +28,7 @@ from hpcfed.provenance.code_of_rounds import Permission
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import BASIS, CertifiedRounds, write_certificate
+from hpcfed.run_folder.checkpoint.layout import _digest
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import iterate_rounds
 from tests.launch import ROOT, Completed, launch
@@ -516,6 +517,80 @@ def test_text_and_hash_of_recorded_code_belong_together(changed, command):
     certify_anew(changed)
     done = command(["verify", changed, "--all", "--run-code"], changed.parent)
     assert (done.returncode, "does not have its" in done.stdout + done.stderr) in ((1, True), (2, True))
+
+
+VERSIONS = {
+    "later": {"since": 4, "before": []},
+    "later, of more": {"since": 4, "before": [{"files": {}, "since": 5}]},
+    "after the end": {"since": 4, "before": [{"files": {}, "since": 1}, {"files": {}, "since": 99}]},
+}
+
+
+@pytest.mark.parametrize("record", VERSIONS)
+def test_no_round_is_without_code(record, tmp_path):
+    """Rounds before the first version of the code that is recorded are computed, too: their rows are invented here."""
+    write_small(tmp_path)
+    changes = {"data": str(tmp_path / "small.h5"), "rounds": 6, "checkpoint": {"every": 3, "keep": 2}}
+    run = hpcfed.run(small(tmp_path / "run", **changes), quiet=True).folder
+    (run / "code.json").write_text(json.dumps({"files": {}, **VERSIONS[record]}))
+    certify_anew(run)
+    said: list[str] = []
+    assert verify(Verification(run, None, 0), World(), said.append) == 0, said
+    edit_rows(run, range(1, 3), test_accuracy=0.9999, hash="0123456789abcdef")
+    certify_anew(run)
+    assert verify(Verification(run, None, 0), World(), said.append) == 1, said
+    assert "differs from round 1 (of rounds 1 to 6)" in said or "differs from round 1 (of rounds 1 to 3)" in said
+
+
+def test_rounds_before_a_metric_of_ones_own_are_computed(tmp_path):
+    write_small(tmp_path)
+    (tmp_path / "own_metric.py").write_text(
+        "def right(output, target):\n    return (output.argmax(1) == target).sum(), len(target)\n"
+    )
+    recipe = small(tmp_path / "run", data=str(tmp_path / "small.h5"), python_path=[str(tmp_path)])
+    hpcfed.run(recipe, quiet=True)
+    recipe["evaluate"] = {"metrics": {"right": "own_metric:right"}}
+    run = hpcfed.run(recipe | {"rounds": 5}, quiet=True).folder
+    said: list[str] = []
+    assert verify(Verification(run, None, 0), World(), said.append) == 5, said
+    assert said[-2:] == [
+        "the record lacks scores of 3 computed rounds that the recipe asks for",
+        "verified in part: all 5 rounds, bit for bit, on 1 rank",
+    ]
+
+
+def forge_state(run: Path, round: int, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    """Change the tensors of a kept state, and give its manifest the checksums that it then must have."""
+    path = run / "checkpoints" / f"round-{round:08}.server"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    manifest = json.loads(path.with_suffix(".json").read_text())
+    del manifest["checksum"]
+    manifest["server_hash"] = xxhash.xxh3_128_hexdigest(path.read_bytes())
+    path.with_suffix(".json").write_text(json.dumps({**manifest, "checksum": _digest(manifest)}))
+
+
+STATES = {
+    "another module": lambda state: state.update(w=np.zeros(7, np.float32)),
+    "no list of clients": lambda state: state.pop("touched"),
+    "unknown clients": lambda state: state.update(touched=np.array([99] * len(state["touched"]))),
+    "no model": lambda state: state.pop("w"),
+    "more": lambda state: state.update(x=np.zeros(3, np.float32)),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_state_that_no_run_leaves_is_a_fault(case, tmp_path):
+    write_small(tmp_path)
+    changes = {"data": str(tmp_path / "small.h5"), "algorithm": {"name": "scaffold"}}
+    run = hpcfed.run(small(tmp_path / "run", rounds=4, **changes), quiet=True).folder
+    assert (run / "checkpoints" / "round-00000002.json").exists()
+    forge_state(run, 2, STATES[case])
+    certify_anew(run)
+    said: list[str] = []
+    assert verify(Verification(run, None, 0), World(), said.append) == 1, said
+    assert any("round-00000002" in line or "kept after round 2" in line for line in said), said
 
 
 SCRIPT = """

@@ -54,9 +54,9 @@ def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda te
     weakref.finalize(simulation, parts.clients.__exit__, None, None, None)  # states that went to disk
     start = max(kept)
     if start:
-        layout = layout_of_states(parts, simulation.w)
-        found = CheckpointReader(run.folder / "checkpoints", layout, parts.placement, world).of_round(start)
-        if not holds(found.replicated, simulation.replicated()):
+        layout, wanted = layout_of_states(parts, simulation.w), simulation.replicated()
+        found = CheckpointReader(run.folder / "checkpoints", layout, parts.placement, world).of_round(start, wanted)
+        if not holds(found.replicated, wanted):
             remedy = "evaluate.model has changed since: choose another round"
             raise InputError("the checkpoint holds other states", where=f"round {start}", remedy=remedy)
         simulation.restore(found.replicated, found.clients)

@@ -150,7 +150,8 @@ class Again:
     def _read(self, round: int) -> RestoredState:
         layout = layout_of_states(self._parts, self._simulation.w)
         folder, placement = self._run.folder / CHECKPOINTS, self._parts.placement
-        return CheckpointReader(folder, layout, placement, self._world).of_round(round)
+        wanted = self._simulation.replicated()
+        return CheckpointReader(folder, layout, placement, self._world).of_round(round, wanted)
 
     def measured(self, due: Due) -> RoundAgain:
         """Evaluate the simulation's state on the test set, the training sets and per client, each if set in `due`."""
@@ -193,7 +194,8 @@ class Again:
         except InputError:
             return False
         here = self._simulation.replicated()
-        same = [{*kept.replicated[TOUCHED].tolist()} == {*here[TOUCHED].tolist()}]
+        same = [holds(kept.replicated, here) or bool(self._run.measured_otherwise(self.round))]
+        same += [{*kept.replicated[TOUCHED].tolist()} == {*here[TOUCHED].tolist()}]
         same += [_same(kept.replicated[name], here[name]) for name in kept.replicated.keys() & here.keys() - {TOUCHED}]
         magnitudes = json.loads(json.dumps(self._simulation.magnitudes.state()))
         same += [kept.progress["magnitudes"] == magnitudes, kept.progress["totals"] == self._rows.totals]

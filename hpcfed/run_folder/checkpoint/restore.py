@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -99,11 +100,11 @@ class CheckpointReader:
             return RestoredState(manifest.round, replicated, clients, manifest.progress.model_dump())
         return None
 
-    def of_round(self, round: int) -> RestoredState:
-        """Return the checkpoint of a round, of any recipe.
+    def of_round(self, round: int, wanted: Mapping[str, Tensor]) -> RestoredState:
+        """Return the checkpoint of a round, of any recipe; `wanted`: replicated tensors of the shapes that are needed.
 
         Raises:
-            InputError: it is damaged.
+            InputError: it is damaged, or has another shape or type of a tensor.
             EnvironmentFailure: a file of it cannot be read.
         """
         path = self.folder / f"{stem(round)}.json"
@@ -112,6 +113,7 @@ class CheckpointReader:
             try:
                 manifest, replicated = _read_server(path)
                 clients = self._read_clients(manifest, replicated)
+                _check_shapes(replicated, wanted)
             except Damaged as damage:
                 raise InputError("the checkpoint is damaged", where=str(path), got=str(damage)) from None
             return RestoredState(manifest.round, replicated, clients, manifest.progress.model_dump())
@@ -132,7 +134,7 @@ class CheckpointReader:
     def _read_clients(self, manifest: Manifest, replicated: Mapping[str, Tensor]) -> Mapping[int, State]:
         """Read the records of the clients placed on this rank."""
         touched = replicated["touched"].numpy()
-        if len(touched) != manifest.num_clients:
+        if len(touched) != manifest.num_clients or not self.placement.has(touched):
             raise Damaged(f"{stem(manifest.round)}.json does not belong to its other files")
         places = np.flatnonzero(self.placement.home_of(touched) == self.world.rank)
         if not len(places):
@@ -154,6 +156,20 @@ class CheckpointReader:
 def holds(found: Collection[str], names: Collection[str]) -> bool:
     """Whether a checkpoint has exactly the tensors `names`; those of `LAST_ROUND` may be missing or extra."""
     return {*found} ^ {*names} <= OF_THE_LAST_ROUND
+
+
+def _check_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of other shapes or types than `wanted` has; those of `OF_THE_LAST_ROUND` may be empty there.
+
+    Raises:
+        Damaged: there is such a tensor.
+    """
+    for name in sorted(found.keys() & wanted.keys() - {"touched"}):
+        own = [tuple(found[name].shape), found[name].dtype]
+        shapes = {tuple(wanted[name].shape), *([tuple(wanted["w"].shape), (0,)] if name in OF_THE_LAST_ROUND else [])}
+        if own[0] not in shapes or own[1] != wanted[name].dtype:
+            expected = f"{tuple(wanted[name].shape)} of {wanted[name].dtype}"
+            raise Damaged(f"{name} is {own[0]} of {own[1]}, by the recipe {expected}")
 
 
 def damage_of(manifest: Path) -> str:
@@ -189,9 +205,13 @@ def _read_server(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
     if xxhash.xxh3_128_hexdigest(data) != manifest.server_hash:
         raise Damaged(f"{server.name} does not match its checksum")
     try:
-        return manifest, load(data)
+        tensors = load(data)
     except SafetensorError as error:
         raise Damaged(f"{server.name}: {error}") from None
+    touched = tensors.get("touched")
+    if touched is None or touched.dtype != torch.int64 or touched.dim() != 1:
+        raise Damaged(f"{server.name} does not list the clients that have a state")
+    return manifest, tensors
 
 
 class _Records(Mapping[int, State]):
