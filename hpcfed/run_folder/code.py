@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hpcfed.config import metrics
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.given import is_given
-from hpcfed.config.user_code.modules import Source, is_installed, loaded, read_source, source_without_file
+from hpcfed.config.user_code.modules import Source, is_installed, is_recorded, loaded, read_source, source_without_file
 from hpcfed.errors import InputError, first_of
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import parse_json, read_text
@@ -68,9 +68,9 @@ NO_CODE: Mapping[str, Any] = {"files": {}, "since": 1, "before": []}
 
 
 def references(recipe: Recipe) -> list[str]:
-    """Return a recipe's references to user code that decides its result; installed packages are left out."""
+    """Return a recipe's references to code that decides its result and is recorded: not those to libraries."""
     named = [*_with_arguments(recipe), *metrics.references(recipe.evaluate.metrics)]
-    return [one for one in named if not is_installed(one, recipe.python_path)]
+    return [one for one in named if is_recorded(one, recipe.python_path)]
 
 
 def installed_calls(recipe: Recipe) -> list[str]:

@@ -216,9 +216,15 @@ def _own_files() -> Iterator[tuple[str, str]]:
 
 
 def is_installed(reference: str, python_path: Sequence[Path]) -> bool:
-    """Whether ``package.module:name`` is in hpcfed, in an installed library or in Python itself."""
+    """Whether ``package.module:name`` is in hpcfed, in an installed package or in Python itself."""
     origin = _origin(reference, python_path)
-    return origin is not None and not is_own(origin) and not is_extension(origin)
+    return origin is not None and not is_own(origin)
+
+
+def is_recorded(reference: str, python_path: Sequence[Path]) -> bool:
+    """Whether the code of ``package.module:name`` is recorded: the user's, or that of an extension."""
+    origin = _origin(reference, python_path)
+    return origin is None or is_own(origin) or is_extension(origin)
 
 
 def _homes(references: Iterable[str], python_path: Sequence[Path]) -> Iterator[Path]:
