@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from hpcfed import updates
 from hpcfed.assembly import auto_device
 from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
@@ -41,6 +43,8 @@ def _on_clients(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if empty := parts.cohorts.without_samples:
         what = "client has no samples and counts" if empty == 1 else "clients have no samples and count"
         yield f"{empty} {what} like the others, without a step (weights: uniform)"
+    if len(parts.cohorts.never) == np.count_nonzero(parts.cohorts.present & (parts.federation.sizes > 0)):
+        yield "no client that takes part has samples: nothing is trained"
     if idle := parts.cohorts.idle(parts.world.size):
         yield f"{idle}; the result is the same"
     if recipe.cohort.sampling == "bernoulli" and recipe.cohort.size is None and recipe.cohort.fraction is None:
@@ -64,7 +68,8 @@ def _on_defaults(recipe: Recipe, parts: Parts) -> Iterator[str]:
     """Yield the method's own defaults that are not FedAvg's: a comparison with it is of them, too."""
     name, sizes = parts.method.name, parts.federation.sizes[parts.cohorts.present]
     own = parts.method.local.weights
-    if recipe.weights == own == "uniform" and (least := sizes[sizes > 0].min()) < sizes.max():
+    least = sizes[sizes > 0].min(initial=sizes.max())
+    if recipe.weights == own == "uniform" and least < sizes.max():
         what = f"clients of {least:,} to {sizes.max():,} samples weigh alike (weights: uniform"
         yield f"{what}, the default of {name}; FedAvg's is samples)"
     final = recipe.evaluate.model

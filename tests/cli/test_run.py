@@ -231,6 +231,24 @@ def test_weights_of_clients_that_never_take_part_are_reported(overrides, said, f
     assert found == [f"{what}; cohort.without leaves clients out"] * bool(said)
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+@pytest.mark.parametrize(
+    ("cohort", "trains"),
+    [("{without: [0, 1]}", False), ("{schedule: [[2], [3]]}", False), ("{without: [0]}", True), ("null", True)],
+)
+def test_a_run_without_a_sample_to_train_on_is_reported(cohort, trains, algorithm, folder):
+    """Clients 2 and 3 have no samples."""
+    given = blobs(4)
+    given["clients"][2:] = [(x[:0], y[:0]) for x, y in given["clients"][2:]]
+    write_federation(folder / "four.h5", **given, content="four")
+    changes = [f"data={folder / 'four.h5'}", f"cohort={cohort}", f"algorithm={algorithm}"]
+    recipe = resolve(load_recipe(folder / "recipe.yaml", changes))
+    parts, _ = assemble(recipe, World())
+    with parts.federation, parts.clients:
+        found = [line for line in remarks(recipe, parts) if "nothing is trained" in line]
+    assert found == ["no client that takes part has samples: nothing is trained"] * (not trains)
+
+
 @pytest.mark.one_mpi
 def test_a_finished_run_without_its_model_is_not_called_finished(folder, command):
     words = ["run", "recipe.yaml", "rounds=1", "output=lost"]
