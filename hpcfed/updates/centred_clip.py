@@ -4,8 +4,9 @@
 
     τ     ``norm``
 
-A client moves the mean by its weight times τ at most, in the one sum of a round. Of the paper's iterations this is one.
-Packed: as before, for m and τ are the server's. State: m of each vector, at the server.
+A client moves the mean by its weight times τ at most, in the one sum of a round; with FedNova, whose factor multiplies
+what was decoded, by τ_eff/‖a_i‖₁ times as much. Of the paper's iterations this is one. Packed: as before, for m and τ
+are the server's. State: m of each vector, at the server.
 
 Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization", ICML 2021, Algorithm 2.
 """

@@ -57,7 +57,7 @@ class ReportedRun:
     bytes_down: float | None
     """Bytes sent down."""
     gradients: float | None
-    """Gradients computed, of one sample each."""
+    """Minibatch gradients of all clients, as the record counts them."""
     seconds_per_round: float | None
     """Mean wall time of a round."""
 
@@ -99,7 +99,7 @@ class TargetCost:
     bytes_down: MeanOverRuns | None
     """Bytes sent down until then."""
     gradients: MeanOverRuns | None
-    """Gradients computed until then."""
+    """Minibatch gradients of all clients until then."""
     seconds: MeanOverRuns | None
     """Time of the rounds until then."""
 
