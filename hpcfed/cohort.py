@@ -175,6 +175,22 @@ class Cohorts:
         clients = self.clients(round)
         return clients, self._steps(round, clients)
 
+    def most_work(self, round: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return all clients that may be members of a round's cohort, and the most steps that each may take in it.
+
+        Draws have no part in it: a secret seed, of which other cohorts and budgets are drawn, is not needed.
+        """
+        section, budget = self._recipe.cohort, self._recipe.budget
+        is_drawn = section.schedule is None and (section.size, section.fraction) != (None, None)
+        clients = np.flatnonzero(self.present) if is_drawn else self.clients(round)
+        if self._budgets is not None and not is_drawn:
+            return clients, self._steps(round, clients)
+        asked = self._recipe.local.steps
+        if budget is not None:
+            asked = budget.high if self._budgets is None else max(self._budgets[round - 1])
+        steps = [_num_steps(int(n), self._recipe.local, asked) for n in self._sizes[clients]]
+        return clients, np.array(steps, np.int64)
+
     def _shares_of_all(self, sizes: np.ndarray, *, everyone: bool) -> np.ndarray:
         """Return q_i, (S,), of members with these samples: over all clients of the federation, or those present.
 

@@ -68,8 +68,10 @@ def private_samples(recipe: Recipe, method: Method, federation: Federation, coho
         return recipe
     own_tests = federation.num_test > 0 and federation.test_offsets is not None
     check_sample_privacy(recipe, method, has_own_test_sets=own_tests)
-    mechanism, work = sample_mechanism_of(recipe, federation), cohorts.work
+    mechanism = sample_mechanism_of(recipe, federation)
     assert mechanism is not None
+    # cohorts of the secret seed follow from the multiplier, too, so that it cannot be solved for by them
+    work = cohorts.most_work if mechanism.is_secret else cohorts.work
     if amount.multiplier is None and amount.epsilon is not None:
         mechanism = replace(mechanism, multiplier=sample_multiplier_for(mechanism, amount.epsilon, work))
     _check_target(sample_accountant(mechanism, work)(recipe.rounds), amount.epsilon, recipe, mechanism.multiplier)

@@ -166,6 +166,33 @@ def test_epsilon_is_of_the_site_that_pays_most():
     assert spent <= 8.0 < more
 
 
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({"cohort": {"size": 2}}, 4),
+        ({"cohort": {"fraction": 0.4, "sampling": "bernoulli"}}, 4),
+        ({"cohort": {"size": 2}, "budget": {"schedule": "budgets.json"}}, 5),
+        ({"budget": {"low": 1, "high": 6}}, 6),
+    ],
+    ids=["size", "bernoulli", "scheduled-budget", "drawn-budget"],
+)
+def test_a_target_is_kept_whatever_a_secret_seed_draws(changes, most, place):
+    """Its noise is that of a site that is in all rounds, with the `most` steps."""
+    (place / "budgets.json").write_text(json.dumps([[2, 5]] * 3))
+    if "schedule" in changes.get("budget", {}):
+        changes = {**changes, "budget": {"schedule": str(place / "budgets.json")}}
+    asked = {"clip": 0.5, "epsilon": 3.0, "delta": 1e-4}
+
+    def noise(**changes: Any) -> Any:
+        return resolve(load_recipe(recipe(place, "run", **secret(place), **changes))).local.noise
+
+    found = run(place, "run", local={"noise": asked}, **secret(place), **changes)
+    assert 0 < found.metrics[-1]["epsilon"] <= 3.0
+    assert noise(local={"noise": asked}, **changes) == noise(local={"noise": asked, "steps": most})
+    assert resolve(load_recipe(place / "run" / "recipe.yaml")).local.noise == noise(local={"noise": asked}, **changes)
+
+
 @pytest.mark.every(2)
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
