@@ -838,9 +838,7 @@ def test_runs_that_are_refused_are_wrong_input(folder, command):
     wrong = command([*words, "model={factory: 'broken:model'}"], folder)
     assert wrong.returncode == 2
     assert "2 of 2 runs have no result; the first was refused: got " in wrong.stderr
-    assert (
-        "broken.py, line 2, in model); mend the recipe; if the cause lies elsewhere" in wrong.stderr
-    )
+    assert "broken.py, line 2, in model); mend the recipe; if the cause lies elsewhere" in wrong.stderr
     assert "mend the recipe; if the cause lies elsewhere, --retry tries them again" in wrong.stderr
     assert wrong.stdout == ""
     assert not (folder / "run-study/study.html").exists()
