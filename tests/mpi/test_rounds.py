@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hpcfed
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 from tests.mpi.recipes import small
@@ -126,3 +126,14 @@ def test_a_loop_that_is_left_goes_on_later(world):
     trained = dict(result.module.named_parameters())
     assert all(torch.equal(tensor, trained[name]) for name, tensor in rest.parameters.items())
     assert not list(hpcfed.rounds(small("left"), world=world))
+
+
+def test_a_folder_that_is_moved_away_is_not_called_full(world):
+    def trained() -> None:
+        for each in hpcfed.rounds(small("moved", rounds=5, checkpoint={"every": 1}), world=world):
+            if each.number == 2 and world.is_root:
+                Path("moved/checkpoints").rename("elsewhere")
+
+    said = "the checkpoint of round [23] cannot be written: got .*; the folder was moved or removed: put it back"
+    with pytest.raises(EnvironmentFailure, match=said):
+        trained()

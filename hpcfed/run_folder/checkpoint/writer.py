@@ -253,11 +253,13 @@ class CheckpointWriter:
         return self._folder / f".{stem(round)}.{self._session}.{suffix}"
 
     def _refused(self, round: int, error: Exception) -> EnvironmentFailure:
+        is_gone = not self._folder.exists()
+        what = "the folder was moved or removed: put it back" if is_gone else "free space there"
         failure = EnvironmentFailure(
             f"the checkpoint of round {round} cannot be written",
             where=str(self._folder),
             got=getattr(error, "strerror", None) or str(error),
-            remedy="free space there; the run goes on from the checkpoint before",
+            remedy=f"{what}; the run goes on from the checkpoint before",
         )
         failure.__cause__ = error
         return failure
