@@ -127,7 +127,7 @@ MORE: Mapping[str, Wrong] = {
     "error-outside-of-exception": Wrong("run factory.yaml model.factory=outputs:cancelled", ("in cancelled", "Cancel")),
     "missing-factory": Wrong("run factory.yaml model.factory=nowhere:build", ("nowhere:build", "nowhere", "looked in")),
     "model-that-raises": Wrong(
-        "run factory.yaml model.factory=outputs:narrow",
+        "run factory.yaml model.factory=outputs:narrow loss.factory=torch.nn:CrossEntropyLoss",
         ("cannot take a sample", "mat1", "outputs.py, line 14, in forward"),
     ),
     "two-outputs": Wrong(

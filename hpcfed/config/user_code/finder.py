@@ -148,7 +148,7 @@ def import_named(name: str, python_path: Sequence[Path], key: str) -> ModuleType
     finally:
         _FINDER.wanted = None
     origin = getattr(sys.modules[package], "__file__", None) or ""
-    if any(name in INSTALLED for name in Path(origin).parts) and not origin.startswith(_ours()):
+    if is_extension(origin):
         _FINDER.packages.add(origin.removesuffix("__init__.py"))
     return module
 
