@@ -42,15 +42,20 @@ def is_asked_for(array: int | None, job: Mapping[str, Any]) -> bool:
     """
     from hpcfed.errors import InputError
 
-    source = click.get_current_context().get_parameter_source
-    if array is None and all(source(name) is not ParameterSource.COMMANDLINE for name in job):
+    context = click.get_current_context()
+    given = [
+        "/".join(sorted(one.opts, key=len))
+        for one in context.command.params
+        if one.name in ("array", *job) and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE
+    ]
+    if not given:
         return False
-    if click.get_current_context().params.get("as_json"):
+    if context.params.get("as_json"):
         remedy = "call it with --json once the jobs are done"
         raise InputError("--json with --array", expected="results, which jobs do not have yet", remedy=remedy)
     if array is None or job["time"] is None:
         remedy = "give both, or no option of a job to run here"
-        raise InputError("an array of jobs", expected="--array and --time", remedy=remedy)
+        raise InputError("an array of jobs", expected="--array and --time", got=", ".join(given), remedy=remedy)
     return True
 
 
