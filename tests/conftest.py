@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -209,6 +210,14 @@ def shared_tmp(request: pytest.FixtureRequest) -> Path:
     """An empty folder, the same on every rank."""
     path: Path = request.getfixturevalue("tmp_path") if RANKS.rank == 0 else Path()
     return path if RANKS.size == 1 else request.getfixturevalue("comm").bcast(path, root=0)
+
+
+@pytest.fixture(autouse=True)
+def default_signal() -> Iterator[None]:
+    """SIGUSR1 as it was: a command called in this process ends ignoring it, and no shell started then can trap it."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.fixture
