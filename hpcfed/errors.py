@@ -44,6 +44,11 @@ _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\
 """Control characters except tab and newline, separators of lines, bidirectional controls, and surrogates."""
 
 
+def in_a_line(error: BaseException) -> str:
+    """Return an error's kind and the first line of its message, if it has one."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0].removesuffix(": ")
+
+
 def visible(text: str) -> str:
     r"""Return a text with control characters escaped, such as ``\x1b``: a name must not steer a terminal."""
     return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,25 +19,22 @@ from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.batched.tiles import tile_for
 from hpcfed.client.device_client import DeviceClient
-from hpcfed.client.graph_trial import hindrance
 from hpcfed.client.own_step import OwnStepSolver
 from hpcfed.client.sample_noise import PrivateSolver
 from hpcfed.client.solver import Engine, SequentialSolver
 from hpcfed.client.training import Training
+from hpcfed.client.trials import refuse_unseen, try_compiled, try_graphs, try_vectorized
 from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
 from hpcfed.data.cache import Samples
-from hpcfed.errors import RAISED, EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.models.flat import PARAMETERS, FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
 from hpcfed.models.reading.program import Unreadable
-from hpcfed.ranks.accelerators import accelerator, answer, check_refusals, is_full
+from hpcfed.ranks.accelerators import accelerator, answer, is_full
 from hpcfed.ranks.graphs import Graphs, on_device
 from hpcfed.rng import Purpose
-
-STEPS_TO_REPLAY = 3
-"""What is compiled, or changes from call to call, shows within so many."""
 
 CALLS = 6
 """Operators whose calls take as long as those of the perceptrons of which the rule of tiles was measured."""
@@ -101,73 +97,114 @@ def trained_by(
             such precision, or clients cannot be trained in tiles of the size that the recipe asks for.
     """
     if section.noise is not None:
-        _check_tile(section.tile, 1, "local.noise")
-        training = Training("sequential", "blas", section.tile, section.memory_format)
-        private = PrivateSolver(model, loss, section, seed, like)
-        private.graphs = _graphs_of_none(section, model, "local.noise has minibatches of random sizes")
-        return private, training
-    network, read, why = None, "", _keeps_apart(model, private_first)
+        return _private(section, model, loss, seed, like)
+    tiles, why = _tiles(section, model, loss, like, work, draws=draws, private_first=private_first, sized_for=sized_for)
+    if tiles is not None:
+        build_stacked = partial(
+            StackedSolver,
+            model,
+            tiles.network,
+            section,
+            seed,
+            tile=tiles.size,
+            width=tiles.width,
+            most_steps=int(work.steps.max(initial=1)),
+            elsewhere=elsewhere,
+            averages=loss.reduction == "mean",
+            draws=tiles.draws,
+            arithmetic=arithmetic,
+            precision=precision,
+        )
+        return _stacked(build_stacked, section, model, like, tiles), tiles.training(section)
+    _check_tile(section.tile, 1, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
+    build = partial(
+        SequentialSolver, model, loss, section, seed, precision=precision, draws=draws, private_first=private_first
+    )
+    solver = try_compiled(build, like) if section.compile else build()
+    training = Training("sequential", "blas", section.tile, section.memory_format, why=why)
+    if own_step is not None:
+        own = OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
+        own.graphs = _graphs_of_none(section, model, "local.step is your own")
+        return own, training
+    if loss.by_client is not None:
+        solver.graphs = _graphs_of_none(section, model, "each client has a loss of its own")
+    elif private_first:
+        solver.graphs = _graphs_of_none(section, model, "parameters.private_first trains parts in turn")
+    else:
+        _record_steps(solver, section, model, like, work)
+    return solver, training
+
+
+def _private(section: Local, model: FlatModel, loss: Loss, seed: int, like: Samples) -> tuple[PrivateSolver, Training]:
+    """Return the engine of steps with noise, and what was chosen."""
+    _check_tile(section.tile, 1, "local.noise")
+    solver = PrivateSolver(model, loss, section, seed, like)
+    solver.graphs = _graphs_of_none(section, model, "local.noise has minibatches of random sizes")
+    return solver, Training("sequential", "blas", section.tile, section.memory_format)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How clients are trained together.
+
+    Attributes:
+        network: the model as it is computed for the clients of a tile.
+        read: what the model is read as.
+        size: slots of a tile, R.
+        width: samples of a minibatch that is not short.
+        draws: whether the network draws random numbers.
+    """
+
+    network: StackedNetwork
+    read: str
+    size: int
+    width: int
+    draws: bool
+
+    def training(self, section: Local) -> Training:
+        """Return what was chosen, for the record."""
+        network = self.network
+        memory_format = network.memory_format if isinstance(network, OperatorNetwork) else section.memory_format
+        return Training("batched", section.matmul, self.size, memory_format, self.read)
+
+
+def _tiles(
+    section: Local,
+    model: FlatModel,
+    loss: Loss,
+    like: Samples,
+    work: ClientWork,
+    *,
+    draws: bool,
+    private_first: int,
+    sized_for: torch.device | None,
+) -> tuple[Tiles | None, str]:
+    """Return the tiles, or why clients are trained one after another; no reason if the recipe alone asks for that.
+
+    Raises:
+        InputError: the recipe asks for tiles that the model, the loss or the device does not allow.
+    """
+    why = _keeps_apart(model, private_first)
     if section.engine == "batched" and why:
         raise InputError(f"local.engine: batched with {why}", remedy="use local.engine: sequential")
     crops_there = section.augment is not None and on_device(model.vector.device)
     if section.engine == "batched" and crops_there:
         raise InputError("local.engine: batched with augmentation on a GPU", remedy="use local.engine: sequential")
     if section.engine == "auto" and crops_there:
-        why = "images are augmented on the GPU"
-    elif section.engine != "sequential" and not why:
-        network, read, why = _network(section, model, loss, like)
-    tile, width, of_network = 1, 1, False
-    if network is not None:
-        of_network = draws and (isinstance(network, Vectorized) or loss.is_own)
-        width, alone = _minibatch(section, loss, network, work.sizes, draws=of_network)
-        tile = section.tile if section.tile != "auto" else 1 if alone else _tile(network, model, work, width, sized_for)
-        if section.engine == "auto" and (loses := _loses(network, tile, model.vector.device)):
-            network, why = None, loses
-        elif alone:
-            _check_tile(section.tile, 1, alone)
+        return None, "images are augmented on the GPU"
+    if section.engine == "sequential" or why:
+        return None, why
+    network, read, why = _network(section, model, loss, like)
     if network is None:
-        _check_tile(section.tile, 1, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
-        build = partial(
-            SequentialSolver,
-            model,
-            loss,
-            section,
-            seed,
-            precision=precision,
-            draws=draws,
-            private_first=private_first,
-        )
-        solver = try_compiled(build, like) if section.compile else build()
-        training = Training("sequential", "blas", section.tile, section.memory_format, why=why)
-        if own_step is not None:
-            own = OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
-            own.graphs = _graphs_of_none(section, model, "local.step is your own")
-            return own, training
-        if loss.by_client is not None:
-            solver.graphs = _graphs_of_none(section, model, "each client has a loss of its own")
-        elif private_first:
-            solver.graphs = _graphs_of_none(section, model, "parameters.private_first trains parts in turn")
-        else:
-            _record_steps(solver, section, model, like, work)
-        return solver, training
-    build_stacked = partial(
-        StackedSolver,
-        model,
-        network,
-        section,
-        seed,
-        tile=tile,
-        width=width,
-        most_steps=int(work.steps.max(initial=1)),
-        elsewhere=elsewhere,
-        averages=loss.reduction == "mean",
-        draws=of_network,
-        arithmetic=arithmetic,
-        precision=precision,
-    )
-    memory_format = network.memory_format if isinstance(network, OperatorNetwork) else section.memory_format
-    training = Training("batched", section.matmul, tile, memory_format, read)
-    return _stacked(build_stacked, section, model, like, tile, width), training
+        return None, why
+    of_network = draws and (isinstance(network, Vectorized) or loss.is_own)
+    width, alone = _minibatch(section, loss, network, work.sizes, draws=of_network)
+    size = section.tile if section.tile != "auto" else 1 if alone else _tile(network, model, work, width, sized_for)
+    if section.engine == "auto" and (loses := _loses(network, size, model.vector.device)):
+        return None, loses
+    if alone:
+        _check_tile(section.tile, 1, alone)
+    return Tiles(network, read, size, width, of_network), ""
 
 
 def _record_steps(solver: SequentialSolver, section: Local, model: FlatModel, like: Samples, work: ClientWork) -> None:
@@ -184,7 +221,7 @@ def _record_steps(solver: SequentialSolver, section: Local, model: FlatModel, li
 
 
 def _stacked(
-    build: Callable[..., StackedSolver], section: Local, model: FlatModel, like: Samples, tile: int, width: int
+    build: Callable[..., StackedSolver], section: Local, model: FlatModel, like: Samples, tiles: Tiles
 ) -> StackedSolver:
     """Build the solver of tiles, which a device records where it can.
 
@@ -195,13 +232,13 @@ def _stacked(
     try:
         solver = build(graphs=graphs)
         if graphs is not None:
-            try_graphs(solver, graphs, model, like, width)
+            try_graphs(solver, graphs, model, like, tiles.width)
         return solver
     except RuntimeError as error:
         if not is_full(error):
             raise
         answer(error)
-        what = f"memory for tiles of {tile} clients (local.tile) is short"
+        what = f"memory for tiles of {tiles.size} clients (local.tile) is short"
         raise EnvironmentFailure(what, remedy="use a smaller local.tile, which changes last bits") from error
 
 
@@ -266,7 +303,7 @@ def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tup
     if model.private is not None:
         what = f"local.engine: batched with private parameters is for models that can be read: {why}"
         raise InputError(what, remedy="use local.engine: sequential")
-    _refuse_unseen(model, like)
+    refuse_unseen(model, like)
     if isinstance(matmul, OneDNN):
         what = f"local.matmul: onednn is for models that can be read: {why}"
         raise InputError(what, remedy="use matmul: blas")
@@ -321,81 +358,8 @@ def _check_tile(asked: int | str, most: int, why: str) -> None:
         raise InputError(f"local.tile: {asked} with {why}", remedy="leave local.tile out")
 
 
-def _refuse_unseen(model: FlatModel, like: Samples) -> None:
-    """Refuse a user's module that does in training what stacked parameters do not show.
-
-    Raises:
-        InputError: it gives a parameter other memory in a forward pass, or has hooks on gradients.
-    """
-    if model.bindings is None:
-        return
-    initial = model.trained.clone()
-    model.forget()
-    with suppress(*RAISED), torch.no_grad():  # of an error the trial of the stacked network says more
-        for _ in range(STEPS_TO_REPLAY):
-            model.module(like[0].expand(2, *like[0].shape[1:]))
-    model.load(model.vector)
-    model.trained.copy_(initial)
-    hooks = [part._backward_hooks or part._backward_pre_hooks for part in model.module.modules()]
-    hooks += [one._backward_hooks or one._post_accumulate_grad_hooks for one in model.module.parameters()]
-    if model.bindings.rebound or any(hooks):
-        why = "it gives a parameter other memory in forward" if model.bindings.rebound else "it has hooks on gradients"
-        what = f"local.engine: batched cannot take this model: {why}"
-        raise InputError(what, remedy="use local.engine: sequential")
-
-
 def tuner_for(fine_tune: FineTune, model: FlatModel, loss: Loss, seed: int, *, draws: bool) -> SequentialSolver:
     """Return a solver that takes the plain steps of a fine-tuning, with random streams of its own."""
     section = Local(steps=fine_tune.steps, batch_size=fine_tune.batch_size, lr=fine_tune.lr)
     streams = Purpose.TUNING_BATCHES, Purpose.TUNING_DROPOUT
     return SequentialSolver(model, loss, section, seed, draws=draws, streams=streams)
-
-
-def try_compiled(build: Callable[[], SequentialSolver], like: Samples) -> SequentialSolver:
-    """Build a solver and take a few steps: what cannot be compiled, captured or replayed shows before the first round.
-
-    Raises:
-        InputError: it cannot.
-    """
-    try:
-        solver = build()
-        for _ in range(STEPS_TO_REPLAY):
-            solver.try_step(*like)
-        return solver
-    except RAISED as error:  # a compiler may raise anything
-        what = f"local.compile: true does not work here ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
-        raise InputError(what, remedy="use compile: false, or install a C++ compiler") from error
-
-
-def try_graphs(engine: Engine, graphs: Graphs, model: FlatModel, like: Samples, width: int) -> None:
-    """Try to record the engine's work as CUDA graphs; if that fails, turn recording off and keep the reason.
-
-    Raises:
-        OutOfMemoryError: the device's memory is too small for its kernels.
-    """
-    if graphs.records:
-        initial = model.trained.clone()
-        graphs.hindrance = hindrance(engine, graphs, model, like, width)
-        check_refusals(model.vector.device)
-        graphs.records = not graphs.hindrance
-        model.forget()
-        model.load(initial[: len(model.vector)])
-        model.trained.copy_(initial)
-
-
-def try_vectorized(network: Vectorized, model: FlatModel, like: Samples) -> None:
-    """Compute the gradients of two clients once, so that what cannot be stacked is known before the first round.
-
-    Raises:
-        InputError: it cannot.
-    """
-    if model.vector.device.type != "cpu" and any(isinstance(part, torch.nn.RNNBase) for part in model.module.modules()):
-        what = "local.engine: batched cannot take recurrent layers on a GPU, whose kernels take one client's weights"
-        raise InputError(what, remedy="use local.engine: sequential")
-    x, y = (part.unsqueeze(0).expand(2, *part.shape) for part in like)
-    parameters = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
-    try:
-        network.gradients(parameters, x, y, [stack.clone() for stack in parameters])
-    except RAISED as error:  # a user's model may raise anything
-        what = f"local.engine: batched cannot take this model ({type(error).__name__}: {str(error).splitlines()[0]})"
-        raise InputError(what, remedy="use local.engine: sequential") from error

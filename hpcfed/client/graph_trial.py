@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from hpcfed.client.solver import Engine, Task
 from hpcfed.data.cache import Samples
-from hpcfed.errors import RAISED
+from hpcfed.errors import RAISED, in_a_line
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import generator, is_full
-from hpcfed.ranks.graphs import Graphs, in_a_line
+from hpcfed.ranks.graphs import Graphs
 from hpcfed.types import Tilt
 
 STEPS = 3

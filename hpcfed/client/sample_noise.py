@@ -26,7 +26,7 @@ from hpcfed.client.batched.networks import network_of
 from hpcfed.client.solver import SequentialSolver, Task
 from hpcfed.config.recipe import Local
 from hpcfed.data.cache import Samples
-from hpcfed.errors import RAISED, InputError
+from hpcfed.errors import RAISED, InputError, in_a_line
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
@@ -128,7 +128,7 @@ def _clipped_sum(model: FlatModel, loss: Loss, like: Samples, total: Tensor) -> 
     try:
         gradients.gradients(stacks, x, y, [stack.clone() for stack in stacks])
     except RAISED as error:  # a user's model may raise anything
-        what = f"local.noise cannot take this model ({type(error).__name__}: {str(error).splitlines()[0]})"
+        what = f"local.noise cannot take this model ({in_a_line(error)})"
         raise InputError(what, remedy="use a model of operations that torch.func.vmap can take") from error
     own, slots = (list(model.views(part).values()) for part in (model.vector, total))
     return partial(_sample_by_sample, gradients, own, slots, max(1, GRADIENT_BYTES // model.vector.nbytes))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.errors import RAISED
+from hpcfed.errors import RAISED, in_a_line
 from hpcfed.ranks.accelerators import accelerator, is_full
 
 log = logging.getLogger("hpcfed")
@@ -28,11 +28,6 @@ MOST_KINDS = 4096
 """Kinds of work that are remembered as seen."""
 LINE = 64
 """Bytes on whose multiples the arrays of `Inputs` begin."""
-
-
-def in_a_line(error: BaseException) -> str:
-    """Return an error's kind and first line."""
-    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
 
 
 def on_device(device: torch.device) -> bool:

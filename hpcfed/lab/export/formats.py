@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
-from hpcfed.errors import RAISED, InputError
+from hpcfed.errors import RAISED, InputError, in_a_line
 from hpcfed.lab.loaded import LoadedRun
 from hpcfed.run_folder.files import INITIAL
 
@@ -109,8 +109,8 @@ def _traced(module: nn.Module, batches: list[Tensor], where: str) -> bytes:
             again = torch.jit.load(io.BytesIO(file.getvalue()))
             same = all(torch.equal(again(x), module(x)) for x in batches)
         except RAISED as error:  # a user's module may raise anything
-            what = f"--format torchscript: the module cannot be traced: {type(error).__name__}"
-            raise InputError(what, where=where, got=str(error).strip().splitlines()[0][:200], remedy=remedy) from error
+            what = "--format torchscript: the module cannot be traced"
+            raise InputError(what, where=where, got=in_a_line(error)[:200], remedy=remedy) from error
     if not same:
         what = "--format torchscript: the traced module predicts other values"
         raise InputError(f"{what}, since it depends on more than its input's shape", where=where, remedy=remedy)

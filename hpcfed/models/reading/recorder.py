@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from hpcfed.errors import RAISED
+from hpcfed.errors import RAISED, in_a_line
 from hpcfed.models.reading.module import Attributes, refuse_hooks
 from hpcfed.models.reading.program import (
     Call,
@@ -110,9 +110,7 @@ def _recorded(module: nn.Module, x: Tensor) -> _Recorder:
     except RAISED as error:
         if recorder.refused is not None:  # whatever the module has made of it
             raise recorder.refused from error
-        raise Unreadable(
-            f"it raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        ) from error
+        raise Unreadable(f"it raises {in_a_line(error)}") from error
     if recorder.refused is not None:
         raise recorder.refused
     recorder.end(output)
