@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from torch import Tensor
@@ -68,6 +68,24 @@ class RoundPlan:
     shared: State
     touched: np.ndarray
     dropped: np.ndarray | None = None
+
+
+class Member(NamedTuple):
+    """A client of a tile.
+
+    Attributes:
+        place: its index in the plan's cohort; that of `task` is in the cohort that was drawn.
+        task: its work.
+        about: the first fields of its `RoundContext`s.
+        weight, factor, effective_steps: its entries of the plan's ``cohort.counts``, `factors` and `effective_steps`.
+    """
+
+    place: int
+    task: Task
+    about: About
+    weight: float
+    factor: float
+    effective_steps: float | None
 
 
 class Training:
@@ -163,89 +181,94 @@ class Training:
 
     def train_tile(self, plan: RoundPlan, places: Sequence[int], states: dict[int, State]) -> None:
         """Train some clients, add their updates to the buffer, and their next states to `states`."""
-        method, federation, cohort, buffer = self._parts.method.local, self._parts.federation, plan.cohort, self._buffer
-        clients, steps, guessed, counts, factors = (
-            column[places].tolist()
-            for column in (cohort.clients, cohort.steps, cohort.guessed, cohort.counts, plan.factors)
-        )
-        sizes, all_samples = federation.sizes[clients].tolist(), self._parts.shards.clients(clients)
-        members, tasks, count = [], [], self._parts.model.num_parameters
-        for row, (client, samples) in enumerate(zip(clients, all_samples, strict=True)):
-            info = ClientInfo(client, sizes[row], self._parts.cohorts.mean_size)
-            state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
-            own = private_part(state)
-            if self._parts.chain.updates:
-                context = RoundContext(plan.round, plan.lr, info, seed=self._parts.seed)
-                samples = self._parts.chain.samples(samples, context, federation.num_classes)
-            loss = self._parts.loss_of(client, plan.w, samples, own) if method.loss_at_w else None
-            about = plan.round, plan.lr, info, plan.alike, loss, self._parts.seed
-            tilt = method.tilt(plan.w, plan.shared, state, RoundContext(*about, Purpose.TILT, count))
-            place = plan.places[places[row]]
-            tasks.append(Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state, own, place))
-            members.append((about, state))
-        names = self._parts.method.reported(plan.alike)
+        parts, buffer, members = self._parts, self._buffer, self._members(plan, places)
+        names = parts.method.reported(plan.alike)
         joined: list[tuple[TileUpdate, int, State | None]] = []
-        personal = self._personal(plan, members, tasks)
         # All Δs of a tile are valid until the next tile.
-        joins = len(tasks) > 1 and not self._parts.skips_bad and len({task.tilt.mu for task in tasks}) == 1
-        sends = joins and bool(self._parts.chain.updates)
-        solved = self._solved(plan, places, tasks, personal)
-        reported = self._reported(plan, members, solved, together=sends)
-        for row, ((about, state), (local, update)) in enumerate(zip(members, reported, strict=True)):
-            client, place = clients[row], places[row]
-            self._parts.model.check_threads()
-            vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
-            own = {**local.own, "personal parameters": personal[row]} if personal else local.own
-            if own:
-                where = partial(self._where, plan.round, client)
-                buffer.check_own(place, own, where, at_once=self._parts.skips_bad)
-            if local.buffers:
-                vectors = {**vectors, **self._averaged.changes(local.buffers)}
-                scalars = {**scalars, **self._averaged.counts(local.buffers)}
-            next_state = None
-            if method.stateful:  # before the sum: what fails can then be trained again
-                context = RoundContext(*about, Purpose.NEXT_STATE, count)
-                next_state = method.next_state(update, local, plan.w, plan.shared, state, context)
-                next_state = None if next_state is None else _apart_from(state, next_state)
+        joins = len(members) > 1 and not parts.skips_bad and len({member.task.tilt.mu for member in members}) == 1
+        sends = joins and bool(parts.chain.updates)
+        reported = self._reported(plan, members, self._solved(plan, members), together=sends)
+        for member, (local, update) in zip(members, reported, strict=True):
+            client = member.task.client
+            parts.model.check_threads()
+            vectors, scalars = self._checked(plan, member, local, update, names)
+            next_state = self._next_state(plan, member, local, update)  # before the sum: then it can be trained again
             if joins and vectors.keys() == {DELTA} and (sends or vectors[DELTA] is local.delta):
-                weights = place, counts[row], factors[row], local.loss_sum, local.steps
+                weights = member.place, member.weight, member.factor, local.loss_sum, local.steps
                 joined.append((TileUpdate(*weights, scalars, vectors[DELTA]), client, next_state))
                 continue
             added = buffer.add(
-                place,
-                counts[row],
+                member.place,
+                member.weight,
                 vectors,
                 scalars=scalars,
-                factor=factors[row],
+                factor=member.factor,
                 loss_sum=local.loss_sum,
                 steps=local.steps,
-                skips=self._parts.skips_bad,
+                skips=parts.skips_bad,
             )
             if not added:
-                log.warning("%s: skipped, its update is not finite", client_label(federation, plan.round, client))
+                log.warning("%s: skipped, its update is not finite", client_label(parts.federation, plan.round, client))
                 continue
             if next_state is not None:
                 states[client] = next_state
         buffer.add_tile([update for update, _, _ in joined])
         states |= {client: state for _, client, state in joined if state is not None}
 
-    def _solved(
-        self, plan: RoundPlan, places: Sequence[int], tasks: Sequence[Task], personal: Sequence[Tensor]
-    ) -> Iterator[LocalResult]:
+    def _members(self, plan: RoundPlan, places: Sequence[int]) -> list[Member]:
+        """Return the clients at some places of the plan's cohort, each with its work."""
+        parts, method, cohort = self._parts, self._parts.method.local, plan.cohort
+        columns = cohort.clients, cohort.steps, cohort.guessed, cohort.counts, plan.factors
+        clients, steps, guessed, counts, factors = (column[places].tolist() for column in columns)
+        sizes, all_samples = parts.federation.sizes[clients].tolist(), parts.shards.clients(clients)
+        members = []
+        for row, (client, samples) in enumerate(zip(clients, all_samples, strict=True)):
+            info = ClientInfo(client, sizes[row], parts.cohorts.mean_size)
+            state = parts.clients.get(client) or method.begin(parts.initial_w)
+            own = private_part(state)
+            if parts.chain.updates:
+                context = RoundContext(plan.round, plan.lr, info, seed=parts.seed)
+                samples = parts.chain.samples(samples, context, parts.federation.num_classes)
+            loss = parts.loss_of(client, plan.w, samples, own) if method.loss_at_w else None
+            about = plan.round, plan.lr, info, plan.alike, loss, parts.seed
+            tilt = method.tilt(plan.w, plan.shared, state, self._context(about, Purpose.TILT))
+            place = places[row]
+            drawn = plan.places[place]
+            task = Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state, own, drawn)
+            members.append(Member(place, task, about, counts[row], factors[row], plan.effective_steps[place]))
+        return members
+
+    def _context(self, about: About, purpose: Purpose) -> RoundContext:
+        return RoundContext(*about, purpose, self._parts.model.num_parameters)
+
+    def _solved(self, plan: RoundPlan, members: Sequence[Member]) -> Iterator[LocalResult]:
         """Yield each client's training, which may be done when it is asked for."""
+        personal = self._personal(plan, members)
+        tasks = [member.task for member in members]
         for row, local in enumerate(self._parts.engine.solve(plan.w, tasks, plan.round)):
-            effective_steps = plan.effective_steps[places[row]]
+            effective_steps = members[row].effective_steps
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
             yield replace(known, personal=personal[row]) if personal else known
 
+    def _personal(self, plan: RoundPlan, members: Sequence[Member]) -> list[Tensor]:
+        """Return the last iterates of second solves, (d,) each, of methods with a personal model; else none."""
+        if not self._parts.trains_personal:
+            return []
+        rule, second = cast("ClientRule", self._parts.method.local), []
+        for member in members:
+            context = self._context(member.about, Purpose.PERSONAL)
+            tilt = rule.personal(plan.w, plan.shared, member.task.state, context)
+            second.append(replace(member.task, tilt=tilt, guessed=0.0, personal=True))
+        return [plan.w - local.delta for local in self._parts.engine.solve(plan.w, second, plan.round)]
+
     def _reported(
-        self, plan: RoundPlan, members: Sequence[tuple[About, State]], solved: Iterable[LocalResult], *, together: bool
+        self, plan: RoundPlan, members: Sequence[Member], solved: Iterable[LocalResult], *, together: bool
     ) -> Iterator[tuple[LocalResult, Update]]:
         """Yield each client's training with its update; `together`, all go through the parts of ``updates`` at once."""
-        method, count = self._parts.method.local, self._parts.model.num_parameters
+        method = self._parts.method.local
         trained = (
-            (local, state, RoundContext(*about, Purpose.REPORT, count))
-            for (about, state), local in zip(members, solved, strict=True)
+            (local, member.task.state, self._context(member.about, Purpose.REPORT))
+            for member, local in zip(members, solved, strict=True)
         )
         if not together:
             for local, state, context in trained:
@@ -255,19 +278,28 @@ class Training:
         updates = cast("TileMethod", method).report_tile(tile, plan.w, plan.shared)
         yield from zip((local for local, _, _ in tile), updates, strict=True)
 
-    def _personal(self, plan: RoundPlan, members: Sequence[tuple[About, State]], tasks: Sequence[Task]) -> list[Tensor]:
-        """Return the last iterates of second solves, (d,) each, of methods with a personal model; else none."""
-        method, count = self._parts.method.local, self._parts.model.num_parameters
-        if not self._parts.trains_personal:
-            return []
-        tilts = (
-            cast("ClientRule", method).personal(
-                plan.w, plan.shared, state, RoundContext(*about, Purpose.PERSONAL, count)
-            )
-            for about, state in members
-        )
-        second = [replace(task, tilt=tilt, guessed=0.0, personal=True) for task, tilt in zip(tasks, tilts, strict=True)]
-        return [plan.w - local.delta for local in self._parts.engine.solve(plan.w, second, plan.round)]
+    def _checked(
+        self, plan: RoundPlan, member: Member, local: LocalResult, update: Update, names: Sequence[str]
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
+        """Return a client's vectors and scalars, averaged buffers among them, checked, as its own part is."""
+        name, method = self._parts.method.name, self._parts.method.local
+        vectors, scalars = checked(name, update, names, method.scalars, local.delta)
+        own = local.own if local.personal is None else {**local.own, "personal parameters": local.personal}
+        if own:
+            where = partial(self._where, plan.round, member.task.client)
+            self._buffer.check_own(member.place, own, where, at_once=self._parts.skips_bad)
+        if local.buffers:
+            vectors = {**vectors, **self._averaged.changes(local.buffers)}
+            scalars = {**scalars, **self._averaged.counts(local.buffers)}
+        return vectors, scalars
+
+    def _next_state(self, plan: RoundPlan, member: Member, local: LocalResult, update: Update) -> State | None:
+        method, state = self._parts.method.local, member.task.state
+        if not method.stateful:
+            return None
+        context = self._context(member.about, Purpose.NEXT_STATE)
+        after = method.next_state(update, local, plan.w, plan.shared, state, context)
+        return None if after is None else _apart_from(state, after)
 
     def _where(self, round: int, client: int) -> str:
         world = self._parts.world
