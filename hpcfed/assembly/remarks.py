@@ -35,6 +35,8 @@ def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     yield from private_remarks(recipe, parts)
     yield from updates.remarks(recipe, parts.chain, parts.method, parts.cohorts.most_members)
     yield from _on_local_work(recipe, parts)
+    yield from _on_the_model(recipe, parts)
+    yield from _on_tiles(recipe, parts)
     yield from _on_evaluation(recipe, parts)
     yield from _on_the_end(recipe, parts)
 
@@ -87,30 +89,6 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"{product}: each step takes as much away from the parameters as they are, or more"
     if local.step is not None:
         yield f"local.step: {local.step} trains one client after another (local.engine: sequential)"
-    if parts.model.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:
-        yield "the model's output is probabilities; cross-entropy takes the scores before a softmax: leave it out"
-    if parts.model.own_seed is not None and recipe.model.init is None:
-        what = f"the model's code sets torch's seed to {parts.model.own_seed}"
-        yield f"{what}: its initial parameters may be the same for every seed.model"
-    if unsteady := parts.model.unsteady:
-        yield f"in evaluation, too, the model's output for a sample {unsteady}, and so does every score"
-    if unused := parts.model.unused:
-        what = "look for no_grad and detach, or name them in parameters.frozen"
-        yield f"the model's output does not depend on {first_of(unused, 4)}, which are not trained: {what}"
-    if rounded := parts.model.rounded:
-        what = f"the model's {'buffer' if len(rounded) == 1 else 'buffers'} {first_of(rounded, 4)}"
-        yield f"{what}: rounded to {recipe.dtype}, as all of the model is; dtype: float64 keeps their digits"
-    tile, share = parts.engine.tile, -(-parts.cohorts.most_members // parts.world.size)
-    vector, batch = parts.model.vector, 1 if local.batch_size == "full" else int(local.batch_size)
-    costs = [step_cost(slots, vector.numel(), batch, vector.device) for slots in (share, tile)]
-    if share < tile and MUCH * costs[0] < costs[1]:
-        what = f"tiles of {tile} clients, of whom each rank trains {share}: the other slots are computed for nothing"
-        yield f"{what}; local.tile={share} shares the work, with other last bits"
-    if recipe.model.factory is not None or parts.training.why:
-        since = "" if parts.training.why else _out_of_tiles(recipe, parts)
-        yield f"{'your' if recipe.model.factory else 'the'} model: {parts.training.account}{since}"
-    if parts.engine.graphs is not None and (why := parts.engine.graphs.hindrance):
-        yield f"the GPU is asked for each step's operations one by one, since they cannot be recorded: {why}"
     if late := [entry.round for entry in local.lr_schedule if entry.round > recipe.rounds]:
         rounds = f"round {late[0]}, after the last of {recipe.rounds} rounds"
         yield f"local.lr_schedule has a step size from {rounds}; it is not used"
@@ -130,6 +108,36 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"local.steps: {local.steps} has no effect beside budget without guess: remaining"
     if local.augment is not None and local.augment.crop_probability != 1 and not local.augment.crop:
         yield "local.augment.crop_probability has no effect without crop"
+
+
+def _on_the_model(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    if parts.model.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:
+        yield "the model's output is probabilities; cross-entropy takes the scores before a softmax: leave it out"
+    if parts.model.own_seed is not None and recipe.model.init is None:
+        what = f"the model's code sets torch's seed to {parts.model.own_seed}"
+        yield f"{what}: its initial parameters may be the same for every seed.model"
+    if unsteady := parts.model.unsteady:
+        yield f"in evaluation, too, the model's output for a sample {unsteady}, and so does every score"
+    if unused := parts.model.unused:
+        what = "look for no_grad and detach, or name them in parameters.frozen"
+        yield f"the model's output does not depend on {first_of(unused, 4)}, which are not trained: {what}"
+    if rounded := parts.model.rounded:
+        what = f"the model's {'buffer' if len(rounded) == 1 else 'buffers'} {first_of(rounded, 4)}"
+        yield f"{what}: rounded to {recipe.dtype}, as all of the model is; dtype: float64 keeps their digits"
+
+
+def _on_tiles(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    tile, share = parts.engine.tile, -(-parts.cohorts.most_members // parts.world.size)
+    vector, batch = parts.model.vector, 1 if recipe.local.batch_size == "full" else int(recipe.local.batch_size)
+    costs = [step_cost(slots, vector.numel(), batch, vector.device) for slots in (share, tile)]
+    if share < tile and MUCH * costs[0] < costs[1]:
+        what = f"tiles of {tile} clients, of whom each rank trains {share}: the other slots are computed for nothing"
+        yield f"{what}; local.tile={share} shares the work, with other last bits"
+    if recipe.model.factory is not None or parts.training.why:
+        since = "" if parts.training.why else _out_of_tiles(recipe, parts)
+        yield f"{'your' if recipe.model.factory else 'the'} model: {parts.training.account}{since}"
+    if parts.engine.graphs is not None and (why := parts.engine.graphs.hindrance):
+        yield f"the GPU is asked for each step's operations one by one, since they cannot be recorded: {why}"
 
 
 def _out_of_tiles(recipe: Recipe, parts: Parts) -> str:

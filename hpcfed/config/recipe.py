@@ -294,7 +294,7 @@ class Local(Section):
     momentum: float = Field(0.0, ge=0, lt=1)
     """Of SGD."""
     clip_norm: float | None = Field(None, gt=0)
-    """Largest norm of a step's gradient."""
+    """Largest norm of a step's gradient g, which is multiplied by `clip_norm / (‖g‖ + 10⁻⁶)` where that is below 1."""
     clip: Literal["all", "linear"] = "all"
     """What `clip_norm` bounds: `all`, gradient and method's term together; `linear`: the method's μ y is added
     after."""
