@@ -540,7 +540,7 @@ def test_a_signal_before_the_step_is_forwarded_to_it(folder: Path, site_file: Pa
     site = {"setup": "kill -USR1 $$", "launch": "env", "python": f"{sys.executable} step.py"}
     site_file.write_text(json.dumps(site))
     (folder / "job.sh").write_text(shown())
-    assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_IGN, "an earlier test left it ignored; no shell can trap it"
+    assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_IGN, "left ignored: no shell can trap it"
     job = subprocess.run(["timeout", "50", "bash", "job.sh"], env=JOB, capture_output=True, text=True, timeout=60)
     assert (job.returncode, job.stdout) == (0, "SIGUSR1\n"), job.stderr
 
