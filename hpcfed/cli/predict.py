@@ -25,9 +25,13 @@ def command(output: Path | None, **asked: Any) -> None:
 
     Cells are filled, encoded and scaled by what the federation file records of the run's own training rows.
     """
+    from hpcfed.errors import InputError
     from hpcfed.io.atomic import write_whole, writing
     from hpcfed.lab.predict import predict
 
+    rows: Path = asked["rows"]
+    if output is not None and output.exists() and rows.exists() and output.samefile(rows):
+        raise InputError("--output", where=str(output), got="the table of the rows", remedy="name another file")
     text = predict(**asked).to_csv(index=False)
     if output is None:
         click.echo(text, nl=False)

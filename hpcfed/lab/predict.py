@@ -63,27 +63,34 @@ def predict(
         client = None if site is None else federation.client_number(site)
         name = None if client is None else federation.client_name(client)
         targets = int(np.prod(federation.target_shape))
-    columns = _columns(rows, tuple(steps.get("missing_codes", ())))
+    columns, decimal_comma = _columns(rows, tuple(steps.get("missing_codes", ())))
     if not any(map(len, columns.values())):
         raise InputError("the table has no row to predict")
     is_csv = isinstance(rows, str | Path) and not is_parquet(Path(rows))
-    x = prepared(columns, steps, name, first_row=2 if is_csv else 1)
+    x = prepared(columns, steps, name, first_row=2 if is_csv else 1, decimal_comma=decimal_comma)
     with _module(loaded, client, run_code) as module, torch.no_grad():
         output = module(torch.tensor(x, dtype=getattr(torch, steps["dtype"]))).double()
     return pandas.DataFrame(dict(_named(output.reshape(len(x), -1), steps, targets)))
 
 
 def prepared(
-    columns: Mapping[str, pyarrow.Array], steps: Mapping[str, Any], site: str | None, *, first_row: int = 1
+    columns: Mapping[str, pyarrow.Array],
+    steps: Mapping[str, Any],
+    site: str | None,
+    *,
+    first_row: int = 1,
+    decimal_comma: bool = False,
 ) -> np.ndarray:
     """Return the model's input, (m, p) float64 for m rows and p features, from a table's `columns` by name.
 
     `steps` is the content of an ``.input.json``; `site` names the site whose scaling is used, None if all share one.
-    Messages count rows from `first_row`: a CSV's header is row 1, as in a spreadsheet.
+    Messages count rows from `first_row`: a CSV's header is row 1, as in a spreadsheet. With `decimal_comma`, 1,5 is a
+    number.
 
     Raises:
-        InputError: a column is missing; a cell is not a number, or beyond the model's dtype, has an unknown level, or
-            is missing without a fill value; or features are scaled by site and `site` is None.
+        InputError: a column is missing; a cell is not a number, or beyond the model's dtype, may have a point for
+            thousands among decimal commas, has an unknown level, or is missing without a fill value; or features are
+            scaled by site and `site` is None.
     """
     features = steps.get("features")
     if features is None or len(steps["shape"]) != 1:
@@ -94,13 +101,13 @@ def prepared(
         remedy = did_you_mean(absent[0], [name for name in columns if name not in needed])
         raise InputError(f"the table lacks {counted(len(absent), 'column')}: {first_of(absent, 4)}", remedy=remedy)
     largest = float(np.finfo("float64" if steps["dtype"] == "float64" else "float32").max)
-    numbers = {
-        name: _numbers(name, columns[name], largest, first_row)
-        for name in needed
-        if name not in steps.get("categories", {})
-    }
+    of_numbers = {name: columns[name] for name in needed if name not in steps.get("categories", {})}
+    if decimal_comma:
+        _refuse_thousands(of_numbers, first_row)
+    numbers = {name: _numbers(name, column, largest, first_row, decimal_comma) for name, column in of_numbers.items()}
     levels = {
-        name: _levels(name, columns[name], of_it, first_row) for name, of_it in steps.get("categories", {}).items()
+        name: _levels(name, columns[name], of_it, first_row, decimal_comma)
+        for name, of_it in steps.get("categories", {}).items()
     }
     x = np.empty((len(columns[needed[0]]), len(features)))
     for k, name in enumerate(features):
@@ -114,32 +121,22 @@ def prepared(
     return (x - mean) / std
 
 
-def _columns(rows: Any, codes: tuple[str, ...]) -> dict[str, pyarrow.Array]:
-    """Return name → column of a data frame or of a table in a file; missing cells, `codes` among them, are null."""
-    import pyarrow
+def _columns(rows: Any, codes: tuple[str, ...]) -> tuple[dict[str, pyarrow.Array], bool]:
+    """Return name → column of a data frame or of a table in a file, and whether 1,5 is a number there.
 
+    Missing cells, `codes` among them, are null.
+    """
     if isinstance(rows, str | Path):
         parts: dict[str, list[Any]] = {}
+        decimal_comma = False
         for block in blocks(Path(rows), codes):
+            decimal_comma = block.decimal_comma
             for name, values in block.columns.items():
-                comma = block.decimal_comma and not pyarrow.types.is_floating(values.type)
-                parts.setdefault(name, []).append(_with_points(values) if comma else values)
-        return {name: _joined(found) for name, found in parts.items()}
+                parts.setdefault(name, []).append(values)
+        return {name: _joined(found) for name, found in parts.items()}, decimal_comma
     if not hasattr(rows, "columns"):
         raise InputError("rows", expected="a data frame or a table's file", got=type(rows).__name__)
-    return {str(name): plain(_array(rows[name]), codes) for name in rows.columns}
-
-
-def _with_points(values: Any) -> Any:
-    """Return a column with decimal commas as numbers; as text with decimal points if some cells are words."""
-    import pyarrow
-    import pyarrow.compute as pc
-
-    try:
-        return pyarrow.array(cells.numbers(values, True))
-    except cells.NoNumber:
-        is_number = pc.match_substring_regex(values, f"^({cells.DECIMAL_COMMA.pattern})$")
-        return pc.if_else(is_number, pc.replace_substring(values, ",", "."), values)
+    return {str(name): plain(_array(rows[name]), codes) for name in rows.columns}, False
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -160,9 +157,28 @@ def _array(values: Any) -> Any:
     return found.cast(pyarrow.string()) if pyarrow.types.is_null(found.type) else found
 
 
-def _numbers(name: str, values: Any, largest: float, first_row: int) -> np.ndarray:
+def _refuse_thousands(columns: Mapping[str, Any], first_row: int) -> None:
+    """Refuse 1.234 among numbers with decimal commas, as `hpcfed prepare` does: it may be 1234."""
+    import pyarrow.compute as pc
+
+    def first(pattern: str) -> Iterator[tuple[str, int]]:
+        for name, values in columns.items():
+            row = pc.index(pc.match_substring_regex(values, f"^({pattern})$"), True).as_py()
+            if row >= 0:
+                yield name, row
+
+    point = next(first(cells.THOUSANDS.pattern), None)
+    if point is not None and any(first(cells.DECIMAL_COMMA.pattern)):
+        name, row = point
+        what = f"row {first_row + row}, column {name!r}: {columns[name][row]}: thousands or a fraction?"
+        raise InputError(
+            f"{what} Other cells have decimal commas", remedy="write it without the point, or with a comma"
+        )
+
+
+def _numbers(name: str, values: Any, largest: float, first_row: int, decimal_comma: bool) -> np.ndarray:
     try:
-        found = cells.numbers(values)
+        found = cells.numbers(values, decimal_comma)
     except cells.NoNumber as error:
         where = f"row {first_row + error.row}, column {name!r}"
         raise InputError(where, expected="a number", got=repr(error.text)) from None
@@ -173,13 +189,13 @@ def _numbers(name: str, values: Any, largest: float, first_row: int) -> np.ndarr
     return found
 
 
-def _levels(name: str, values: Any, levels: list[str], first_row: int) -> np.ndarray:
+def _levels(name: str, values: Any, levels: list[str], first_row: int, decimal_comma: bool) -> np.ndarray:
     """Return the category level of each cell, (m,); "" for a missing cell. Equal numbers, 1 and 1.0, are one level."""
     texts, codes = cells.distinct(values)
-    known = {cells.number(level): level for level in levels if cells.number(level) is not None}
-    found = [text if text in levels else known.get(cells.number(text)) for text in texts]
+    known = {value: level for level in levels if (value := cells.number(level, decimal_comma)) is not None}
+    found = [text if text in levels else known.get(cells.number(text, decimal_comma)) for text in texts]
     for k, text in enumerate(texts):
-        if found[k] is None or (cells.number(text) is None and text not in levels):
+        if found[k] is None:
             row = first_row + int((codes == k).argmax())
             raise InputError(f"row {row}, column {name!r}", expected=first_of(levels, 8), got=repr(text))
     return np.array([*found, ""], dtype=str)[codes]

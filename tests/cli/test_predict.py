@@ -65,6 +65,11 @@ def test_rows_are_prepared_as_the_runs_own(run, command, tmp_path):
     done = command(["predict", str(run), "new.csv", "--site", "north", "-o", "out.csv"], tmp_path)
     assert done.returncode == 0, done.stderr
     pd.testing.assert_frame_equal(pd.read_csv("out.csv"), found)
+    rows = Path("new.csv").read_bytes()
+    done = command(["predict", str(run), "new.csv", "--site", "north", "-o", str(tmp_path / "new.csv")], tmp_path)
+    assert done.returncode == 2
+    assert "got the table of the rows; name another file" in done.stderr
+    assert Path("new.csv").read_bytes() == rows
     ROWS.drop(columns="ill").to_csv("comma.csv", index=False, sep=";", decimal=",", float_format="%.2f")
     pd.testing.assert_frame_equal(hpcfed.predict(run, "comma.csv", site="north"), found)
     Path("comma.csv").write_text("age;ward;stage\n41,5;er;1\n4,x;er;1\n", encoding="utf-8")
@@ -111,6 +116,29 @@ def test_codes_of_missing_cells_are_those_of_the_run(tmp_path, command, monkeypa
     Path("empty.csv").write_text("age,ward,stage\n", encoding="utf-8")
     with pytest.raises(InputError, match="the table has no row to predict"):
         hpcfed.predict(run, "empty.csv")
+
+
+def test_cells_behind_semicolons_are_those_of_the_run(tmp_path, command, monkeypatch):
+    """Missing cells and words with decimal commas among categories; 1.234 beside 1,5, as in the run's own tables."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raw").mkdir()
+    rows = ROWS.assign(
+        stage=["1", None, "2", "1", "2", "2", None, "2"], grade=["1,5", "x", "2", None, *["01", "1"] * 2]
+    )
+    rows.to_csv(tmp_path / "raw" / "north.csv", index=False, sep=";", decimal=",", float_format="%.2f")
+    words = ["--missing", "median", "--categorical", "stage,grade", "--target", "ill"]
+    done = command(["prepare", "own", "--raw", "raw", *words, "-o", "f.h5"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = hpcfed.run(**RECIPE, model={"name": "linear"}, output="run").folder
+    expected = hpcfed.predict(run, rows)
+    assert len(expected.drop_duplicates()) > 4
+    pd.testing.assert_frame_equal(hpcfed.predict(run, "raw/north.csv"), expected)
+    for k in range(len(rows)):  # 01 alone in its column is another level than 1
+        rows[k : k + 1].to_csv("one.csv", index=False, sep=";", decimal=",", float_format="%.2f")
+        pd.testing.assert_frame_equal(hpcfed.predict(run, "one.csv"), expected[k : k + 1].reset_index(drop=True))
+    Path("new.csv").write_text("age;ward;stage;grade\n41,5;er;1;x\n1.234;er;1;x\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"row 3, column 'age': 1.234: thousands or a fraction\?"):
+        hpcfed.predict(run, "new.csv")
 
 
 @pytest.mark.every(2)
