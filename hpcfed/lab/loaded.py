@@ -133,7 +133,7 @@ class LoadedRun:
 
     @cached_property
     def module(self) -> nn.Module:
-        """The trained module on the CPU: the last iterate.
+        """The trained module on the CPU: the last iterate. Private parameters and buffers have their initial values.
 
         Raises:
             InputError: no model is trained yet; the federation file, which defines the shapes, is missing; or the

@@ -15,6 +15,7 @@ from data_prep.tables.read import blocks, is_parquet, plain
 from hpcfed.api import trained_module
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, did_you_mean, first_of
+from hpcfed.lab.export.formats import is_initial, private_names
 from hpcfed.lab.export.preparation import preparation
 from hpcfed.lab.loaded import LoadedRun, load, recorded_code_of
 from hpcfed.run_folder.files import EVALUATED
@@ -45,14 +46,15 @@ def predict(
     Args:
         run: the run folder.
         rows: a data frame or a table's path (.csv, .tsv, .parquet), with at least the columns of the model's features.
-        site: name or number of the client whose feature scaling, private parameters and buffers are used; required if
-            features are scaled by site.
+        site: name or number of the client whose feature scaling, and private parameters and buffers or personal model,
+            are used; required if features are scaled by site, or the model has private parts.
         data: present path of the run's federation file; None if it has not moved.
         accept_code: whether the model may be built by code that has changed since the run.
         run_code: whether a user-defined model is built by running the code recorded in the run folder.
 
     Raises:
-        InputError: the run was not trained on tables, a column is missing, or a cell cannot be prepared.
+        InputError: the run was not trained on tables, a column is missing, or a cell cannot be prepared; the model has
+            private parts and `site` is None; or no cohort included the client, so that its parts are untrained.
     """
     import pandas
     import torch
@@ -62,6 +64,7 @@ def predict(
         steps: dict[str, Any] = json.loads(preparation(federation, loaded.recipe.dtype))
         client = None if site is None else federation.client_number(site)
         name = None if client is None else federation.client_name(client)
+        _refuse_untrained(loaded, client, name)
         targets = int(np.prod(federation.target_shape))
     columns, decimal_comma = _columns(rows, tuple(steps.get("missing_codes", ())))
     if not any(map(len, columns.values())):
@@ -119,6 +122,21 @@ def prepared(
     _fill(x, features, steps.get("fill") or {}, first_row)
     mean, std = _scaling(steps.get("scaling"), site)
     return (x - mean) / std
+
+
+def _refuse_untrained(loaded: LoadedRun, client: int | None, site: str | None) -> None:
+    """Refuse to predict by private parts, or a personal model, with their initial values.
+
+    Raises:
+        InputError: `client` is None and the model has private parts, or no cohort included the client.
+    """
+    if client is None and (private := private_names(loaded)):
+        what = f"{counted(len(private), 'tensor')} of the model are each client's own"
+        raise InputError(what, where=str(loaded.folder), remedy="name the rows' client by --site")
+    if client is not None and is_initial(loaded, client):
+        own = "private parts are" if private_names(loaded) else "personal model is"
+        what, remedy = f"--site {site}: it was never drawn, so that its {own} untrained", "name another client"
+        raise InputError(what, where=str(loaded.folder), remedy=remedy)
 
 
 def _columns(rows: Any, codes: tuple[str, ...]) -> tuple[dict[str, pyarrow.Array], bool]:
@@ -192,7 +210,7 @@ def _numbers(name: str, values: Any, largest: float, first_row: int, decimal_com
 def _levels(name: str, values: Any, levels: list[str], first_row: int, decimal_comma: bool) -> np.ndarray:
     """Return the category level of each cell, (m,); "" for a missing cell. Equal numbers, 1 and 1.0, are one level."""
     texts, codes = cells.distinct(values)
-    known = {value: level for level in levels if (value := cells.number(level, decimal_comma)) is not None}
+    known = {cells.number(level, decimal_comma): level for level in levels} | {None: None}  # None: words
     found = [text if text in levels else known.get(cells.number(text, decimal_comma)) for text in texts]
     for k, text in enumerate(texts):
         if found[k] is None:

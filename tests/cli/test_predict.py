@@ -99,6 +99,21 @@ def test_what_cannot_be_prepared_is_refused_in_one_line(run):
             hpcfed.predict(run, ROWS)
 
 
+@pytest.mark.parametrize(
+    "personal", [{"parameters": {"private": ["2.*"]}}, {"algorithm": {"name": "ditto", "mu": 0.1}}]
+)
+def test_no_row_is_predicted_by_untrained_parts(run, personal):
+    """Of no client, or of one that no cohort included."""
+    about = RECIPE | {"cohort": {"schedule": [[0]]}, "evaluate": {"every": 0}} | personal
+    folder = hpcfed.run(**about, model={"name": "mlp", "hidden": [4]}, output="personal").folder
+    assert len(hpcfed.predict(folder, ROWS, site="north")) == len(ROWS)
+    with pytest.raises(InputError, match=r"--site south: it was never drawn, so that its p.* untrained"):
+        hpcfed.predict(folder, ROWS, site="south")
+    if "parameters" in personal:
+        with pytest.raises(InputError, match="2 tensors of the model are each client's own; name the rows' client"):
+            hpcfed.predict(folder, ROWS)
+
+
 def test_codes_of_missing_cells_are_those_of_the_run(tmp_path, command, monkeypatch):
     """-999 in a new row is a missing cell, in a frame and in a file, as in the tables of the run."""
     monkeypatch.chdir(tmp_path)

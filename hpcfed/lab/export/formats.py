@@ -20,7 +20,8 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import RAISED, InputError, in_a_line
 from hpcfed.lab.loaded import LoadedRun
-from hpcfed.run_folder.files import INITIAL
+from hpcfed.run_folder.contents import PRIVATE
+from hpcfed.run_folder.files import INITIAL, private_file
 
 FORMATS = {"safetensors": ".safetensors", "state_dict": ".pt", "torchscript": ".torchscript.pt"}
 """Format → suffix of its files."""
@@ -82,6 +83,11 @@ def private_names(loaded: LoadedRun) -> frozenset[str]:
         return frozenset()
     with safe_open(path, framework="pt") as file:
         return frozenset(file.keys())
+
+
+def is_initial(loaded: LoadedRun, client: int) -> bool:
+    """Whether a client's private parts or personal model have their initial values, since no cohort included it."""
+    return (loaded.folder / PRIVATE).is_dir() and not (loaded.folder / private_file(client)).exists()
 
 
 def _batches(loaded: LoadedRun) -> Iterator[Tensor]:
