@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcfed.errors import InputError
 from hpcfed.io.text import Malformed, read_text
-from hpcfed.run_folder.rounds import columns_of, interval_of, iterate_rounds, skipped_in
+from hpcfed.run_folder.rounds import columns_of, interval_of, iterate_rounds, no_rounds, skipped_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def record(path: Path, evaluate: Mapping[str, Any] | None, skipped: Counter[int]
 
     columns = columns_of(_counted(iterate_rounds(path), Counter() if skipped is None else skipped), path)
     if not columns.rounds:
-        raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
+        raise no_rounds(path.parent)
     rounds = np.arange(1, columns.rounds + 1)
     found = {}
     for name in list(columns):

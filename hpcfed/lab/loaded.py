@@ -21,9 +21,9 @@ from hpcfed.provenance.code_of_rounds import with_references
 from hpcfed.run_folder.certificate import not_kept
 from hpcfed.run_folder.code import CodeRecord, references
 from hpcfed.run_folder.data import present_data
-from hpcfed.run_folder.files import EVALUATED
+from hpcfed.run_folder.files import EVALUATED, RESULT, read_mapping
 from hpcfed.run_folder.outcome import recorded_status
-from hpcfed.run_folder.rounds import RECORD, columns_of, read_rounds
+from hpcfed.run_folder.rounds import RECORD, columns_of, no_rounds, read_rounds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +101,7 @@ class LoadedRun:
         path = self.folder / RECORD
         rows = read_rounds(path) if path.exists() else []
         if not rows:
-            raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
+            raise no_rounds(self.folder)
         table = pandas.json_normalize(rows).set_index("round")
         numeric = columns_of(rows, path)
         numbers = [name for name in table.columns if name in numeric]
@@ -174,6 +174,9 @@ class LoadedRun:
             if name in not_kept(self.folder):
                 remedy = f"train it again: hpcfed run {self.folder / RECIPE} output=FOLDER"
                 raise InputError("a record without models", where=str(self.folder), remedy=remedy)
+            if self.status in ("diverged", "failed"):
+                reason = read_mapping(self.folder / RESULT).get("message")
+                raise InputError(f"no trained model: {self.status}: {reason}", where=str(self.folder))
             raise InputError("no trained model yet", where=str(self.folder), remedy="let the run end")
         if self.run_code and self.recipe.model.factory is not None:
             with recorded_code_of(self) as recipe:

@@ -19,7 +19,7 @@ from hpcfed.run_folder.code import without_given_observers
 from hpcfed.run_folder.contents import CHECKPOINTS, refuse_unusable
 from hpcfed.run_folder.data import present_data
 from hpcfed.run_folder.files import RESULT, read_environment, read_mapping
-from hpcfed.run_folder.rounds import OWN_RECORD, RECORD, read_rounds
+from hpcfed.run_folder.rounds import OWN_RECORD, RECORD, no_rounds, read_rounds
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
     refuse_unusable(run)
     rows = read_rounds(run / RECORD)
     if not rows:
-        raise InputError("no rounds yet", where=str(run / RECORD), remedy="wait for the run's first round")
+        raise no_rounds(run)
     for number, row in enumerate(rows, start=1):
         cohort = row.get("cohort")
         if not (isinstance(cohort, list) and all(type(client) is int for client in cohort)):

@@ -255,6 +255,8 @@ class RunFolder:
                 aside = files.put_aside(self.path)
                 ended = "a run of another recipe ended here before its first round"
                 say(f"{recipe.name}: {ended}; kept in {aside}: {changed}")
+            else:
+                (self.path / files.RESULT).unlink(missing_ok=True)  # of a run that ended before its first round
             if trains:
                 self.code.write(recipe, done)
             write_whole(self.path / files.RECIPE, dump_yaml(to_plain(without_given_observers(recipe))))

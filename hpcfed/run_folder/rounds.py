@@ -14,6 +14,7 @@ from typing import Any
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.text import Malformed, lines_of, open_file, parse_json
+from hpcfed.run_folder.files import RESULT, read_mapping
 
 RECORD = "metrics.jsonl"
 METRICS = (
@@ -189,6 +190,14 @@ def why_skipped(*, masked: bool) -> str:
 def is_own(name: str) -> bool:
     """Whether a column is one of the recipe's metrics (``evaluate.metrics``)."""
     return name.startswith(("test_", "train_")) and name not in METRICS
+
+
+def no_rounds(folder: Path) -> InputError:
+    """Return the error of a run without rounds: it is in its first one, or ended before that, for the reason given."""
+    result = read_mapping(folder / RESULT)
+    if result.get("rounds") != 0 or not result.get("status"):
+        return InputError("no rounds yet", where=str(folder / RECORD), remedy="wait for the run's first round")
+    return InputError(f"no rounds: {result['status']}: {result.get('message')}", where=str(folder / RECORD))
 
 
 def count_rounds(path: Path) -> int:

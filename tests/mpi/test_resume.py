@@ -545,6 +545,20 @@ def test_a_run_without_a_round_makes_room_for_another_recipe(world, folder, capf
     assert "checkpoints do not fit" in (run / "previous-1" / "result.json").read_text()
 
 
+def test_a_run_that_starts_again_is_not_taken_for_ended(world, folder):
+    """Before its first round, too, where it has the result of its first attempt."""
+    with pytest.raises(EnvironmentFailure, match="checkpoints do not fit"):
+        hpcfed.run(of("fedavg", checkpoint={"every": 2, "keep": 10**9}), world=world, quiet=True)
+    loaded = world.on_root(lambda: (hpcfed.load("run").status, (folder / "run" / "result.json").exists()))
+    assert loaded == ("failed", True)
+    with pytest.raises(InputError, match=r"no trained model: failed: .*checkpoints do not fit"):
+        hpcfed.load("run").module  # noqa: B018
+    world.gather(None)
+    for _ in hpcfed.rounds(of("fedavg", rounds=1), world=world, quiet=True):
+        assert not world.on_root((folder / "run" / "result.json").exists)
+    assert (folder / "run" / "result.json").exists()
+
+
 def test_a_folder_that_another_job_has_leaves_no_open_file(tmp_path):
     lock = tmp_path / LOCK
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import subprocess
 import sys
@@ -236,7 +237,9 @@ def test_reader_is_warned(tmp_path):
             tmp_path / "c", "fedexp", rows=make_rows(2, "fedexp", 0), status="diverged", change={"data_content": "0"}
         ),
     ]
-    arguments = [*map(str, folders), "--output", str(tmp_path / "report"), "--page-only"]
+    for name, status in (("e", None), ("f", "failed")):
+        write_run(tmp_path / "more" / name, rows=[], status=status)
+    arguments = [*map(str, folders), str(tmp_path / "more"), "--output", str(tmp_path / "report"), "--page-only"]
     said = CliRunner().invoke(command, arguments, catch_exceptions=False).output
     text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     for warning in (
@@ -245,9 +248,23 @@ def test_reader_is_warned(tmp_path):
         "the same number of rounds (FedAvg 3, FedProx 4)",
         "FedExP: diverged",
         "not train on the same data",
+        f"Left out, for they have no rounds yet: {tmp_path}/more/e.",
+        f"Left out, for they failed in their first round: {tmp_path}/more/f.",
     ):
         assert warning in text
         assert warning in said
+
+
+def test_the_privacy_of_a_group_is_that_of_its_longest_run(tmp_path):
+    """Also where the first run ended early."""
+    privacy = {"level": "client", "neighbours": "added", "delta": 1e-5, "noise_multiplier": 1.0, "clip": 1.0}
+    privacy |= {"cohorts": "drawn", "accountant": "RDP", "noise": "of the server"}
+    for seed, rounds in enumerate((2, 4, 3)):
+        rows = [{**row, "epsilon": 0.5 * row["round"]} for row in make_rows(rounds, "fedavg", seed)]
+        folder = write_run(tmp_path / "runs" / f"s-{seed}", seed=seed, rows=rows)
+        (folder / "environment.json").write_text(json.dumps({"privacy": privacy}))
+    found = CliRunner().invoke(command, [str(tmp_path / "runs"), "--output", str(tmp_path / "report"), "--page-only"])
+    assert "differential privacy of each client (added): ε 2 at δ 1e-05" in found.output
 
 
 @pytest.mark.every(2)

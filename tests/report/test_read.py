@@ -116,7 +116,7 @@ def test_recipe_must_be_plain_yaml(tmp_path):
 def test_a_sweeps_folder_stands_for_its_runs_and_one_of_seeds_for_them(tmp_path):
     for name in ("runs/lr=0.1/seed-0", "runs/lr=0.1/seed-1", "runs/lr=0.2"):
         write_run(tmp_path / "sweep" / name, rows=make_rows(2, "fedavg", 0))
-    write_run(tmp_path / "sweep" / "runs" / "lr=0.3", rows=[])
+    write_run(tmp_path / "sweep" / "runs" / "lr=0.3", rows=[], status=None)
     (tmp_path / "sweep" / "sweep.yaml").write_text("{sweep: made, runs: 4}")
     runs, waiting = find_runs([tmp_path / "sweep"])
     assert [str(run.relative_to(tmp_path / "sweep" / "runs")) for run in runs] == [
@@ -127,6 +127,15 @@ def test_a_sweeps_folder_stands_for_its_runs_and_one_of_seeds_for_them(tmp_path)
     assert find_runs([tmp_path])[0] == runs  # as a study and a paper's experiment have it
     with pytest.raises(InputError, match=r"lr=0\.3/metrics\.jsonl: no rounds yet"):
         read_runs(waiting)
+    (waiting[0] / "result.json").write_text('{"status": "diverged", "rounds": 0, "message": "round 1: too far"}')
+    with pytest.raises(InputError, match=r"lr=0\.3/metrics\.jsonl: no rounds: diverged: round 1: too far"):
+        read_runs(waiting)
+    write_run(tmp_path / "seeds" / "seed-0", rows=[], status=None)
+    with pytest.raises(InputError, match="no rounds yet: got 1 runs; wait for the first round of one"):
+        find_runs([tmp_path / "seeds"])
+    (tmp_path / "seeds" / "seed-0" / "result.json").write_text('{"status": "failed", "rounds": 0, "message": "why"}')
+    with pytest.raises(InputError, match=r"seed-0/metrics\.jsonl: no rounds: failed: why"):
+        find_runs([tmp_path / "seeds"])
 
 
 def test_runs_of_a_folder_are_in_the_order_of_their_numbers(tmp_path):

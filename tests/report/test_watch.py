@@ -109,6 +109,8 @@ def test_how_a_run_stands(tmp_path):
     (folder / "metrics.jsonl").unlink()
     (folder / "result.json").unlink()
     assert plain(follow(folder)) == "run: round 0/60  no rounds yet"
+    (folder / "result.json").write_text(json.dumps({"status": "failed", "rounds": 0}))
+    assert plain(follow(folder)) == "run: round 0/60  failed"
 
 
 def test_damaged_records_and_folders_without_runs_are_refused(tmp_path):

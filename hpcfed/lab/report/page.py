@@ -17,9 +17,11 @@ from hpcfed.config.load import dump_yaml
 from hpcfed.errors import counted, first_of, visible
 from hpcfed.io.figure_style import DARK, DASHES, LIGHT
 from hpcfed.lab.report.group import Group, flatten
+from hpcfed.lab.report.read import read_json, run_status
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.report.unlike import unlike
 from hpcfed.lab.report.write import MARKER
+from hpcfed.run_folder.files import RESULT
 from hpcfed.run_folder.private import NOT_COVERED, in_words
 from hpcfed.run_folder.rounds import why_skipped
 from hpcfed.version import __version__
@@ -139,10 +141,11 @@ def warnings(groups: Sequence[Group]) -> list[str]:
             whose = first_of([f"client {client} in {count:,}" for client, count in sorted(skipped.items())], MOST_NAMED)
             why = why_skipped(masked=bool(group.recipe.get("secure_aggregation")))
             notes.append(f"{group.label}: {why}, of {rounds}: {whose}.")
-        for run in group.runs[:1]:
-            if "privacy" in run.environment and run.num_rounds:
-                promised = in_words(run.environment["privacy"], float(run.column("epsilon")[-1]))
-                notes.append(f"{group.label}: {promised}. {NOT_COVERED}")
+        private = [run for run in group.runs if "privacy" in run.environment and run.num_rounds]
+        if private:
+            weakest = max(private, key=lambda run: float(run.column("epsilon")[-1]))
+            promised = in_words(weakest.environment["privacy"], float(weakest.column("epsilon")[-1]))
+            notes.append(f"{group.label}: {promised}. {NOT_COVERED}")
         if group.repeats:
             seeds = ", ".join(dict.fromkeys(run.seed for run in group.repeats))
             notes.append(
@@ -168,9 +171,15 @@ def _rounds(group: Group) -> str:
 
 
 def left_out(waiting: Sequence[Path]) -> list[str]:
-    """Return a warning, as a list of one sentence, that names the run folders without rounds yet; [] if none."""
-    names = first_of([str(run) for run in waiting], MOST_NAMED)
-    return [f"Left out, for they have no rounds yet: {names}."] if waiting else []
+    """Return warnings that name the run folders without rounds: those that may yet have some, and those that ended."""
+    found: dict[str, list[str]] = {}
+    for run in waiting:
+        found.setdefault(run_status(read_json(run / RESULT), 0), []).append(str(run))
+    return [
+        f"Left out, for they {'have no rounds yet' if status == 'unfinished' else f'{status} in their first round'}: "
+        f"{first_of(names, MOST_NAMED)}."
+        for status, names in found.items()
+    ]
 
 
 def _data(groups: Sequence[Group]) -> list[tuple[str, str]]:

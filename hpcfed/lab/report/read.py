@@ -21,8 +21,8 @@ from hpcfed.io.text import MAX_JSON_BYTES, MAX_YAML_LENGTH, Malformed, parse_jso
 from hpcfed.lab.frame import record
 from hpcfed.lab.report.clients import Clients, read_clients
 from hpcfed.run_folder import code
-from hpcfed.run_folder.files import CLIENTS, RECIPE
-from hpcfed.run_folder.rounds import RECORD, count_rounds, is_own
+from hpcfed.run_folder.files import CLIENTS, RECIPE, RESULT
+from hpcfed.run_folder.rounds import RECORD, count_rounds, is_own, no_rounds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,6 +123,8 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             has_rounds = run == folder or count_rounds(run / RECORD)  # a folder the user named fails when it is read
             (found if has_rounds else waiting).setdefault(run.resolve(), run)
     if waiting and not found:
+        if all(run_status(read_json(run / RESULT), 0) != "unfinished" for run in waiting.values()):
+            raise no_rounds(next(iter(waiting.values())))
         remedy = "wait for the first round of one"
         raise InputError("no rounds yet", where=", ".join(map(str, folders)), got=f"{len(waiting)} runs", remedy=remedy)
     return list(found.values()), [run for key, run in waiting.items() if key not in found]
@@ -216,12 +218,13 @@ def read_run(folder: Path) -> Run:
 def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
     """Return a run's status from `result`, the content of ``result.json``, and the number of recorded rounds.
 
-    ``unfinished`` if `result` is empty, or has fewer rounds than the record because the run was resumed. A diverged run
-    stays ``diverged``: it cannot be resumed.
+    ``unfinished`` if `result` is empty, has fewer rounds than the record because the run was resumed, or has some
+    though the record has none. A diverged run stays ``diverged``: it cannot be resumed.
     """
     status, rounds = str(result.get("status", "unfinished")), result.get("rounds")
     outgrown = status != "diverged" and isinstance(rounds, int) and rounds < num_rounds
-    return "unfinished" if outgrown else status
+    is_of_another = not num_rounds and rounds != 0
+    return "unfinished" if outgrown or is_of_another else status
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

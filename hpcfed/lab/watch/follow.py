@@ -134,7 +134,7 @@ class WatchedRun:
             raise InputError(error.strerror or "cannot be read", where=str(self.folder)) from error
         except Malformed as error:
             raise InputError(str(error), where=str(record), remedy="restore the run's own record") from None
-        self.status = run_status(read_json(self.folder / "result.json"), self.done) if self.done else "unfinished"
+        self.status = run_status(read_json(self.folder / "result.json"), self.done)
 
     def _read_on(self, record: Path) -> None:
         with open_file(record) as file:
