@@ -66,6 +66,9 @@ def predict(
         name = None if client is None else federation.client_name(client)
         _refuse_untrained(loaded, client, name)
         targets = int(np.prod(federation.target_shape))
+    if "features" not in steps or len(steps["shape"]) != 1:
+        remedy = "hpcfed export writes its model and preparation"
+        raise InputError("the run was not trained on tables", where=str(loaded.folder), remedy=remedy)
     columns, decimal_comma = _columns(rows, tuple(steps.get("missing_codes", ())))
     if not any(map(len, columns.values())):
         raise InputError("the table has no row to predict")
@@ -95,9 +98,7 @@ def prepared(
             thousands among decimal commas, has an unknown level, or is missing without a fill value; or features are
             scaled by site and `site` is None.
     """
-    features = steps.get("features")
-    if features is None or len(steps["shape"]) != 1:
-        raise InputError("the run was not trained on tables", remedy="hpcfed export writes its model and preparation")
+    features = steps["features"]
     hot = {f"{name}={level}": (name, level) for name, of_it in steps.get("categories", {}).items() for level in of_it}
     needed = list(dict.fromkeys(hot[name][0] if name in hot else name for name in features))
     if absent := [name for name in needed if name not in columns]:

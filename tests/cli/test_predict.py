@@ -156,6 +156,16 @@ def test_cells_behind_semicolons_are_those_of_the_run(tmp_path, command, monkeyp
         hpcfed.predict(run, "new.csv")
 
 
+def test_a_run_on_no_table_says_so_whatever_the_rows_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clients = {"north": (np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1]))}
+    folder = hpcfed.run(**RECIPE | {"data": clients}, model={"name": "linear"}, output="run").folder
+    Path("rows.csv").write_text("ROMEO:\nto be, or not\n", encoding="utf-8")
+    for rows in ("rows.csv", "absent.csv", ROWS):
+        with pytest.raises(InputError, match="the run was not trained on tables"):
+            hpcfed.predict(folder, rows)
+
+
 @pytest.mark.every(2)
 def test_a_model_given_from_python_predicts_by_its_recorded_code(run):
     model = hpcfed.run(**RECIPE, model=lambda: torch.nn.Linear(6, 2), output="given").folder

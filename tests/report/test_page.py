@@ -158,6 +158,18 @@ def test_a_single_measured_round_that_no_other_seed_has_is_a_point(tmp_path):
     assert point.get_marker() == "o"
 
 
+@pytest.mark.parametrize(("late", "edges"), [((0.9, 0.94), (0.82, 1.0)), ((0.7, 0.74), (0.62, 0.82))])
+def test_an_axis_of_fractions_shows_the_bands(tmp_path, late, edges):
+    """Whole, where they are wider than the course of the means; up to 100 %."""
+    for seed in (0, 1):
+        apart = (seed - 0.5) * 0.16 / 2**0.5
+        rows = [row | {"test_accuracy": late[row["round"] > 2] + apart} for row in make_rows(4, "fedavg", seed)]
+        write_run(tmp_path / str(seed), seed=seed, rows=rows)
+    axes = drawn(tmp_path).axes[0]
+    assert axes.get_ylim()[0] <= edges[0]
+    assert edges[1] <= axes.get_ylim()[1] <= edges[1] + 0.03
+
+
 def test_bands_that_reach_below_0_end_at_the_edge_of_a_logarithmic_axis(tmp_path, recwarn):
     for seed, losses in enumerate([(1.0, 0.01, 0.01), (1.2, 0.011, 0.5)]):
         rows = [row | {"test_loss": loss} for row, loss in zip(make_rows(3, "fedavg", seed), losses, strict=True)]

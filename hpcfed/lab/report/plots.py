@@ -287,15 +287,18 @@ def _scale_horizontal(axes: Axes, against: str) -> None:
 def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str, unit: Quantity) -> None:
     """Set the vertical axis of a figure of `column`.
 
-    Fractions: the axis may cut off the steep first tenth of the rounds. User-defined metrics within [0, 1], mostly
-    fractions: the axis is linear and cuts bands off outside [0, 1]. All others: the axis is logarithmic if the values
-    are positive and span more than a factor of ten.
+    Fractions: the axis may cut off the steep first tenth of the rounds, and bands above 1. User-defined metrics within
+    [0, 1], mostly fractions: the axis is linear and cuts bands off outside [0, 1]. All others: the axis is logarithmic
+    if the values are positive and span more than a factor of ten.
     """
     values = [part for line in curves for part in (line.mean, *(y for _, y in line.tails)) if len(part)]
     if unit == "fraction":
         axes.yaxis.set_major_formatter(PERCENT)
-        low = min(part[len(part) // 10 :].min() for part in values)
-        high = max(part.max() for part in values)
+        shared = [line for line in curves if len(line.mean)]
+        lower = [line.mean - line.std for line in shared]
+        upper = [np.maximum(line.mean, np.minimum(line.mean + line.std, 1.0)) for line in shared]
+        low = min(part[len(part) // 10 :].min() for part in (*values, *lower))
+        high = max(part.max() for part in (*values, *upper))
         if low > 0.5 * high:
             axes.set_ylim(low - 0.1 * (high - low) - 1e-3, high + 0.1 * (high - low) + 1e-3)
         return
