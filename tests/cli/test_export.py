@@ -158,6 +158,21 @@ def test_a_card_says_whose_model_sites_were_measured_with(folder, capfd):
     assert note in Path("three.md").read_text().splitlines()
 
 
+@pytest.mark.parametrize("models", [["global", "personal"], ["global"]])
+def test_the_card_of_a_personal_model_has_its_own_scores_or_says_whose_they_are(models, folder, capfd):
+    evaluate = {"every": 1, "clients": {"every": 1, "models": models}}
+    hpcfed.run(small("run", name="three", evaluate=evaluate, algorithm={"name": "ditto", "mu": 0.1}), quiet=True)
+    table = hpcfed.load("run").clients.query("round == 3 and split == 'test' and client == 1").set_index("model")
+    for words, model in (((), "global"), (("--site", "1"), models[-1])):
+        assert exported(capfd, *words)[0] == 0
+        card = Path("three-1.md" if words else "three.md").read_text()
+        row = next(line for line in card.splitlines() if line.startswith("| Ålesund |"))
+        assert f"| {table['loss'][model]:.4g} |" in row
+        assert ("with the personal model of each." in card) == (model == "personal")
+        assert ("with the common model, not the personal one." in card) == (bool(words) and model == "global")
+        assert ("Of the common model, not of this personal one." in card) == bool(words)
+
+
 def test_a_later_version_adds_a_format_to_a_card(folder, capfd, monkeypatch):
     """A card names the version that trained the model, so it is known again; and the sites that took part."""
     trained(cohort={"without": ["Zürich"]})

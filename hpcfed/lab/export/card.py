@@ -28,6 +28,7 @@ from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE, read_mapping
 from hpcfed.run_folder.identity import WITHOUT_EFFECT
 from hpcfed.run_folder.private import NOT_COVERED, in_words
 from hpcfed.run_folder.rounds import RECORD, read_rounds
+from hpcfed.types import PERSONAL
 from hpcfed.version import __version__
 
 MAX_LISTED = 12
@@ -74,6 +75,7 @@ def card(loaded: LoadedRun, files: Sequence[ExportedModel], prepared: ExportedMo
     """Return the Markdown model card of `files`, one per format, and `prepared`, the preparation of their input."""
     rows = read_rounds(loaded.folder / RECORD)
     is_private = loaded.recipe.is_private
+    is_personal = files[0].client is not None and not private_names(loaded)
     with Federation.open(loaded.recipe.data) as federation:
         parts = [
             f"# {_plain(loaded.recipe.name)}",
@@ -86,11 +88,12 @@ def card(loaded: LoadedRun, files: Sequence[ExportedModel], prepared: ExportedMo
             "## Sites",
             f"{federation.num_clients:,} sites; their sizes are withheld."
             if is_private
-            else _sites(loaded, federation),
+            else _sites(loaded, federation, PERSONAL if is_personal else GLOBAL),
         ]
     metrics = list(_metrics(rows))
     parts += [
         "## Metrics over all",
+        *(["Of the common model, not of this personal one."] if is_personal and metrics else []),
         _table(("Measure", "Value", "Round"), metrics) if metrics else "The run measured none.",
         "## Method and recipe",
         f"{_method(loaded)}; the complete recipe:",
@@ -185,13 +188,16 @@ def _data(federation: Federation, *, withheld: bool) -> Iterator[tuple[str, str]
         yield "features", _plain(first_of(federation.features, MAX_LISTED))
 
 
-def _sites(loaded: LoadedRun, federation: Federation) -> str:
-    """Return the table of sites, their sizes and last metrics; beyond `MOST_SITES`, a sentence on the sizes instead."""
+def _sites(loaded: LoadedRun, federation: Federation, model: str) -> str:
+    """Return the table of sites, their sizes and last metrics; beyond `MOST_SITES`, a sentence on the sizes instead.
+
+    The metrics are those of `model`, if it was measured.
+    """
     sizes, offsets = federation.sizes, federation.test_offsets
     if federation.num_clients > MOST_SITES:
         spread = f"{sizes.min():,} to {sizes.max():,} training samples, median {np.median(sizes):,.10g}"
         return f"{federation.num_clients:,} sites of {spread}."
-    measured = read_clients(loaded.folder / "clients.csv")
+    measured = read_clients(loaded.folder / "clients.csv", model)
     values: dict[str, Mapping[str, float]] = {}
     if measured is not None:
         values = {
@@ -207,7 +213,9 @@ def _sites(loaded: LoadedRun, federation: Federation) -> str:
         note = "The run measured no site by itself (`evaluate.clients`)."
     else:
         note = f"Measured on each site's {measured.split} samples after round {measured.round}"
-        note += "." if measured.model == GLOBAL else f", with the {measured.model} model of each, not the common one."
+        whose = "common model" if measured.model == GLOBAL else f"{measured.model} model of each"
+        another = "" if measured.model == model else f", not the {'common' if model == GLOBAL else model} one"
+        note += "." if measured.model == model == GLOBAL else f", with the {whose}{another}."
     return f"{_table(head, rows)}\n\n{note}"
 
 

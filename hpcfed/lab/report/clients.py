@@ -43,6 +43,7 @@ class Clients:
         names, sizes: the clients' names and sample counts as text, C of each.
         measures: name → the clients' values for the main model, (C,), nan if undefined; the names are ``accuracy``,
             ``loss`` and the recipe's metrics, as far as recorded.
+        model: name of the main model.
     """
 
     round: int
@@ -52,6 +53,7 @@ class Clients:
     names: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
     measures: Mapping[str, np.ndarray] = field(default_factory=dict)
+    model: str = GLOBAL
 
     @property
     def num_samples(self) -> int | None:
@@ -60,18 +62,15 @@ class Clients:
         return sum(map(int, self.sizes)) if known else None
 
     @property
-    def model(self) -> str:
-        """Name of the main model: ``global`` if it was measured, else the first in the file."""
-        return GLOBAL if GLOBAL in self.values else next(iter(self.values))
-
-    @property
     def main(self) -> np.ndarray:
         """The clients' values of `measure` for the main model, (C,)."""
         return self.values[self.model]
 
 
-def read_clients(path: Path) -> Clients | None:
+def read_clients(path: Path, model: str = GLOBAL) -> Clients | None:
     """Return the last evaluation in ``clients.csv``; None without the file, or if it has no accuracies or losses yet.
+
+    The main model is `model` if it was measured, else ``global``, else the first in the file.
 
     Raises InputError: a field that must be a number is not one.
     """
@@ -91,14 +90,15 @@ def read_clients(path: Path) -> Clients | None:
     known = [name for name in PREFERRED_MEASURES if name in latest and latest[name].any()]
     if not known:
         return None
-    values = {model: _column(rows, known[0], path) for model, rows in latest.groupby("model", sort=False)}
-    main = latest[latest["model"] == (GLOBAL if GLOBAL in values else next(iter(values)))]
+    values = {name: _column(rows, known[0], path) for name, rows in latest.groupby("model", sort=False)}
+    model = next(name for name in (model, GLOBAL, *values) if name in values)
+    main = latest[latest["model"] == model]
     clients, sizes = main.get("client", ""), main.get("n", "")
     names = main["name"].where(main["name"] != "", clients) if "name" in main else clients
     own = [name for name in main if name not in CLIENT_COLUMNS and _is_number(main[name])]
     measures = {name: _column(main, name, path) for name in [*(n for n in known if main[n].any()), *own]}
     last = int(latest["round"].iloc[0])
-    return Clients(last, split or "all", known[0], values, tuple(names), tuple(sizes), measures)
+    return Clients(last, split or "all", known[0], values, tuple(names), tuple(sizes), measures, model)
 
 
 def _is_number(cells: pd.Series) -> bool:
