@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import lzma
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -155,6 +156,9 @@ def _stamp(path: Path) -> tuple[int, int]:
     """Return what changes with a file's content, so that its first lines are read once."""
     with _one_line(path):
         state = path.stat()
+    if stat.S_ISFIFO(state.st_mode):
+        remedy = "save it to a file first: a table is read more than once"
+        raise InputError("a pipe", where=str(path), expected="a file", remedy=remedy)
     return state.st_mtime_ns, state.st_size
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def test_rows_are_prepared_as_the_runs_own(run, command, tmp_path):
     done = command(["predict", str(run), "new.csv", "--site", "north", "-o", "out.csv"], tmp_path)
     assert done.returncode == 0, done.stderr
     pd.testing.assert_frame_equal(pd.read_csv("out.csv"), found)
+    Path("out.csv").write_text("mine", encoding="utf-8")
+    again = ["predict", str(run), "new.csv", "--site", "north", "-o", "out.csv"]
+    done = command(again, tmp_path)
+    assert done.returncode == 2
+    assert "out.csv: exists; choose another --output, or add --overwrite" in done.stderr
+    assert Path("out.csv").read_text(encoding="utf-8") == "mine"
+    assert command([*again, "--overwrite"], tmp_path).returncode == 0
+    pd.testing.assert_frame_equal(pd.read_csv("out.csv"), found)
+    os.mkfifo("pipe.csv")
+    with pytest.raises(InputError, match="a pipe: expected a file; save it to a file first"):
+        hpcfed.predict(run, "pipe.csv", site="north")
     rows = Path("new.csv").read_bytes()
     done = command(["predict", str(run), "new.csv", "--site", "north", "-o", str(tmp_path / "new.csv")], tmp_path)
     assert done.returncode == 2
