@@ -25,6 +25,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,24 @@ def not_kept(folder: Path) -> dict[str, Any]:
     """Return the certificate's list of models that the run left and its folder does not keep: name → SHA-256."""
     found = read_mapping(folder / CERTIFICATE).get(NOT_KEPT)
     return found if isinstance(found, dict) else {}
+
+
+def refuse_changed(folder: Path, *patterns: str) -> None:
+    """Refuse files of a run folder that are missing or differ from its certificate; without one nothing is refused.
+
+    Args:
+        folder: the run folder.
+        patterns: the files to compare, such as ``private/*``.
+
+    Raises:
+        InputError: a file is not the one that the certificate names.
+    """
+    certified = read_mapping(folder / CERTIFICATE).get("files")
+    for name, digest in certified.items() if isinstance(certified, dict) else ():
+        path = folder / name
+        if any(fnmatchcase(name, one) for one in patterns) and not (path.is_file() and sha256_of(path) == digest):
+            remedy = "restore it, or remove the run's folder to train it again"
+            raise InputError("is not the file that the run's certificate names", where=str(path), remedy=remedy)
 
 
 class OtherVersion(InputError):

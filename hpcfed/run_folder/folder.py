@@ -67,18 +67,13 @@ class RunFolder:
             InputError: the folder has a run of another recipe or of other code, files that no run wrote, or a record
                 with another number of rounds than ``result.json`` says.
         """
-        wanted = to_plain(recipe)
-        try:
-            found = files.read_recipe(self.path) if files.has_files(self.path) else None
-        except OSError as error:
-            raise files.unusable(self.path, error) from None
+        found = self._recorded()
         if found is None or self.fresh:
             return False
+        wanted = _as_recorded(recipe, found)
         if not self._is_untrained():
             self._refuse_other(found, wanted)
         self.check_code(recipe)
-        if recipe.evaluate.by_method:
-            wanted["evaluate"]["model"] = (found.get("evaluate") or {}).get("model", "last")
         if differences(found, wanted, WITHOUT_EFFECT) or not self.has_result():
             return False
         self._refuse_lost_model()
@@ -95,6 +90,15 @@ class RunFolder:
             return False
         self._refuse_other_record(result.get("rounds"))
         return True
+
+    def refuse_other_result(self, recipe: Recipe) -> None:
+        """Refuse a folder whose run is not exactly this recipe's: `FREE` keys that have an effect count, too.
+
+        Raises:
+            InputError: the folder has a run of another recipe, or files that no run wrote.
+        """
+        if (found := self._recorded()) is not None:
+            self._refuse_other(found, _as_recorded(recipe, found), WITHOUT_EFFECT)
 
     @contextmanager
     def held(self, world: World) -> Iterator[None]:
@@ -290,8 +294,15 @@ class RunFolder:
         """Return the number of recorded rounds."""
         return count_rounds(self.metrics)
 
-    def _refuse_other(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        if changed := _changed(found, wanted):
+    def _recorded(self) -> dict[str, Any] | None:
+        """Return the recipe of the run in the folder; None if the folder has no files."""
+        try:
+            return files.read_recipe(self.path) if files.has_files(self.path) else None
+        except OSError as error:
+            raise files.unusable(self.path, error) from None
+
+    def _refuse_other(self, found: dict[str, Any], wanted: dict[str, Any], free: tuple[str, ...] = FREE) -> None:
+        if changed := _changed(found, wanted, free):
             raise InputError("output holds another recipe's run", where=str(self.path), got=changed, remedy=FRESH)
 
     def _refuse_other_record(self, rounds: Any) -> None:
@@ -334,9 +345,17 @@ def with_local(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
     return recipe.model_copy(update={"local": recipe.local.model_copy(update=keys)})
 
 
-def _changed(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+def _as_recorded(recipe: Recipe, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe as plain data, with the ``evaluate.model`` in `found` if it leaves that to its method."""
+    wanted = to_plain(recipe)
+    if recipe.evaluate.by_method:
+        wanted["evaluate"]["model"] = (found.get("evaluate") or {}).get("model", "last")
+    return wanted
+
+
+def _changed(found: Mapping[str, Any], wanted: Mapping[str, Any], free: tuple[str, ...] = FREE) -> str:
     """Return up to three differences between the recipe of a run folder and the wanted one; "" if it is the same."""
-    return first_of(differences(found, wanted, FREE), 3)
+    return first_of(differences(found, wanted, free), 3)
 
 
 def _json_of(content: Mapping[str, Any]) -> Iterator[bytes]:

@@ -245,8 +245,21 @@ def test_files_that_were_cut_or_exchanged_are_noticed(folder):
     assert files[0].read_bytes() == whole
     scores = place / "sweep/runs/fedavg.split-0.seed-0/clients.csv"
     scores.write_text("".join(scores.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(InputError, match=r"seed-0/clients\.csv: is not the file that the run's certificate names"):
+        done(planned(folder, "fedavg", splits=2, baselines="none"))
+    (scores.parent / "certificate.json").unlink()
     with pytest.raises(InputError, match=r"clients\.csv: rows are missing: expected rows of round 2 for all sites"):
         done(planned(folder, "fedavg", splits=2, baselines="none"))
+    shutil.rmtree(scores.parent)
+    other = place / "sweep/runs/fedavg.split-1.seed-0"
+    shutil.copytree(other, scores.parent)
+    with pytest.raises(InputError, match=r"seed-0: output holds another recipe's run: got data_content 'sha256:"):
+        done(planned(folder, "fedavg", splits=2, baselines="none"))
+    shutil.rmtree(scores.parent)
+    done(planned(folder, "fedavg", splits=2, baselines="none"), writes=False)
+    shutil.copy(other / "model.safetensors", scores.parent)
+    with pytest.raises(InputError, match=r"seed-0/model\.safetensors: is not the file that the run's certificate"):
+        done(planned(folder, "fedavg", splits=2, baselines="none", bootstrap=100))
 
 
 def test_a_site_of_one_class_is_in_no_mean(folder):

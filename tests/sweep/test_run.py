@@ -277,6 +277,35 @@ def test_other_keys_are_refused_where_a_sweep_is(swept, folder, command, grids, 
     assert {path: path.read_bytes() for path in swept.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("copied", "output holds another recipe's run: got seed.batches 1 there and 0 here, "),
+        ("longer", "output holds another recipe's run: got rounds 3 there and 2 here; "),
+        ("edited", "is not the file that the run's certificate names; restore it, or remove the run's folder to "),
+    ],
+)
+def test_a_folder_with_another_run_than_its_cells_is_refused_or_trained_anew(swept, folder, command, change, message):
+    cell, other = sorted(path.parent for path in (swept / "runs").rglob("result.json"))[:2]
+    assert command([*SWEEP, "--quiet"], folder).returncode == 0
+    summary = (swept / "summary.csv").read_text()
+    if change == "copied":
+        shutil.rmtree(cell)
+        shutil.copytree(other, cell)
+    elif change == "edited":
+        shutil.copy(other / "metrics.jsonl", cell)
+    else:
+        hpcfed.run(cell / "recipe.yaml", ["rounds=3", f"output={cell}"], quiet=True)
+    done = command([*SWEEP, "--quiet"], folder)
+    assert done.returncode == 2
+    assert f"{cell / 'metrics.jsonl' if change == 'edited' else cell}: {message}" in own_line(done.stderr)
+    assert (swept / "summary.csv").read_text() == summary
+    anew = command([*SWEEP, "--quiet", "--fresh"], folder)
+    assert anew.returncode == 0, anew.stderr
+    assert endings(swept) == {"finished": 9, "again": 1}
+    assert (swept / "summary.csv").read_text() == summary
+
+
 def test_a_finished_run_whose_record_was_cut_is_refused_and_one_that_was_removed_trained_again(swept, folder, command):
     cut, removed, without_result = sorted(path.parent for path in (swept / "runs").rglob("result.json"))[:3]
     record = (cut / "metrics.jsonl").read_text()

@@ -28,9 +28,8 @@ from hpcfed.errors import Stopped
 from hpcfed.evaluation.metrics import ranking_scores
 from hpcfed.io.output import Output
 from hpcfed.io.pace import Pace
-from hpcfed.lab.loaded import load
 from hpcfed.lab.study.arms import ALONE, ENSEMBLE, Arm
-from hpcfed.lab.study.ensemble import functions_of, mean_prediction, test_samples
+from hpcfed.lab.study.ensemble import functions_of, load_run, mean_prediction, test_samples
 from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.results import TUNED
 from hpcfed.lab.study.statistics import Ends, auroc_interval
@@ -243,7 +242,7 @@ def _of_arm(study: Study, arm: Arm, split: int, seed: Seeds, tests: Mapping[int,
     With private parameters or personal models, a site that trained is tested with its own model; otherwise all sites
     are tested with the shared one.
     """
-    run, trainers = load(study.run_folder(arm, split, seed)), study.trainers(split)
+    run, trainers = load_run(study, arm, split, seed), study.trainers(split)
     private = run.recipe.parameters.keeps_private or arm.personal
     modules = {k: run.evaluated_of(trainers.index(k)) if private and k in trainers else run.evaluated for k in tests}
     with torch.no_grad():

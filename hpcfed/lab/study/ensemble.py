@@ -18,13 +18,15 @@ from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.evaluation.metrics import WholeMetric, whole_metrics
-from hpcfed.lab.loaded import load
-from hpcfed.lab.study.arms import ALONE
+from hpcfed.lab.loaded import LoadedRun, load
+from hpcfed.lab.study.arms import ALONE, Arm
 from hpcfed.lab.study.federations import files_of
 from hpcfed.lab.study.measures import LOSS
 from hpcfed.lab.study.plan import DATA, Study
 from hpcfed.lab.study.results import GLOBAL, RunResult, Values
 from hpcfed.models.losses import ACCURACY, BatchMetric, metrics_for
+from hpcfed.run_folder.certificate import refuse_changed
+from hpcfed.run_folder.cut import MODELS
 
 Functions = tuple[dict[str, BatchMetric], dict[str, WholeMetric]]
 """Metrics as functions of outputs and targets, by name: sums over samples, then metrics of all samples at once."""
@@ -39,7 +41,7 @@ def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
         InputError: a stored model of a site cannot be read.
     """
     arms = [arm for arm in study.arms if arm.kind == ALONE and arm.site in study.trainers(split)]
-    modules = [load(study.run_folder(arm, split, seed)).evaluated for arm in arms]
+    modules = [load_run(study, arm, split, seed).evaluated for arm in arms]
     tests, task = test_samples(study, split), study.samples.dataset.task
     outputs = {site: _mean_output(modules, x, task) for site, (x, _) in tests.items()}
     functions = functions_of(study, split)
@@ -47,6 +49,17 @@ def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
     together = torch.cat(list(outputs.values())), torch.cat([tests[site][1] for site in outputs])
     whole = _measure(functions, together)
     return RunResult(split, seed.model, {(GLOBAL, site): values for site, values in measured.items()}, {}, whole)
+
+
+def load_run(study: Study, arm: Arm, split: int, seed: Seeds) -> LoadedRun:
+    """Return a finished run with its models.
+
+    Raises:
+        InputError: a model, or a client's private part of it, is not the one that the run left.
+    """
+    folder = study.run_folder(arm, split, seed)
+    refuse_changed(folder, *MODELS, "private/*")
+    return load(folder)
 
 
 def test_samples(study: Study, split: int) -> dict[int, Samples]:

@@ -23,8 +23,11 @@ from hpcfed.lab.sweep.plan import Plan, Unit
 from hpcfed.ranks.devices import DeviceSlot, take_device_slot
 from hpcfed.ranks.signals import Signals, catch_signals
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.certificate import refuse_changed
+from hpcfed.run_folder.files import CLIENTS
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import Reporter
+from hpcfed.run_folder.rounds import RECORD
 
 T = TypeVar("T")
 
@@ -140,7 +143,7 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
 
     Raises:
         InputError: the folder holds files that are not a sweep's, a sweep over other keys, a run of another recipe or
-            other code, or a finished run with rounds missing in its record; or the folder cannot be written.
+            other code, or a finished run whose record was changed; or the folder cannot be written.
     """
     refuse_both(redo.fresh, redo.accept_code)
     try:
@@ -211,7 +214,8 @@ def _check(unit: Unit, state: RunState, accept_code: bool) -> bool:
     """Check that a unit's existing folder holds its run; return False if the run has finished and its result is gone.
 
     Raises:
-        InputError: the run is of another recipe or other code, or has finished and its record lacks rounds.
+        InputError: the run is of another recipe or other code, or has finished and its record lacks rounds or differs
+            from its certificate.
     """
     folder, has_finished = RunFolder(unit.recipe.output), state.decided and state.claim.ending == "finished"
     if not folder.path.exists():
@@ -219,8 +223,11 @@ def _check(unit: Unit, state: RunState, accept_code: bool) -> bool:
     if accept_code:
         folder.accept_code(unit.recipe)
     if state.decided:
-        folder.check_code(unit.recipe)  # the claim's digest has already matched the recipe
+        folder.check_code(unit.recipe)
+        if state.claim.ending in ("finished", "diverged"):  # the claim is of this recipe; the folder may not be
+            folder.refuse_other_result(unit.recipe)
     if has_finished and folder.has_result():
+        refuse_changed(folder.path, RECORD, CLIENTS)
         return True
     if has_finished or not state.decided:
         folder.is_finished(unit.recipe)
