@@ -15,7 +15,9 @@ from sklearn.preprocessing import StandardScaler
 
 from hpcfed.errors import InputError
 from hpcfed.lab.study.folder import prepare, prepare_inner
+from hpcfed.lab.study.results import GLOBAL, RunResult, mean_of
 from hpcfed.lab.study.session import next_runs
+from hpcfed.lab.study.tuning import choose, variant
 from hpcfed.lab.sweep.claims import Claims, RunState
 from hpcfed.lab.sweep.run import Redo
 from tests.launch import launch
@@ -134,6 +136,23 @@ def test_values_that_do_not_train_are_never_chosen(folder):
     assert [row["chosen"] for row in table(place / "tables/tuning-points.csv")] == ["0", "1"]
     with pytest.raises(InputError, match=r"FedAvg: no value of local.lr trains in split 0; try smaller ones"):
         done(planned(folder, "fedavg", splits=1, baselines="none", tune=("local.lr=1e14,1e15",), output=folder / "far"))
+
+
+@pytest.mark.parametrize(("larger_is_better", "chosen"), [(True, 1), (False, 2), (None, 2)])
+def test_values_tied_up_to_rounding_are_chosen_by_loss(folder, larger_is_better, chosen):
+    """Sites with the same accuracies in another order: their means differ in the last bit."""
+    recipe(folder)
+    study = planned(folder, "fedavg", splits=1, baselines="none", tune=("local.lr=0.1,0.2,0.3",))
+    values = {0: (0.1, 0.2, 0.3), 1: (0.3, 0.2, 0.1), 2: (0.1, 0.1, 0.1)}
+    losses = {0: 0.5, 1: 0.4, 2: 0.3}
+    sites = {
+        point: {(GLOBAL, site): {"accuracy": value, "loss": losses[point]} for site, value in enumerate(of)}
+        for point, of in values.items()
+    }
+    assert mean_of([0.1, 0.2, 0.3]) != mean_of([0.3, 0.2, 0.1])
+    runs = {variant("fedavg", point): [RunResult(0, 0, of, {}, {})] for point, of in sites.items()}
+    found = choose(study.arms, study.tuning, runs, [range(3)], "accuracy", larger_is_better)
+    assert found.candidates.index(found.chosen["fedavg", 0]) == chosen
 
 
 @pytest.mark.every(2)

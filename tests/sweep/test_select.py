@@ -97,8 +97,10 @@ def test_nothing_is_best_where_all_diverged(plan):
     assert draw(plan, best, rule) == {}
 
 
-def test_ties_and_edges_are_reported(plan):
-    best, _, rule = ranked(plan, "train_accuracy:last10", record(plan, {4: (0.7, 0.7), 5: (0.7, 0.7)}))
+@pytest.mark.parametrize("scores", [(0.689, 0.689), (0.687, 0.691)])
+def test_ties_and_edges_are_reported(plan, scores):
+    """Means that differ in their last bit, by rounding alone, are tied, too."""
+    best, _, rule = ranked(plan, "train_accuracy:last10", record(plan, {4: (0.689, 0.689), 5: scores}))
     assert [(one.point, one.rank) for one in best[:3]] == [(4, 1), (5, 1), (0, 3)]
     said = remarks(plan, best, rule)
     assert said[0].startswith("tied with local.lr=1, algorithm.server_lr=2: the first")

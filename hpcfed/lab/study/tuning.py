@@ -22,6 +22,7 @@ from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.methods import OF_ALL, MethodChoice
 from hpcfed.lab.study.results import GLOBAL, OWN, mean_of
 from hpcfed.lab.sweep.grid import Grid, Point, parse_grid, points
+from hpcfed.lab.sweep.select import tied
 
 if TYPE_CHECKING:
     from hpcfed.lab.study.arms import Arm
@@ -195,13 +196,15 @@ def choose(
             if not trained:
                 what = f"no value of {', '.join(found[0].keys)} trains in split {split}"
                 raise InputError(what, where=arm.title, remedy="try smaller ones")
-            chosen[arm.key, split] = min(trained, key=lambda one: _rank(one, larger_is_better))
+            chosen[arm.key, split] = _best(trained, larger_is_better)
             candidates += here
     return TuningResult(tuple(candidates), chosen)
 
 
-def _rank(one: TuningCandidate, larger_is_better: bool | None) -> tuple[float, float]:
-    """Return a candidate's sort key: the best candidate has the smallest."""
-    if larger_is_better is None or math.isnan(one.value):
-        return (math.inf if larger_is_better is not None else 0.0), one.loss
-    return (-one.value if larger_is_better else one.value), one.loss
+def _best(trained: Sequence[TuningCandidate], larger_is_better: bool | None) -> TuningCandidate:
+    """Return the first of the best candidates: of those tied in the metric, if it decides, by the loss."""
+    known = [] if larger_is_better is None else [one for one in trained if not math.isnan(one.value)]
+    if known:
+        best = (max if larger_is_better else min)(one.value for one in known)
+        trained = [one for one in known if tied(one.value, best)]
+    return min(trained, key=lambda one: one.loss)

@@ -14,7 +14,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hpcfed.config.metrics import ALWAYS_MEASURED, direction_of_column, is_matrix, is_percentage
@@ -33,6 +33,8 @@ LAST = 10
 """Default number of rounds to average."""
 REPORTED = "method."
 """Prefix of the columns that a server rule reports; their names are known only after a round."""
+ROUNDING = 1e-12
+"""Relative difference up to which two means are tied: the same counts, in another order, differ by rounding alone."""
 DEFAULT_COLUMNS = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
 """Columns of the default rule: the first that any run recorded."""
 
@@ -64,8 +66,13 @@ class Rule:
         return statistics.fmean(found) if len(found) else math.nan
 
     def better(self, first: float, second: float) -> bool:
-        """Return whether the score `first` is better than `second`."""
-        return first > second if self.largest else first < second
+        """Return whether the score `first` is better than `second`, and not `tied` with it."""
+        return not tied(first, second) and (first > second if self.largest else first < second)
+
+
+def tied(first: float, second: float) -> bool:
+    """Return whether two means are equal up to `ROUNDING`."""
+    return math.isclose(first, second, rel_tol=ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -179,11 +186,11 @@ def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
         std = statistics.stdev(scores) if whole and len(scores) > 1 else math.nan
         found.append(Candidate(number, own, mean, std))
     scored = [candidate for candidate in found if math.isfinite(candidate.mean)]
-    ranked = []
-    for candidate in sorted(scored, key=lambda one: -one.mean if rule.largest else one.mean):
-        rank = 1 + sum(rule.better(other.mean, candidate.mean) for other in scored)
-        ranked.append(Candidate(candidate.point, candidate.rows, candidate.mean, candidate.std, rank))
-    return ranked + [candidate for candidate in found if not math.isfinite(candidate.mean)]
+    ranks = [1 + sum(rule.better(other.mean, one.mean) for other in scored) for one in scored]
+    ranked = [replace(one, rank=rank) for one, rank in zip(scored, ranks, strict=True)]
+    return sorted(ranked, key=lambda one: one.rank or 0) + [
+        candidate for candidate in found if not math.isfinite(candidate.mean)
+    ]
 
 
 def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
