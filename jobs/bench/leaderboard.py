@@ -51,6 +51,7 @@ FREE = ("checkpoint", "watchdog", *WITHOUT_EFFECT)
 CHOSEN = tuple(f"local.{key}" for key in FOLLOWED)
 """Keys that a run chooses where the experiment leaves them open."""
 OF_DATA = ("data", "data_content")
+AGAIN = "train it again, and remove this record"
 
 
 def keep(
@@ -94,7 +95,7 @@ def kept_settings(experiment: Experiment, records: Path) -> list[SettingRuns]:
     Raises:
         InputError: a record differs from its certificate, or is of another recipe or other data.
     """
-    (point,), found = points([]), []
+    (point,), found, contents = points([]), [], dict[str, tuple[str, Any]]()
     for name, case in experiment.cases.items():
         for method, entry in experiment.methods_of(case).items():
             seeds = experiment.seed_numbers
@@ -103,6 +104,11 @@ def kept_settings(experiment: Experiment, records: Path) -> list[SettingRuns]:
             runs = {seed: read_run(folder) for seed, folder in enumerate(folders) if is_run_folder(folder)}
             for seed, run in runs.items():
                 _check(run, experiment, case, method, seeds[seed])
+                own = run.recipe.get("data_content")
+                first, content = contents.setdefault(Path(run.recipe["data"]).name, (run.folder.name, own))
+                if own is None or own != content:
+                    expected = f"the content of {first}'s, {content}"
+                    raise InputError("data", where=str(run.folder), expected=expected, got=str(own), remedy=AGAIN)
             found.append(SettingRuns(Setting(name, method, point, rounds, folders), entry.title, runs))
     return found
 
@@ -124,8 +130,7 @@ def _check(run: Run, experiment: Experiment, case: Case, method: str, seed: int)
     wrong += [f"{key} {recorded.get(key)!r}, not {value!r}" for key, value in other.items()]
     wrong += [] if own == data else [f"data {own}, not {data}"]
     if wrong:
-        remedy = "train it again, and remove this record"
-        raise InputError("not a run of the experiment", where=str(run.folder), got=first_of(wrong, 3), remedy=remedy)
+        raise InputError("not a run of the experiment", where=str(run.folder), got=first_of(wrong, 3), remedy=AGAIN)
 
 
 def _with_defaults(recipe: Recipe) -> dict[str, Any]:

@@ -140,9 +140,30 @@ def test_a_forged_record_with_its_certificate_has_no_page(case, tmp_path):
         page(tmp_path)
 
 
+@pytest.mark.serial
+@pytest.mark.parametrize("content", ["sha256:" + "0" * 64, None])
+def test_methods_of_a_case_have_the_same_data(tmp_path, content):
+    """Files of one name have another content where another version of hpcfed wrote them."""
+    other = Path(
+        shutil.copytree(RECORDS / KEPT.replace("fedavg", "scaffold"), tmp_path / "niid-fcube/corners.scaffold.0")
+    )
+    shutil.copytree(RECORDS / KEPT, tmp_path / KEPT)
+    assert page(tmp_path)
+    recipe = read_recipe(other)
+    (other / RECIPE).write_text(dump_yaml({**recipe, "data_content": content}))
+    certify_anew(other)
+    expected = rf"0: data: expected the content of corners\.fedavg\.0's, {recipe['data_content']}, got {content}; "
+    with pytest.raises(InputError, match=expected):
+        page(tmp_path)
+
+
 def certify_anew(run: Path) -> None:
     certificate, recipe = read_mapping(run / CERTIFICATE), read_recipe(run)
-    certificate |= {"recipe": recipe, "environment": read_mapping(run / "environment.json")}
+    certificate |= {
+        "recipe": recipe,
+        "data": recipe.get("data_content"),
+        "environment": read_mapping(run / "environment.json"),
+    }
     rounds = CertifiedRounds({key: certificate[key] for key in BASIS if key in certificate})
     for row in iterate_rounds(run / RECORD):
         rounds.add(row)
