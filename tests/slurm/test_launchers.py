@@ -74,6 +74,12 @@ def test_the_sites_open_mpi(cluster: Cluster, place: Path, reference: bytes) -> 
     salloc = ("salloc", "--quiet", "--nodes=1", "--ntasks=2")
     mpirun = (SITE_MPIRUN, "--bind-to", "none", "-n", "2")
     env = {"MPI4PY_LIBMPI": str(SITE_LIBRARY)}
+    wrong = cluster.call("srun", "--ntasks=2", "--mpi=pmi2", "--quiet", sys.executable, *HPCFED, cwd=place, env=env)
+    assert (wrong.returncode, (place / "run").exists()) == (1, False)
+    (line,) = re.findall(
+        r"^`(The application appears .* \"srun\",)`", CLUSTERS.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert line in wrong.stderr
     done = cluster.call(*salloc, *mpirun, sys.executable, *HPCFED, cwd=place, env=env)
     assert done.returncode == 0, done.stderr
     assert left(place) == (reference, 2)
