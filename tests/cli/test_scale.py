@@ -24,13 +24,13 @@ from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.lab.scaling.figure import draw
 from hpcfed.lab.scaling.measure import RankTimes, Sample, measure_here, read
-from hpcfed.lab.scaling.model import CostModel, bytes_of, fit, held_out_errors, network_of
+from hpcfed.lab.scaling.model import CostModel, bytes_of, fit, held_out_errors, network_of, reduced_bytes
 from hpcfed.lab.scaling.network import Network, parse_network
 from hpcfed.lab.scaling.plan import Load, StudySetting, load, settings
 from hpcfed.lab.scaling.result import TOLERATED, study
 from hpcfed.lab.scaling.tables import shown
 from hpcfed.ranks.world import World
-from tests.launch import HPCFED, HUNG, launch
+from tests.launch import HPCFED, HUNG, ROOT, launch
 from tests.mpi.recipes import small
 
 TRUTH = CostModel(fixed=2e-3, member=3e-6, sample=4e-6, latency=1.5e-6, byte=2e-10)
@@ -266,6 +266,29 @@ def test_clients_left_out_stay_out(folder: Path) -> None:
         assert row is None or row.cohort == 8 * found.samples[0].cohort
     other = CliRunner().invoke(command, ["recipe.yaml", "--ranks=1", "--rounds=3", "--output=empty"])
     assert "choose another --output" in str(other.exception)
+
+
+def test_the_times_of_an_allreduce_on_the_page_are_the_models(folder: Path) -> None:
+    like = measure_here(folder / "recipe.yaml", ["cohort.size=2"], "strong", 1, folder / "out", World()).samples[0]
+    assert (like.client_bytes, like.rank_bytes) == (56, 40)
+    page = (ROOT / "docs" / "network.md").read_text(encoding="utf-8")
+    section = page[page.index("By the model, not measured") : page.index("These are the Allreduce alone")]
+    tables, num_rows = section.split("\n\nThe same for "), 0
+    for table, cohort, on in zip(tables, (4096, 1024), ((64, 1024, 4096), (64, 256, 1024)), strict=True):
+        for line in table.splitlines():
+            if "bit/s, " not in line:
+                continue
+            name, network, *times = (cell.strip() for cell in line.strip("|").split("|"))
+            if name:
+                entries = int(name.rpartition(" ")[2].replace(",", ""))
+                model_like = replace(like, vector_bytes=8 * 16 * -(-entries // 16))
+            bandwidth, latency = network.split(", ")
+            given = parse_network(f"{latency},{bandwidth}")
+            model = TRUTH.on(given.latency, given.byte)
+            modelled = [1000 * model.allreduce(ranks, reduced_bytes(model_like, ranks, cohort)) for ranks in on]
+            assert [float(time.replace(",", "")) for time in times] == pytest.approx(modelled, rel=6e-3), line
+            num_rows += 1
+    assert num_rows == 24
 
 
 def test_measurements_are_read_back_and_others_refused(folder: Path) -> None:
