@@ -139,11 +139,13 @@ def test_a_sweeps_folder_stands_for_its_runs_and_one_of_seeds_for_them(tmp_path)
 
 
 def test_runs_of_a_folder_are_in_the_order_of_their_numbers(tmp_path):
-    names = ["rho-0", "rho-0.05", "rho-0.5", "rho-1e-3", "rho-2", "rho-10"]
+    """Names of any form: with a number at the end, without one, one the beginning of another."""
+    names = ["rho-0", "rho-0.05", "rho-0.5", "rho-1e-3", "rho-2", "rho-10", "rho", "rho2", "rho-2.", "5", "05"]
     for name in names:
         write_run(tmp_path / name)
     found = [run.name for run in find_runs([tmp_path])[0]]
-    assert found == ["rho-0", "rho-1e-3", "rho-0.05", "rho-0.5", "rho-2", "rho-10"]
+    ordered = ["05", "5", "rho", "rho2", "rho-0", "rho-1e-3", "rho-0.05", "rho-0.5", "rho-2", "rho-2.", "rho-10"]
+    assert found == ordered
 
 
 def test_a_folder_of_runs_stands_for_them_and_repetition_does_not_count(tmp_path):

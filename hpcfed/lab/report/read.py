@@ -187,11 +187,11 @@ def _folders_in(folder: Path) -> list[Path]:
     return sorted(inside, key=lambda child: _by_value(child.name))
 
 
-def _by_value(name: str) -> list[str | float]:
+def _by_value(name: str) -> tuple[list[str | float], str]:
     """Return a name's sort key: its texts and numbers in alternation, so that numbers sort by value."""
     parts: list[str | float] = [*re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", name)]
     parts[1::2] = map(float, parts[1::2])
-    return [*parts, name]
+    return parts, name
 
 
 def read_run(folder: Path) -> Run:
