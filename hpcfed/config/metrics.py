@@ -245,7 +245,8 @@ def check_metrics(metrics: Mapping[str, Metric], task: str, num_classes: int | N
         if metric not in fitting:
             remedy = f"use {', '.join(fitting)}" if fitting else "use a function of yours"
             what = f"evaluate.metrics: {metric} needs {' or '.join(BUILT_IN[metric].targets)}"
-            raise InputError(what, got=f"a {task} federation", remedy=remedy)
+            alone = " of one label" if task == "multi-label" and num_classes == 1 else ""
+            raise InputError(what, got=f"a {task} federation{alone}", remedy=remedy)
         if metric not in BY_HAND and find_spec("sklearn") is None:
             raise InputError(f"evaluate.metrics: {metric} needs scikit-learn", remedy="pip install scikit-learn")
 

@@ -255,6 +255,7 @@ def test_metrics_may_change_when_a_run_goes_on(world, folder):
     [
         ("numbers", ["auroc"], ("auroc needs one label a sample or several", "regression", "use mae, rmse, r2")),
         ("labels", ["confusion-matrix"], ("confusion-matrix needs one label", "multi-label", "dice")),
+        ("label", ["dice"], ("dice needs several labels a sample: got a multi-label federation of one label; use ",)),
         ("binary", ["auc"], ("evaluate.metrics.auc", "auroc", "'module:function', got 'auc'")),
         ("binary", ["auroc", "auroc"], ("evaluate.metrics: expected different names",)),
         ("binary", {"w": {"whole": "own_metrics:gone"}}, ("evaluate.metrics.w", "no function 'gone'")),
