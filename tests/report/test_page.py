@@ -265,6 +265,9 @@ def test_reader_is_warned(tmp_path):
     ):
         assert warning in text
         assert warning in said
+    assert "that even the worst finished run ended with" in text
+    so_far = make_report([folders[1]], figures=False).read_text(encoding="utf-8")
+    assert "that even the worst run has so far, rounded" in so_far
 
 
 def test_the_privacy_of_a_group_is_that_of_its_longest_run(tmp_path):

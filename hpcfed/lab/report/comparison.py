@@ -13,7 +13,7 @@ from hpcfed.lab.report import tables
 from hpcfed.lab.report.curves import curves_of
 from hpcfed.lab.report.files import csv_of_table, file_name, latex_of_table
 from hpcfed.lab.report.group import Group, group_runs
-from hpcfed.lab.report.measure import Criterion, choose_criterion, default_target
+from hpcfed.lab.report.measure import ENDED, Criterion, choose_criterion, default_target
 from hpcfed.lab.report.page import Chapter, Picture, render_page
 from hpcfed.lab.report.paired import choose_baseline
 from hpcfed.lab.report.plots import Scene
@@ -167,5 +167,7 @@ def _goals(
     chosen = default_target(groups, criterion, window)
     if chosen is None:
         return (), ""
-    note = f"The default target: the {criterion.title} that even the worst finished run ended with, rounded."
+    ended = any(run.status in ENDED for group in groups for run in group.runs)
+    whose = "the worst finished run ended with" if ended else "the worst run has so far"
+    note = f"The default target: the {criterion.title} that even {whose}, rounded."
     return (chosen,), note

@@ -191,6 +191,8 @@ def round_reached(run: Run, criterion: Criterion, target: float, window: int = 1
     return int(reached[0]) + 1 if len(reached) else None
 
 
+ENDED = ("finished", "stopped")
+"""Status of the runs by whose last values a default target is chosen."""
 SPENT = {"rounds": "round", **{name: name for name in ("params", "bytes_up", "bytes_down", "gradients", "seconds")}}
 """Cost of reaching a target → the column that holds it."""
 
@@ -229,7 +231,7 @@ def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 
     recorded, or if the worst is a fraction below 1 % or a loss that is not positive.
     """
     runs = [run for group in groups for run in group.runs]
-    finished = [run for run in runs if run.status in ("finished", "stopped")]
+    finished = [run for run in runs if run.status in ENDED]
     finals = [final(run, criterion.column, window) for run in finished or runs]
     finals = [value for value in finals if math.isfinite(value)]
     if not finals:
