@@ -226,22 +226,29 @@ def not_kept(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def refuse_changed(folder: Path, *patterns: str) -> None:
-    """Refuse files of a run folder that are missing or differ from its certificate; without one nothing is refused.
+def changed(folder: Path, *patterns: str) -> Iterator[Path]:
+    """Yield files of a run folder that are missing or differ from its certificate; without one there are none.
 
     Args:
         folder: the run folder.
         patterns: the files to compare, such as ``private/*``.
-
-    Raises:
-        InputError: a file is not the one that the certificate names.
     """
     certified = read_mapping(folder / CERTIFICATE).get("files")
     for name, digest in certified.items() if isinstance(certified, dict) else ():
         path = folder / name
         if any(fnmatchcase(name, one) for one in patterns) and not (path.is_file() and sha256_of(path) == digest):
-            remedy = "restore it, or remove the run's folder to train it again"
-            raise InputError("is not the file that the run's certificate names", where=str(path), remedy=remedy)
+            yield path
+
+
+def refuse_changed(folder: Path, *patterns: str) -> None:
+    """Refuse a run folder in which a file is `changed`.
+
+    Raises:
+        InputError: a file is not the one that the certificate names.
+    """
+    for path in changed(folder, *patterns):
+        remedy = "restore it, or remove the run's folder to train it again"
+        raise InputError("is not the file that the run's certificate names", where=str(path), remedy=remedy)
 
 
 class OtherVersion(InputError):

@@ -249,6 +249,7 @@ def test_reader_is_warned(tmp_path):
             tmp_path / "c", "fedexp", rows=make_rows(2, "fedexp", 0), status="diverged", change={"data_content": "0"}
         ),
     ]
+    (folders[3] / "certificate.json").write_text(json.dumps({"files": {"metrics.jsonl": "0" * 64}}))
     for name, status in (("e", None), ("f", "failed")):
         write_run(tmp_path / "more" / name, rows=[], status=status)
     arguments = [*map(str, folders), str(tmp_path / "more"), "--output", str(tmp_path / "report"), "--page-only"]
@@ -260,6 +261,7 @@ def test_reader_is_warned(tmp_path):
         "the same number of rounds (FedAvg 3, FedProx 4)",
         "FedExP: diverged",
         "not train on the same data",
+        f"FedProx: {tmp_path}/d/metrics.jsonl is not the file named in the certificate.",
         f"Left out, for they have no rounds yet: {tmp_path}/more/e.",
         f"Left out, for they failed in their first round: {tmp_path}/more/f.",
     ):

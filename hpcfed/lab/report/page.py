@@ -21,9 +21,10 @@ from hpcfed.lab.report.read import read_json, run_status
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.report.unlike import unlike
 from hpcfed.lab.report.write import MARKER
-from hpcfed.run_folder.files import RESULT
+from hpcfed.run_folder.certificate import changed
+from hpcfed.run_folder.files import CLIENTS, RESULT
 from hpcfed.run_folder.private import NOT_COVERED, in_words
-from hpcfed.run_folder.rounds import why_skipped
+from hpcfed.run_folder.rounds import RECORD, why_skipped
 from hpcfed.version import __version__
 
 TITLED, LONGEST = 4, 80
@@ -129,13 +130,16 @@ def line_key(index: int) -> tuple[str, str]:
 
 
 def warnings(groups: Sequence[Group]) -> list[str]:
-    """Return warnings on unfinished runs, skipped updates, privacy, repeats, and unequal rounds, data or recipes."""
+    """Return warnings on unfinished runs, changed records, skipped updates, privacy, repeats, and what is unequal."""
     notes = []
     for group in groups:
         for status in ("unfinished", "diverged", "failed"):
             names = [f"{run.folder} (round {run.num_rounds})" for run in group.runs if run.status == status]
             if names:
                 notes.append(f"{group.label}: {status}: {', '.join(names)}. Its last evaluation stands for its end.")
+        if edited := [str(path) for run in group.runs for path in changed(run.folder, RECORD, CLIENTS)]:
+            what = "is not the file" if len(edited) == 1 else "are not the files"
+            notes.append(f"{group.label}: {first_of(edited, MOST_NAMED)} {what} named in the certificate.")
         if skipped := sum((Counter(run.skipped) for run in group.runs), Counter()):
             rounds = counted(sum(run.num_rounds for run in group.runs), "round")
             whose = first_of([f"client {client} in {count:,}" for client, count in sorted(skipped.items())], MOST_NAMED)
