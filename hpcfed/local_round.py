@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, cast
@@ -32,8 +32,6 @@ from hpcfed.rng import Purpose
 from hpcfed.types import DELTA, ClientInfo, LocalResult, RoundContext, State, TileMethod, Update
 
 log = logging.getLogger("hpcfed")
-About = tuple[int, float, ClientInfo, bool, float | None, int]
-"""The first fields of a `RoundContext`."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +74,13 @@ class Member(NamedTuple):
     Attributes:
         place: its index in the plan's cohort; that of `task` is in the cohort that was drawn.
         task: its work.
-        about: the first fields of its `RoundContext`s.
+        context: returns its `RoundContext` of a purpose.
         weight, factor, effective_steps: its entries of the plan's ``cohort.counts``, `factors` and `effective_steps`.
     """
 
     place: int
     task: Task
-    about: About
+    context: Callable[[Purpose], RoundContext]
     weight: float
     factor: float
     effective_steps: float | None
@@ -227,19 +225,17 @@ class Training:
             state = parts.clients.get(client) or method.begin(parts.initial_w)
             own = private_part(state)
             if parts.chain.updates:
-                context = RoundContext(plan.round, plan.lr, info, seed=parts.seed)
-                samples = parts.chain.samples(samples, context, parts.federation.num_classes)
+                of_samples = RoundContext(plan.round, plan.lr, info, seed=parts.seed)
+                samples = parts.chain.samples(samples, of_samples, parts.federation.num_classes)
             loss = parts.loss_of(client, plan.w, samples, own) if method.loss_at_w else None
             about = plan.round, plan.lr, info, plan.alike, loss, parts.seed
-            tilt = method.tilt(plan.w, plan.shared, state, self._context(about, Purpose.TILT))
+            context = partial(RoundContext, *about, num_parameters=parts.model.num_parameters)
+            tilt = method.tilt(plan.w, plan.shared, state, context(Purpose.TILT))
             place = places[row]
             drawn = plan.places[place]
             task = Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state, own, drawn)
-            members.append(Member(place, task, about, counts[row], factors[row], plan.effective_steps[place]))
+            members.append(Member(place, task, context, counts[row], factors[row], plan.effective_steps[place]))
         return members
-
-    def _context(self, about: About, purpose: Purpose) -> RoundContext:
-        return RoundContext(*about, purpose, self._parts.model.num_parameters)
 
     def _solved(self, plan: RoundPlan, members: Sequence[Member]) -> Iterator[LocalResult]:
         """Yield each client's training, which may be done when it is asked for."""
@@ -256,8 +252,7 @@ class Training:
             return []
         rule, second = cast("ClientRule", self._parts.method.local), []
         for member in members:
-            context = self._context(member.about, Purpose.PERSONAL)
-            tilt = rule.personal(plan.w, plan.shared, member.task.state, context)
+            tilt = rule.personal(plan.w, plan.shared, member.task.state, member.context(Purpose.PERSONAL))
             second.append(replace(member.task, tilt=tilt, guessed=0.0, personal=True))
         return [plan.w - local.delta for local in self._parts.engine.solve(plan.w, second, plan.round)]
 
@@ -267,7 +262,7 @@ class Training:
         """Yield each client's training with its update; `together`, all go through the parts of ``updates`` at once."""
         method = self._parts.method.local
         trained = (
-            (local, member.task.state, self._context(member.about, Purpose.REPORT))
+            (local, member.task.state, member.context(Purpose.REPORT))
             for member, local in zip(members, solved, strict=True)
         )
         if not together:
@@ -297,8 +292,7 @@ class Training:
         method, state = self._parts.method.local, member.task.state
         if not method.stateful:
             return None
-        context = self._context(member.about, Purpose.NEXT_STATE)
-        after = method.next_state(update, local, plan.w, plan.shared, state, context)
+        after = method.next_state(update, local, plan.w, plan.shared, state, member.context(Purpose.NEXT_STATE))
         return None if after is None else _apart_from(state, after)
 
     def _where(self, round: int, client: int) -> str:
