@@ -259,8 +259,8 @@ def _rounds(session: Session, stopping: Stopping, look: Look | None) -> Generato
         Stopped: a signal or the clock ended them, and the same command goes on.
     """
     recipe, round, early, left = session.recipe, session.checkpoints.done, Request.NOTHING, False
-    parts = session.parts
-    with parts.watchdog.rounds(signs=parts.mpi_is_free):
+    parts, watchdog = session.parts, session.parts.watchdog
+    with watchdog.rounds(signs=parts.mpi_is_free):
         while round < recipe.rounds and stopping.reason is None and not early:
             round += 1
             # 1. Train a cohort: local work, one Allreduce, the server's step.
@@ -270,9 +270,9 @@ def _rounds(session: Session, stopping: Stopping, look: Look | None) -> Generato
             # 3. Record the round; notify progress and observers.
             row = _record(session, round, result, scores, client_scores)
             if look is not None:
-                with session.parts.watchdog.asleep():
+                with watchdog.asleep():
                     yield _seen(session, round, row, result, updates=look.with_updates)
-                left = any(session.parts.world.gather(look.left))
+                left = any(parts.world.gather(look.left))
             # 4. End early by scores, a signal or the clock; save where it is due.
             if recipe.evaluate.every and round % recipe.evaluate.every == 0:  # not a last round that rounds=… changes
                 stopping.add(scores, round)
@@ -280,17 +280,17 @@ def _rounds(session: Session, stopping: Stopping, look: Look | None) -> Generato
             asked = result.requests | (Request.STOP if left else Request.NOTHING)
             early = Request.NOTHING if is_last else asked & ENDING_REQUESTS
             _save(session, round, result, stopping, is_last=is_last, early=bool(early))
-            parts.watchdog.round_done()
-    session.parts.watchdog.stage("end: last checkpoint")
+            watchdog.round_done()
+    watchdog.stage("end: last checkpoint")
     session.checkpoints.finish()
     if early and left:
         raise Left(f"{recipe.name} left after round {round}", remedy="the same call goes on from there")
     if early:
         raise session.clock.stopped(recipe.name, round, early)
-    session.parts.watchdog.stage("end: models")
+    watchdog.stage("end: models")
     return_freed_memory()  # of the last round, whose vectors fit into no hole of the files'
     _finish(session, round, stopping.reason)
-    session.parts.watchdog.stage("end: record and observers")
+    watchdog.stage("end: record and observers")
     return stopping.reason
 
 
