@@ -116,7 +116,7 @@ def trained_by(
             precision=precision,
         )
         return _stacked(build_stacked, section, model, like, tiles), tiles.training(section)
-    _check_tile(section.tile, 1, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
+    _check_tile(section, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
     build = partial(
         SequentialSolver, model, loss, section, seed, precision=precision, draws=draws, private_first=private_first
     )
@@ -137,7 +137,7 @@ def trained_by(
 
 def _private(section: Local, model: FlatModel, loss: Loss, seed: int, like: Samples) -> tuple[PrivateSolver, Training]:
     """Return the engine of steps with noise, and what was chosen."""
-    _check_tile(section.tile, 1, "local.noise")
+    _check_tile(section, "local.noise")
     solver = PrivateSolver(model, loss, section, seed, like)
     solver.graphs = _graphs_of_none(section, model, "local.noise has minibatches of random sizes")
     return solver, Training("sequential", "blas", section.tile, section.memory_format)
@@ -203,7 +203,7 @@ def _tiles(
     if section.engine == "auto" and (loses := _loses(network, size, model.vector.device)):
         return None, loses
     if alone:
-        _check_tile(section.tile, 1, alone)
+        _check_tile(section, alone)
     return Tiles(network, read, size, width, of_network), ""
 
 
@@ -260,11 +260,6 @@ def _loses(network: StackedNetwork, tile: int, device: torch.device) -> str:
     if device.type != "cpu":
         return "a client alone fills the GPU, by the module's own kernels"
     return "" if network.gains else "too many of its operations are called as the module calls them"
-
-
-def engine_for(*arguments: Any, **named: Any) -> Engine:
-    """Return the engine alone; see `trained_by`."""
-    return trained_by(*arguments, **named)[0]
 
 
 def _graphs(section: Local, model: FlatModel) -> Graphs:
@@ -348,14 +343,14 @@ def _minibatch(
     return width, ""
 
 
-def _check_tile(asked: int | str, most: int, why: str) -> None:
-    """Refuse tiles of more clients than one where they are trained one by one.
+def _check_tile(section: Local, why: str) -> None:
+    """Refuse tiles of several clients where clients are trained one by one.
 
     Raises:
         InputError: the recipe asks for them.
     """
-    if asked != "auto" and int(asked) > most:
-        raise InputError(f"local.tile: {asked} with {why}", remedy="leave local.tile out")
+    if section.tile != "auto" and section.tile > 1:
+        raise InputError(f"local.tile: {section.tile} with {why}", remedy="leave local.tile out")
 
 
 def tuner_for(fine_tune: FineTune, model: FlatModel, loss: Loss, seed: int, *, draws: bool) -> SequentialSolver:

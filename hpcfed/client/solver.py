@@ -262,10 +262,6 @@ class SequentialSolver:
         solve = self._solve if self._on_device is None else partial(self._solve_on, self._on_device)
         return (solve(w, task, round, on_step) for task in tasks)
 
-    def try_step(self, x: Tensor, y: Tensor) -> None:
-        """Compute a gradient, and forget it."""
-        self.add_gradient(x, y)
-
     def lr(self, round: int) -> float:
         """Return η_l of a round, counted from 1."""
         return self._stepping.lr(round)
@@ -426,7 +422,7 @@ class SequentialSolver:
 
     def _add_gradient_of(self, parts: TiltParts, x: Tensor, y: Tensor, begin: Callable[[], None]) -> Tensor:
         """Add ∇f of a minibatch, taken where the tilt says, to what `begin` sets the gradient to; return the loss."""
-        ascends = isinstance(parts.radius, Tensor) or bool(parts.radius)
+        ascends = Scales.has(parts.radius)
         if parts.offset is None and not ascends:
             return self.add_gradient(x, y, begin)
         begin()

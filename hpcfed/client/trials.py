@@ -29,7 +29,7 @@ def try_compiled(build: Callable[[], SequentialSolver], like: Samples) -> Sequen
     try:
         solver = build()
         for _ in range(STEPS_TO_REPLAY):
-            solver.try_step(*like)
+            solver.add_gradient(*like)
         return solver
     except RAISED as error:  # a compiler may raise anything
         what = f"local.compile: true does not work here ({in_a_line(error)})"

@@ -16,7 +16,7 @@ from hpcfed.client.batched.gradients import Perceptron
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.networks import network_of
 from hpcfed.client.batched.solver import StackedSolver
-from hpcfed.client.engine import ClientWork, engine_for
+from hpcfed.client.engine import ClientWork, trained_by
 from hpcfed.client.solver import Engine, Task
 from hpcfed.config.recipe import Local, LossSection, Model
 from hpcfed.errors import InputError
@@ -66,7 +66,7 @@ def built(
     like = torch.zeros(1, *features, dtype=dtype), torch.zeros(1, dtype=torch.int64 if classes else dtype)
     work = ClientWork(len(sizes), np.array(sizes), np.ones(len(sizes), np.int64))
     about = {"precision": precision, "draws": False, "elsewhere": elsewhere}
-    engine = engine_for(Local(**local), model, loss, 0, like, work, **about)
+    engine, _ = trained_by(Local(**local), model, loss, 0, like, work, **about)
     return engine, model
 
 
@@ -273,7 +273,7 @@ def test_what_cannot_be_stacked_is_refused_in_one_line(local: dict[str, Any], wo
     work = ClientWork(1, np.array([4]), np.array([1]))
     kind = r"\(AssertionError\)" if wordless else r"\(RuntimeError: .+\)"
     with pytest.raises(InputError, match=rf"local\..* cannot take this model {kind}") as refused:
-        engine_for(Local.model_validate(local), model, loss, 0, like, work, draws=False)
+        trained_by(Local.model_validate(local), model, loss, 0, like, work, draws=False)
     assert "\n" not in str(refused.value)
 
 

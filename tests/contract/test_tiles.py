@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hpcfed.arithmetic.operations import LIBRARIES, PORTABLE
 from hpcfed.client.batched import matmul, solver, steps
-from hpcfed.client.engine import ClientWork, engine_for
+from hpcfed.client.engine import ClientWork, trained_by
 from hpcfed.client.solver import Engine, Task
 from hpcfed.config.recipe import Local, LossSection, Model
 from hpcfed.errors import InputError
@@ -247,7 +247,8 @@ def engine_of(case: Case) -> tuple[Engine, FlatModel, tuple[int, ...]]:
     work = ClientWork(len(case.members), *columns)
     crops = case.kind == "convolution" and case.seed % 2 and DEVICE.type == "cpu"
     augment = {"augment": {"crop": 1, "flip": 0.5, "per": "sample" if case.bias else "batch"}} if crops else {}
-    return engine_for(Local(**case.local, **augment), model, loss, case.seed, (x, y), work, **about), model, shape
+    engine, _ = trained_by(Local(**case.local, **augment), model, loss, case.seed, (x, y), work, **about)
+    return engine, model, shape
 
 
 def samples_of(case: Case, count: int, shape: tuple[int, ...], draws: torch.Generator) -> tuple[Tensor, Tensor]:
