@@ -92,6 +92,7 @@ class RoundBuffer:
     Attributes:
         kept: those of the open round; None where none are.
         is_torn: whether an update was added in part: the round cannot go on.
+        failure: why this rank takes no part in the open round's reduction, or a client of it may not; None if all do.
         seconds: what this rank has spent on the open round: in `add` (``pack``), in the Allreduce, waiting for other
             ranks included (``allreduce``), and on turning its result into float64 (``unpack``).
     """
@@ -136,7 +137,8 @@ class RoundBuffer:
         self._waiting = list[_Report]()
         self._unread: list[tuple[list[_Report], list[tuple[Numbers, Numbers]]]] = []
         self._own_parts = list[Unread]()
-        self.is_torn, self._failure = False, cast("HpcfedError | None", None)
+        self.is_torn = False
+        self.failure: HpcfedError | None = None
         self._slots = np.empty(0, np.int64)
         self._clients = self._ranks = np.empty(0, RANK_SLOT)
         self._status = self._slots
@@ -175,7 +177,7 @@ class RoundBuffer:
         self._own_parts.clear()
         if self.kept is not None:
             self.kept.begin([name for name in units if name not in self._others and name != MOVED])
-        self.is_torn, self._failure = False, None
+        self.is_torn, self.failure = False, None
         self.seconds = self._memory.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
 
     def _lay_out(self, names: Sequence[str], each: list[int], cohort_size: int, scalars: tuple[str, ...]) -> None:
@@ -365,7 +367,7 @@ class RoundBuffer:
             self._write([each._replace(loss_sum=loss) for each, loss in zip(reports, losses, strict=True)], pairs)
         for place, failure in failures(self._own_parts, pieces):
             self._status[place] = FAILED
-            self._failure = self._failure or failure
+            self.failure = self.failure or failure
         self._unread.clear()
         self._own_parts.clear()
 
@@ -452,18 +454,13 @@ class RoundBuffer:
         """Mark the client at this place as one that could not be trained, which ends the run."""
         self._status[place] = FAILED
 
-    @property
-    def failure(self) -> HpcfedError | None:
-        """Why this rank takes no part in the open round's reduction, or a client of it may not; None if all do."""
-        return self._failure
-
     def abandon(self, failure: HpcfedError) -> None:
         """Take part in the open round's reduction without this rank's device, which can do nothing more."""
-        self._failure = failure
+        self.failure = failure
 
     def settle(self) -> None:
         """Add the updates that wait, and wait until a device has trained and added all that it was asked for."""
-        if self._failure is not None:
+        if self.failure is not None:
             return
         started = time.perf_counter()
         try:
@@ -496,7 +493,7 @@ class RoundBuffer:
         if self._masks is not None:
             self._mask(self._masks)
         self._kind.write_slots(self._slots, self._memory.tail)
-        summed = self._memory.reduce(self._sums, self._read, self._failure)
+        summed = self._memory.reduce(self._sums, self._read, self.failure)
         if not self._sums:  # which large ones leave behind
             self._layout = ()
         self._kind.read_slots(self._memory.tail, self._slots)
