@@ -31,8 +31,3 @@ def _squared_norms(rows: Tensor) -> list[float]:
     if rows.device.type == "cpu":
         return squared_norms(rows).tolist()
     return [squared_norm(row) for row in rows]
-
-
-def clip_factor(vectors: Vectors, norm: float, scales: Mapping[str, float]) -> float:
-    """Return the factor of one client's vectors (n,)."""
-    return clip_factors({name: vector.unsqueeze(0) for name, vector in vectors.items()}, norm, scales)[0]

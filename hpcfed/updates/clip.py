@@ -28,7 +28,7 @@ from hpcfed.arithmetic.elementary import exp
 from hpcfed.errors import InputError
 from hpcfed.types import DELTA, Means, State
 from hpcfed.updates._base import LESSENS, MOVED_NORM, NORMS, MeansPart, PartContext, Vectors
-from hpcfed.updates._clipping import clip_factor, clip_factors, factors_like
+from hpcfed.updates._clipping import clip_factors, factors_like
 from hpcfed.updates._tile import SentTile, TilePart
 
 BELOW = "below"
@@ -79,7 +79,7 @@ class ClipMean(MeansPart):
     def after(self, means: Means, context: PartContext) -> Means:
         if DELTA not in means.vectors:
             raise InputError("means: clip bounds Δ̄, and this method's clients report no Δ_i", remedy="leave it out")
-        factor = clip_factor({DELTA: means.delta}, self.norm, {})
+        (factor,) = clip_factors({DELTA: means.delta.unsqueeze(0)}, self.norm, {})
         return replace(means, vectors={**means.vectors, DELTA: means.delta * factor})
 
 

@@ -40,6 +40,8 @@ ORDER = 512
 """Number of rows and of columns of the multiplied matrices; each matrix has 1 MiB, so that three fit in the cache."""
 COPIED = 32 * 2**20
 """Bytes of a memory copy, larger than most caches."""
+TIMED_SECONDS, FEWEST_CALLS = 0.15, 3
+"""Seconds for all repetitions of a matrix product or a copy, and the least number of them."""
 WRITTEN = 8 * 2**20
 FILES = 5
 
@@ -95,11 +97,11 @@ def measure_all(world: World, working: Folder) -> Rates:
     )
 
 
-def _shortest(work: Callable[[], object], for_seconds: float = 0.15, at_least: int = 3) -> float:
-    """Call `work` for `for_seconds`, but at least `at_least` times; return the seconds of the shortest call."""
+def _shortest(work: Callable[[], object]) -> float:
+    """Call `work` for `TIMED_SECONDS`, but at least `FEWEST_CALLS` times; return the seconds of the shortest call."""
     times: list[float] = []
-    end = time.perf_counter() + for_seconds
-    while len(times) < at_least or time.perf_counter() < end:
+    end = time.perf_counter() + TIMED_SECONDS
+    while len(times) < FEWEST_CALLS or time.perf_counter() < end:
         times.append(seconds_of(work))
     return min(times)
 

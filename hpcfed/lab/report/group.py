@@ -17,6 +17,7 @@ NOT_THE_EXPERIMENT = ("seed", "seeds", "secret_commitment", "name", "checkpoint"
 CODE = "code "
 """Prefix of the keys that stand for files of the user's code."""
 ABSENT = "–"
+LONGEST_NAME = 60
 FEDAVG_PARTS = ("plain", "none", "step")
 
 
@@ -178,9 +179,9 @@ def _without_seed(name: str, seed: str) -> str:
     return re.sub(rf"[-_. ]*(?:seed|s)?[-_. =]*{re.escape(seed)}$", "", name)
 
 
-def _printable(text: str, length: int = 60) -> str:
-    """Return the text without unprintable characters, cut to `length` characters."""
-    return "".join(character for character in text if character.isprintable()).strip()[:length]
+def _printable(text: str) -> str:
+    """Return the text without unprintable characters, cut to `LONGEST_NAME` characters."""
+    return "".join(character for character in text if character.isprintable()).strip()[:LONGEST_NAME]
 
 
 def _with_keys(label: str, values: Mapping[str, str]) -> str:
