@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ class Cohorts:
             asked = np.linspace(budget.low, budget.high, len(self._sizes)).round().astype(int).tolist()
         elif self._budgets is not None:
             asked = [max(max(row, default=0) for row in self._budgets)] * len(self._sizes)
-        return np.array([_num_steps(int(n), local, tau) for n, tau in zip(self._sizes, asked, strict=True)], np.int64)
+        return _num_steps(self._sizes, local, asked)
 
     @property
     def without_samples(self) -> int:
@@ -188,8 +188,7 @@ class Cohorts:
         asked = self._recipe.local.steps
         if budget is not None:
             asked = budget.high if self._budgets is None else max(self._budgets[round - 1])
-        steps = [_num_steps(int(n), self._recipe.local, asked) for n in self._sizes[clients]]
-        return clients, np.array(steps, np.int64)
+        return clients, _num_steps(self._sizes[clients], self._recipe.local, [asked] * len(clients))
 
     def _shares_of_all(self, sizes: np.ndarray, *, everyone: bool) -> np.ndarray:
         """Return q_i, (S,), of members with these samples: over all clients of the federation, or those present.
@@ -238,9 +237,7 @@ class Cohorts:
             )
         if section.sampling == "bernoulli":
             chance = section.fraction if section.fraction is not None else size / num_clients
-            if (
-                self._recipe.noise_at == "server"
-            ):  # an empty one is a round of noise: whoever redrew it would tell of it
+            if self._recipe.noise_at == "server":  # an empty cohort is a round of noise; drawing again would reveal it
                 return lambda round: _joined(stream(seed, Purpose.COHORT, round), num_clients, chance), rounds * chance
             draws = rounds * chance / _prob_nonempty(num_clients, chance)
             if section.stream == "authors":
@@ -253,13 +250,13 @@ class Cohorts:
 
         return uniform, rounds * size / num_clients
 
-    def _schedule(self, section: Path | list[list[int]]) -> list[list[int]]:
+    def _schedule(self, schedule: Path | list[list[int]]) -> list[list[int]]:
         """Return all cohorts of a file, those after the last round among them, or of a list of the recipe's."""
-        if not isinstance(section, Path):
-            where, rows, checked = "cohort.schedule", section, len(section)
+        if not isinstance(schedule, Path):
+            where, rows, checked = "cohort.schedule", schedule, len(schedule)
         else:
-            where, checked = f"cohort.schedule {section}", self._recipe.rounds
-            rows = _read_schedule(section, where, checked)
+            where, checked = f"cohort.schedule {schedule}", self._recipe.rounds
+            rows = _read_schedule(schedule, where, checked)
         for number, row in enumerate(rows[:checked], 1):
             self._check_cohort(row, f"{where}: round {number}")
         return rows
@@ -278,8 +275,7 @@ class Cohorts:
             ]
         else:
             asked = [local.steps] * len(clients)
-        sizes = self._sizes[clients]
-        return np.array([_num_steps(int(n), local, tau) for n, tau in zip(sizes, asked, strict=True)], np.int64)
+        return _num_steps(self._sizes[clients], local, asked)
 
     def _guessed(self, steps: np.ndarray) -> np.ndarray:
         """Return guessed steps τ'_i, (S,): a number, the remainder of ``local.steps``, or inf; 0 for empty clients."""
@@ -336,14 +332,13 @@ def measured_in(recipe: Recipe, num_clients: int) -> np.ndarray:
     return present_in(recipe, num_clients)
 
 
-def _num_steps(num_samples: int, local: Local, steps: int | None) -> int:
-    """Return a client's number of minibatches: `steps`, or those of ``epochs``, each with its short last batch."""
-    if num_samples == 0:
-        return 0
-    if steps is not None:
-        return steps
-    per_epoch = 1 if local.batch_size == "full" else -(-num_samples // int(local.batch_size))
-    return per_epoch * (local.epochs or 0)
+def _num_steps(sizes: np.ndarray, local: Local, asked: Sequence[int | None]) -> np.ndarray:
+    """Return clients' numbers of minibatches, (n,): as `asked`, or for None those of ``epochs``; 0 without samples."""
+    each = []
+    for size, steps in zip(sizes.tolist(), asked, strict=True):
+        per_epoch = 1 if local.batch_size == "full" else -(-size // int(local.batch_size))  # with a short last one
+        each.append(0 if size == 0 else per_epoch * (local.epochs or 0) if steps is None else steps)
+    return np.array(each, np.int64)
 
 
 def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.ndarray:
