@@ -330,15 +330,7 @@ class StackedSolver:
             if is_small and len(resident) == len(working):
                 self._gather_together(working, resident, visited, count, (own_columns, y_room))
             else:
-                slots = [room.flatten(1, 2).unbind() for room in gathered]
-                for slot, places in zip(working, upload(visited, x.device).unbind(), strict=True):
-                    own = min(count, of_slot[slot].steps - first)
-                    for part, rooms in zip(of_slot[slot].samples, slots, strict=True):
-                        if own == chunk:
-                            torch.index_select(part, 0, places, out=rooms[slot])
-                        else:
-                            of_own = own * self._width
-                            torch.index_select(part, 0, places[:of_own], out=rooms[slot][:of_own])
+                self._gather_singly({slot: of_slot[slot] for slot in working}, visited, first, count, gathered)
                 if padded != width:
                     own_columns[:, :count].copy_(gathered[0][:, :count].flatten(3))
             for slot in working if self._section.augment is not None else ():
@@ -375,6 +367,19 @@ class StackedSolver:
             for first, last in _rows(working):
                 room[first:last, :count].copy_(each[row : row + last - first])
                 row += last - first
+
+    def _gather_singly(
+        self, of_slot: Mapping[int, Task], visited: Tensor, first: int, count: int, rooms: Sequence[Tensor]
+    ) -> None:
+        """Write minibatches of up to `count` steps from `first` on into x's and y's room, from each client's samples.
+
+        Visits after a client's last step are not gathered.
+        """
+        slots = [room.flatten(1, 2).unbind() for room in rooms]
+        for (slot, task), places in zip(of_slot.items(), upload(visited, rooms[0].device).unbind(), strict=True):
+            size = min(count, task.steps - first) * self._width
+            for samples, own in zip(task.samples, slots, strict=True):
+                torch.index_select(samples, 0, places[:size], out=own[slot][:size])
 
     def _own_batches(
         self, task: Task, order: np.ndarray, sizes: np.ndarray, of_crops: np.random.Generator | None
