@@ -138,8 +138,9 @@ class Simulation:
         entries, privacy = self._parts.model.vector.numel(), self._parts.chain.privacy
         self.magnitudes = Magnitudes(entries, self._dtype, self.buffers.entries)
         if self._is_bounded and privacy is not None:
-            bound = lambda name: privacy.bound(name, self._clip)  # noqa: E731
-            self.magnitudes = BoundedMagnitudes(entries, self._dtype, bound, self._parts.federation.num_clients)
+            self.magnitudes = BoundedMagnitudes(
+                entries, self._dtype, lambda name: privacy.bound(name, self._clip), self._parts.federation.num_clients
+            )
         self.touched[:] = privacy is not None and self._parts.method.local.stateful  # or it would tell who took part
         self._hashed: _Hashed | None = None
 
@@ -187,35 +188,15 @@ class Simulation:
         plan = self.plan(round)
         if not len(plan.cohort.clients) or self._are_too_few(plan):
             return self._round_without_clients(plan, requests, written)
-        cohort, ranks = plan.cohort, plan.ranks
-        vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
-        counts = counts_of(vectors, cohort.counts, plan.factors)
-        masks = self._parts.masks
-        units: Mapping[str, Units] = self.magnitudes.predict(counts) if masks is None else masks.units(counts)
-        checks = self._sentinel.draw(plan)
-        sums, states, spent = self._attempt(plan, units, requests, written, checks)
-        suspicions = self._compared(plan, checks, sums)
-        working = sums.local_seconds - sums.idle_seconds
-        self._parts.placement.learn(ranks, cohort.work, cohort.steps, working)
-        better = self._better_units(units, counts, sums, round)
-        if better is not None:
-            first, first_spent, units = replace(sums, vectors={}), spent, better
-            del sums  # whose vectors are large
-            sums, states, spent = self._attempt(plan, units, requests, written, [])
-            if self._parts.repeats_bits:
-                check_repeated(first, sums, round, cohort, ranks, self._parts.federation, self._world)
-            elif self._better_units(units, counts, sums, round) is not None:
-                what = f"round {round}: trained twice, clients reported updates of too different sizes"
-                raise EnvironmentFailure(what, remedy="set deterministic: true")
-            spent = {name: seconds + spent.get(name, 0.0) for name, seconds in first_spent.items()}
-            self.magnitudes.repeats += 1
+        trained = self._train(plan, requests, written)
+        cohort, sums = plan.cohort, trained.sums
         updates = self._updates(plan, sums) if self._keeps_updates else {}
         reduced = time.perf_counter()
         (means, noted), clip = self._means(plan, sums), self._clip_as_recorded()
         update = self._step(means, plan)
         self.buffers.step(sums, _kept(cohort, sums))
         self.magnitudes.learn(sums.bounds)
-        self._parts.clients.commit(states)
+        self._parts.clients.commit(trained.states)
         if self._parts.method.local.stateful:
             self.touched[cohort.clients[sums.status == DONE]] = True
         steps, local = int(sums.steps.sum()), sums.local_seconds
@@ -230,18 +211,47 @@ class Simulation:
             requests=Request(int(np.bitwise_or.reduce(sums.requests))),
             skipped=cohort.clients[sums.status == SKIPPED].tolist(),
             written=int(sums.written.min()),
-            seconds={**spent, "server": time.perf_counter() - reduced},
+            seconds={**trained.seconds, "server": time.perf_counter() - reduced},
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
-            units=self._finest(units),
+            units=self._finest(trained.units),
             state_hash=self._state_hash(),
-            attempts=1 if better is None else 2,
+            attempts=trained.attempts,
             update_hashes=sums.update_hashes,
-            checks=len(checks),
-            suspicions=suspicions,
+            checks=trained.checks,
+            suspicions=trained.suspicions,
             updates=updates,
             delta=means.delta if self._keeps_updates else None,
             never_drawn=self._never_drawn(),
         )
+
+    def _train(self, plan: RoundPlan, requests: Request, written: int) -> _Trained:
+        """Train a round's cohort and reduce what it reports, in the predicted units, or again in ones that fit.
+
+        Raises:
+            Diverged, EnvironmentFailure: as `round` does.
+        """
+        round, cohort, ranks, masks = plan.round, plan.cohort, plan.ranks, self._parts.masks
+        vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
+        counts = counts_of(vectors, cohort.counts, plan.factors)
+        units: Mapping[str, Units] = self.magnitudes.predict(counts) if masks is None else masks.units(counts)
+        checks = self._sentinel.draw(plan)
+        sums, states, spent = self._attempt(plan, units, requests, written, checks)
+        suspicions = self._compared(plan, checks, sums)
+        self._parts.placement.learn(ranks, cohort.work, cohort.steps, sums.local_seconds - sums.idle_seconds)
+        better = self._better_units(units, counts, sums, round)
+        if better is None:
+            return _Trained(sums, states, spent, units, len(checks), suspicions)
+        first = replace(sums, vectors={})
+        del sums  # whose vectors are large
+        sums, states, again = self._attempt(plan, better, requests, written, [])
+        if self._parts.repeats_bits:
+            check_repeated(first, sums, round, cohort, ranks, self._parts.federation, self._world)
+        elif self._better_units(better, counts, sums, round) is not None:
+            what = f"round {round}: trained twice, clients reported updates of too different sizes"
+            raise EnvironmentFailure(what, remedy="set deterministic: true")
+        self.magnitudes.repeats += 1
+        spent = {name: seconds + again.get(name, 0.0) for name, seconds in spent.items()}
+        return _Trained(sums, states, spent, better, len(checks), suspicions, attempts=2)
 
     def _round_without_clients(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
         """Return a round without training: one Allreduce of the ranks' requests and hashes.
@@ -400,12 +410,11 @@ class Simulation:
         """Draw and place the round's cohort."""
         cohort = self._parts.cohorts.round(round)
         effective_steps, factors = effective_steps_and_factors(self._parts.method, self._parts.stepping, cohort, round)
-        common = common_to_all(effective_steps)
+        common, lr = common_to_all(effective_steps), self._parts.stepping.lr(round)
         w, shared = self._server.for_clients(self._device)
-        about = round, self._parts.stepping.lr(round), self._parts.seed
         return RoundPlan(
             round=round,
-            lr=self._parts.stepping.lr(round),
+            lr=lr,
             cohort=cohort,
             ranks=self._parts.placement.place(cohort.clients, cohort.work, cohort.steps),
             places=range(len(cohort.clients)),
@@ -413,7 +422,7 @@ class Simulation:
             common_effective_steps=common,
             factors=factors,
             alike=common is not None and are_ones(factors),
-            w=self._parts.chain.received(w, self._layout, *about),
+            w=self._parts.chain.received(w, self._layout, round, lr, self._parts.seed),
             shared=shared,
             touched=self.touched,
             dropped=None if self._parts.masks is None else self._parts.masks.dropped(round, len(cohort.clients)),
@@ -567,6 +576,18 @@ class Simulation:
         else:
             self._hashed = _Hashed(copies, magnitudes, found)
         return found
+
+
+class _Trained(NamedTuple):
+    """A cohort's training, reduced; the fields of `RoundResult` of the same names, and the next states."""
+
+    sums: Sums
+    states: Mapping[int, State]
+    seconds: Mapping[str, float]
+    units: Mapping[str, Units]
+    checks: int
+    suspicions: Sequence[Suspicion]
+    attempts: int = 1
 
 
 class _Hashed(NamedTuple):
