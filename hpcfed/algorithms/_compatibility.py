@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, Literal, get_args
 
 from hpcfed.algorithms._base import ClientRule
 from hpcfed.config.recipe import Evaluate, Recipe
@@ -77,48 +77,33 @@ def _check_declared(method: Method) -> None:
         InputError: naming what the local part declares.
     """
     local = method.local
-    declared: list[tuple[str, object]] = [("scalars", local.scalars)]
+    declared: list[tuple[str, Any]] = [("scalars", local.scalars)]
     declared += [("vectors", local.vectors(alike)) for alike in (False, True)]
     for name, names in declared:
-        if not (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)) or len({*names}) < len(
-            names
-        ):
-            raise InputError(
-                f"{method.name}: {name} of its local part",
-                where=defined_at(local, name) or defined_at(local),
-                expected="a tuple of distinct names",
-                got=shown(names),
-            )
+        is_names = isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)
+        if not (is_names and len({*names}) == len(names)):
+            raise _wrongly_declared(method, "local", name, "a tuple of distinct names", shown(names))
         if taken := sorted({*names} & {*RESERVED}):
-            raise InputError(
-                f"{method.name}: {name} of its local part",
-                where=defined_at(local, name) or defined_at(local),
-                expected=f"names other than {', '.join(RESERVED)}, which averages of models and buffers have",
-                got=repr(taken[0]),
-            )
+            expected = f"names other than {', '.join(RESERVED)}, which averages of models and buffers have"
+            raise _wrongly_declared(method, "local", name, expected, repr(taken[0]))
     if local.weights not in WEIGHTS:
-        raise InputError(
-            f"{method.name}: weights of its local part",
-            where=defined_at(local, "weights") or defined_at(local),
-            expected=" or ".join(map(repr, WEIGHTS)),
-            got=shown(local.weights),
-        )
+        expected = " or ".join(map(repr, WEIGHTS))
+        raise _wrongly_declared(method, "local", "weights", expected, shown(local.weights))
     if method.final_model not in FINAL_MODELS:
-        raise InputError(
-            f"{method.name}: final_model of its server part",
-            where=defined_at(method.server, "final_model") or defined_at(method.server),
-            expected=f"a value of evaluate.model: {', '.join(FINAL_MODELS)}",
-            got=shown(method.final_model),
-        )
+        expected = f"a value of evaluate.model: {', '.join(FINAL_MODELS)}"
+        raise _wrongly_declared(method, "server", "final_model", expected, shown(method.final_model))
     for name in ("sent", "received"):
         if not isinstance(number := getattr(local, name), int) or number < 0:
-            where = defined_at(local, name) or defined_at(local)
-            raise InputError(
-                f"{method.name}: {name} of its local part",
-                where=where,
-                expected="a number of vectors",
-                got=shown(number),
-            )
+            raise _wrongly_declared(method, "local", name, "a number of vectors", shown(number))
+
+
+def _wrongly_declared(
+    method: Method, role: Literal["local", "server"], name: str, expected: str, got: str
+) -> InputError:
+    """Return the error for an attribute of a method's local or server part."""
+    part = getattr(method, role)
+    where = defined_at(part, name) or defined_at(part)
+    return InputError(f"{method.name}: {name} of its {role} part", where=where, expected=expected, got=got)
 
 
 def check_combination(recipe: Recipe, method: Method) -> None:
@@ -143,31 +128,22 @@ def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str,
     if method.uses_effective_steps and optimizer != "sgd":
         needs = "a normalisation by steps" if method.normalize is not None else f"the local method of {method.name}"
         reason = f"{needs} divides by ‖a_i‖₁, and steps of {optimizer} are no fixed combination of gradients"
-        yield (
+        what, remedy = (
             f"local.optimizer: {optimizer} with {method.name}",
-            reason,
             "use optimizer: sgd, with momentum if you like",
         )
+        yield what, reason, remedy
     if method.local.full_gradient and optimizer != "sgd":
-        yield (
-            f"local.optimizer: {optimizer} with {method.name}",
-            "a round is one step along the full gradient, whose size that optimizer takes away",
-            "use optimizer: sgd",
-        )
+        reason = "a round is one step along the full gradient, whose size that optimizer takes away"
+        yield f"local.optimizer: {optimizer} with {method.name}", reason, "use optimizer: sgd"
     if recipe.local.step is not None:
         yield from _without_meaning_by_an_own_step(recipe, method)
     if guess != "none" and method.local.full_gradient:
-        yield (
-            f"guess: {guess} with {method.name}",
-            "one gradient a round leaves no moment to guess from",
-            "use guess: none",
-        )
+        reason = "one gradient a round leaves no moment to guess from"
+        yield f"guess: {guess} with {method.name}", reason, "use guess: none"
     if guess != "none" and optimizer == "sgd" and recipe.local.momentum == 0:
-        yield (
-            f"guess: {guess} without momentum",
-            "a guess goes on along the first moment",
-            "set local.momentum, say to 0.9",
-        )
+        reason = "a guess goes on along the first moment"
+        yield f"guess: {guess} without momentum", reason, "set local.momentum, say to 0.9"
     if getattr(method.local, "correction", "inside") == "after-momentum":
         yield from _without_meaning_after_momentum(recipe, method)
     weights = recipe.weights or method.local.weights
