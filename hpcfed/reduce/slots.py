@@ -36,7 +36,7 @@ class Sums:
     """Result of a reduction, the same on every rank.
 
     Attributes:
-        vectors: Σ c_i v_i / |S| of each named vector, (d,) or of another length, float64 on the host.
+        vectors: Σ c_i v_i / |S| of each named vector, (d,) or of another length, float64, where the server is.
         bounds: of each vector, (S,) float64 by place in the cohort, a bound on every client's largest entry.
         status, steps: (S,) int64, by place in the cohort. A status is DONE, FAILED, SKIPPED, or 0 where a rank stopped
             early.
