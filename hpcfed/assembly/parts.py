@@ -19,7 +19,7 @@ from hpcfed.assembly.private import privacy_of, sample_mechanism_of
 from hpcfed.assembly.secure import masks_of
 from hpcfed.client.engine import ClientWork, trained_by, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private
-from hpcfed.client.solver import Engine, Stepping
+from hpcfed.client.solver import Engine, SequentialSolver, Stepping
 from hpcfed.client.state_store import ClientStates
 from hpcfed.client.training import Training
 from hpcfed.cohort import Cohorts, present_in
@@ -32,7 +32,7 @@ from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.measures import Measures
-from hpcfed.evaluation.metrics import whole_metrics
+from hpcfed.evaluation.metrics import WholeMetric, whole_metrics
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import BatchMetric, Loss, metrics_for
 from hpcfed.models.trial import try_own
@@ -44,6 +44,7 @@ from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.reduce.device import device_sum
+from hpcfed.reduce.masks import Masks
 from hpcfed.server import LARGEST_ON_HOST
 from hpcfed.types import Method
 from hpcfed.updates._chain import Chain, sending
@@ -84,9 +85,7 @@ def parts_of(
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
-    chain = updates.build(recipe)
-    chain = replace(chain, privacy=privacy_of(recipe, chain, federation, layout_of(model), key))
-    chain = checked_parts(chain, model, recipe.seed.batches)
+    chain = _chain(recipe, federation, model, key)
     method = _method(recipe, model, chain)
     initial_w = model.vector.clone()
     _check_statistics(recipe, federation, model)
@@ -106,26 +105,22 @@ def parts_of(
     if method.local.stateful:
         clients.open_disk()
     private = PrivateParts(model, clients)
-    seed_of_draws = recipe.seed.batches if _draws_in_evaluation(recipe) else None
-    measured_loss = build_measured_loss(recipe, federation, dtype, device, loss)
-    measured_in = recipe.precision if recipe.evaluate.precision == "run" else "float32"
-    batches = recipe.evaluate.batch_size, seed_of_draws, measured_in
-    measures = Measures(model, measured_loss, federation.task, sums, whole, *batches)
-    measured = loss, measures, shards, federation, placement, world, outputs
-    own_parts = private if model.own else None
     evaluator = Evaluator(
         recipe.evaluate,
         model,
-        *measured,
-        own_parts,
+        loss,
+        _measures(recipe, federation, model, loss, sums, whole),
+        shards,
+        federation,
+        placement,
+        world,
+        outputs,
+        private if model.own else None,
         counted=cohorts.measured,
         present=cohorts.present,
         sized_for=sized_for,
     )
-    fine_tune, seed = recipe.evaluate.clients.fine_tune, recipe.seed.batches
-    arithmetic, masks = arithmetic_of(recipe.bits), masks_of(recipe, chain)
-    if masks is not None and device.type != "cpu":
-        raise InputError(f"secure_aggregation with device: {recipe.device}", expected="cpu", remedy="set device: cpu")
+    masks = _masks(recipe, chain, device)
     parts = Parts(
         method=method,
         chain=chain,
@@ -135,7 +130,7 @@ def parts_of(
         engine=engine,
         training=training,
         stepping=Stepping(recipe.local),
-        tuner=tuner_for(fine_tune, model, loss, seed, draws=_draws(recipe)) if fine_tune is not None else None,
+        tuner=_tuner(recipe, model, loss),
         shards=shards,
         cohorts=cohorts,
         placement=placement,
@@ -154,12 +149,19 @@ def parts_of(
         devices=devices,
         step_work=step_work,
         world=world,
-        seed=seed,
+        seed=recipe.seed.batches,
         loss_of=evaluator.loss_of,
-        arithmetic=arithmetic,
+        arithmetic=arithmetic_of(recipe.bits),
         sample_noise=sample_mechanism_of(recipe, federation),
     )
     return parts, evaluator
+
+
+def _chain(recipe: Recipe, federation: Federation, model: FlatModel, key: bytes | None) -> Chain:
+    """Return the parts of ``updates`` and ``means``, a user's checked at each call, with the privacy that they keep."""
+    chain = updates.build(recipe)
+    chain = replace(chain, privacy=privacy_of(recipe, chain, federation, layout_of(model), key))
+    return checked_parts(chain, model, recipe.seed.batches)
 
 
 def _method(recipe: Recipe, model: FlatModel, chain: Chain) -> Method:
@@ -255,6 +257,45 @@ def _engine(
         arithmetic=arithmetic_of(recipe.bits),
         sized_for=sized_for,
     )
+
+
+def _tuner(recipe: Recipe, model: FlatModel, loss: Loss) -> SequentialSolver | None:
+    """Return what takes the steps of ``evaluate.clients.fine_tune``; None without."""
+    fine_tune = recipe.evaluate.clients.fine_tune
+    return None if fine_tune is None else tuner_for(fine_tune, model, loss, recipe.seed.batches, draws=_draws(recipe))
+
+
+def _measures(
+    recipe: Recipe,
+    federation: Federation,
+    model: FlatModel,
+    loss: Loss,
+    sums: Mapping[str, BatchMetric],
+    whole: Mapping[str, WholeMetric],
+) -> Measures:
+    """Return the measures of evaluations: loss and accuracy, and the recipe's metrics."""
+    return Measures(
+        model,
+        build_measured_loss(recipe, federation, model.vector.dtype, model.vector.device, loss),
+        federation.task,
+        sums,
+        whole,
+        recipe.evaluate.batch_size,
+        seed=recipe.seed.batches if _draws_in_evaluation(recipe) else None,
+        precision=recipe.precision if recipe.evaluate.precision == "run" else "float32",
+    )
+
+
+def _masks(recipe: Recipe, chain: Chain, device: torch.device) -> Masks | None:
+    """Return the masks of secure aggregation; None without.
+
+    Raises:
+        InputError: the run is on a GPU.
+    """
+    masks = masks_of(recipe, chain)
+    if masks is not None and device.type != "cpu":
+        raise InputError(f"secure_aggregation with device: {recipe.device}", expected="cpu", remedy="set device: cpu")
+    return masks
 
 
 def _placement(
