@@ -118,6 +118,7 @@ def check_combination(recipe: Recipe, method: Method) -> None:
 
 def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str, str]]:
     optimizer, guess = recipe.local.optimizer, recipe.guess
+    by_optimizer = f"local.optimizer: {optimizer} with {method.name}"
     if recipe.parameters.private_first and (method.uses_effective_steps or guess != "none"):
         what = f"guess: {guess}" if guess != "none" else method.name
         reason = "it counts the steps of the shared parameters, which take only those after the first"
@@ -126,16 +127,11 @@ def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str,
         what = f"evaluate.clients.models: personal with {method.name}"
         yield what, "its clients keep no model of their own", "use ditto, or last with evaluate.model: client-average"
     if method.uses_effective_steps and optimizer != "sgd":
-        needs = "a normalisation by steps" if method.normalize is not None else f"the local method of {method.name}"
-        reason = f"{needs} divides by ‖a_i‖₁, and steps of {optimizer} are no fixed combination of gradients"
-        what, remedy = (
-            f"local.optimizer: {optimizer} with {method.name}",
-            "use optimizer: sgd, with momentum if you like",
-        )
-        yield what, reason, remedy
+        reason = f"{_divides(method)}, and steps of {optimizer} are no fixed combination of gradients"
+        yield by_optimizer, reason, "use optimizer: sgd, with momentum if you like"
     if method.local.full_gradient and optimizer != "sgd":
         reason = "a round is one step along the full gradient, whose size that optimizer takes away"
-        yield f"local.optimizer: {optimizer} with {method.name}", reason, "use optimizer: sgd"
+        yield by_optimizer, reason, "use optimizer: sgd"
     if recipe.local.step is not None:
         yield from _without_meaning_by_an_own_step(recipe, method)
     if guess != "none" and method.local.full_gradient:
@@ -159,6 +155,12 @@ def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str,
         yield f"evaluate.model: cohort-average with {method.name}", reason, "use last or client-average"
 
 
+def _divides(method: Method) -> str:
+    """Return which part of a method with effective steps divides by them, in words."""
+    needs = "a normalisation by steps" if method.normalize is not None else f"the local method of {method.name}"
+    return f"{needs} divides by ‖a_i‖₁"
+
+
 def _without_meaning_after_momentum(recipe: Recipe, method: Method) -> Iterator[tuple[str, str, str]]:
     what, remedy = f"correction: after-momentum of {method.name}", "use correction: inside"
     if recipe.guess != "none":
@@ -170,8 +172,7 @@ def _without_meaning_after_momentum(recipe: Recipe, method: Method) -> Iterator[
 def _without_meaning_by_an_own_step(recipe: Recipe, method: Method) -> Iterator[tuple[str, str, str]]:
     step = f"local.step: {recipe.local.step}"
     if method.uses_effective_steps:
-        needs = "a normalisation by steps" if method.normalize is not None else f"the local method of {method.name}"
-        reason = f"{needs} divides by ‖a_i‖₁, and a step of your own has none"
+        reason = f"{_divides(method)}, and a step of your own has none"
         yield f"{step} with {method.name}", reason, "use another method, or the built-in steps"
     if method.local.full_gradient:
         reason = "its round is one step along the full gradient"
