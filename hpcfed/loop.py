@@ -126,7 +126,7 @@ def training(
         recipe = world.on_root(partial(folder.with_recorded_engine, recipe))
         parts, evaluator = assemble(recipe, world, device_slot, watchdog, began_on=began_on)
         watchdog.stage("start: checkpoint, record and observers")
-        recipe = with_local(recipe, parts.training.recorded)
+        recipe = with_local(recipe, parts.engine_choice.recorded)
         with parts.federation, parts.clients:
             observers = Observers(recipe, world, reporter.say)
             client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)
@@ -223,7 +223,7 @@ def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]
         ),
         "method": parts.method.name,
         "tile": parts.engine.tile,
-        "training": parts.training.account,
+        "training": parts.engine_choice.account,
         "graphs": None if parts.engine.graphs is None else str(parts.engine.graphs),
         **({} if parts.step_work is None else {"device_by_step_work": parts.step_work}),
         "evaluated_samples": evaluator.num_samples,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import Arithmetic
+from hpcfed.client.engine_choice import EngineChoice
 from hpcfed.client.private_parts import PrivateParts
 from hpcfed.client.solver import Engine, SequentialSolver, Stepping
 from hpcfed.client.state_store import ClientStates
-from hpcfed.client.training import Training
 from hpcfed.cohort import Cohorts
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
@@ -40,8 +40,7 @@ class Parts:
     initial_w: Tensor
     """The model before round 1, (d,) on the device; never changed."""
     engine: Engine
-    training: Training
-    """Which engine this is, and why."""
+    engine_choice: EngineChoice
     stepping: Stepping
     tuner: SequentialSolver | None
     """Takes the steps of ``evaluate.clients.fine_tune``."""

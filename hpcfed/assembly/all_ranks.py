@@ -57,8 +57,8 @@ def assemble(
         if devices.are_mixed and not _cut_alike(assembled[0], world):
             alone = _one_by_one(recipe)
             parts, evaluator = world.together(partial(checked, alone, *others))
-            training = replace(parts.training, why="a GPU and a CPU would take tiles of different sizes")
-            assembled = replace(parts, training=training), evaluator
+            choice = replace(parts.engine_choice, why="a GPU and a CPU would take tiles of different sizes")
+            assembled = replace(parts, engine_choice=choice), evaluator
         _record_alike(assembled[0], world)
         check_hosts(recipe, world)
         _check_reports(assembled[0].method, world)

@@ -18,10 +18,10 @@ from hpcfed.assembly.model import build_model, zeros
 from hpcfed.assembly.private import privacy_of, sample_mechanism_of
 from hpcfed.assembly.secure import masks_of
 from hpcfed.client.engine import ClientWork, trained_by, tuner_for
+from hpcfed.client.engine_choice import EngineChoice
 from hpcfed.client.private_parts import PrivateParts, keeping_private
 from hpcfed.client.solver import Engine, SequentialSolver, Stepping
 from hpcfed.client.state_store import ClientStates
-from hpcfed.client.training import Training
 from hpcfed.cohort import Cohorts, present_in
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import BUILT_IN, references
@@ -99,7 +99,7 @@ def parts_of(
     again = _reads_again(recipe, cohorts)
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
     work = ClientWork(cohorts.most_listed, federation.sizes, cohorts.typical_steps)
-    engine, training = _engine(recipe, federation, method, model, loss, work, sized_for)
+    engine, engine_choice = _engine(recipe, federation, method, model, loss, work, sized_for)
     placement = _placement(recipe, method, engine, cohorts, federation, world)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
     if method.local.stateful:
@@ -128,7 +128,7 @@ def parts_of(
         model=model,
         initial_w=initial_w,
         engine=engine,
-        training=training,
+        engine_choice=engine_choice,
         stepping=Stepping(recipe.local),
         tuner=_tuner(recipe, model, loss),
         shards=shards,
@@ -241,7 +241,7 @@ def _engine(
     loss: Loss,
     work: ClientWork,
     sized_for: torch.device,
-) -> tuple[Engine, Training]:
+) -> tuple[Engine, EngineChoice]:
     return trained_by(
         recipe.local,
         model,

@@ -133,9 +133,9 @@ def _on_tiles(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if share < tile and MUCH * costs[0] < costs[1]:
         what = f"tiles of {tile} clients, of whom each rank trains {share}: the other slots are computed for nothing"
         yield f"{what}; local.tile={share} shares the work, with other last bits"
-    if recipe.model.factory is not None or parts.training.why:
-        since = "" if parts.training.why else _out_of_tiles(recipe, parts)
-        yield f"{'your' if recipe.model.factory else 'the'} model: {parts.training.account}{since}"
+    if recipe.model.factory is not None or parts.engine_choice.why:
+        since = "" if parts.engine_choice.why else _out_of_tiles(recipe, parts)
+        yield f"{'your' if recipe.model.factory else 'the'} model: {parts.engine_choice.account}{since}"
     if parts.engine.graphs is not None and (why := parts.engine.graphs.hindrance):
         yield f"the GPU is asked for each step's operations one by one, since they cannot be recorded: {why}"
 

@@ -69,7 +69,7 @@ class DeviceClient:
         of_crops: np.random.Generator,
         show: Callable[[int], None] | None,
     ) -> Tensor:
-        """Take a client's steps; see `hpcfed.client.solver.Recorder`."""
+        """Take a client's steps; see `hpcfed.client.solver.DeviceTraining`."""
         self._names, self._scales = self._write(w, task, lr)
         count, steps = len(task.samples[1]), task.steps
         order, sizes = visits(count, self._section.batch_size, steps, rng, max(self._width, count if steps else 0))

@@ -19,10 +19,10 @@ from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.batched.tiles import tile_for
 from hpcfed.client.device_client import DeviceClient
+from hpcfed.client.engine_choice import EngineChoice
 from hpcfed.client.own_step import OwnStepSolver
 from hpcfed.client.sample_noise import PrivateSolver
 from hpcfed.client.solver import Engine, SequentialSolver
-from hpcfed.client.training import Training
 from hpcfed.client.trials import refuse_unseen, try_compiled, try_graphs, try_vectorized
 from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
@@ -73,7 +73,7 @@ def trained_by(
     private_first: int = 0,
     arithmetic: Arithmetic = LIBRARIES,
     sized_for: torch.device | None = None,
-) -> tuple[Engine, Training]:
+) -> tuple[Engine, EngineChoice]:
     """Return the engine of a resolved recipe, and what was chosen.
 
     Where the recipe leaves the engine to ``auto``, models that can be read (`hpcfed.models.reading`) are trained in
@@ -115,32 +115,34 @@ def trained_by(
             arithmetic=arithmetic,
             precision=precision,
         )
-        return _stacked(build_stacked, section, model, like, tiles), tiles.training(section)
+        return _stacked(build_stacked, section, model, like, tiles), tiles.choice(section)
     _check_tile(section, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
     build = partial(
         SequentialSolver, model, loss, section, seed, precision=precision, draws=draws, private_first=private_first
     )
     solver = try_compiled(build, like) if section.compile else build()
-    training = Training("sequential", "blas", section.tile, section.memory_format, why=why)
+    choice = EngineChoice("sequential", "blas", section.tile, section.memory_format, why=why)
     if own_step is not None:
         own = OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
         own.graphs = _graphs_of_none(section, model, "local.step is your own")
-        return own, training
+        return own, choice
     if loss.by_client is not None:
         solver.graphs = _graphs_of_none(section, model, "each client has a loss of its own")
     elif private_first:
         solver.graphs = _graphs_of_none(section, model, "parameters.private_first trains parts in turn")
     else:
         _record_steps(solver, section, model, like, work)
-    return solver, training
+    return solver, choice
 
 
-def _private(section: Local, model: FlatModel, loss: Loss, seed: int, like: Samples) -> tuple[PrivateSolver, Training]:
+def _private(
+    section: Local, model: FlatModel, loss: Loss, seed: int, like: Samples
+) -> tuple[PrivateSolver, EngineChoice]:
     """Return the engine of steps with noise, and what was chosen."""
     _check_tile(section, "local.noise")
     solver = PrivateSolver(model, loss, section, seed, like)
     solver.graphs = _graphs_of_none(section, model, "local.noise has minibatches of random sizes")
-    return solver, Training("sequential", "blas", section.tile, section.memory_format)
+    return solver, EngineChoice("sequential", "blas", section.tile, section.memory_format)
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,11 @@ class Tiles:
     width: int
     draws: bool
 
-    def training(self, section: Local) -> Training:
+    def choice(self, section: Local) -> EngineChoice:
         """Return what was chosen, for the record."""
         network = self.network
         memory_format = network.memory_format if isinstance(network, OperatorNetwork) else section.memory_format
-        return Training("batched", section.matmul, self.size, memory_format, self.read)
+        return EngineChoice("batched", section.matmul, self.size, memory_format, self.read)
 
 
 def _tiles(
@@ -214,10 +216,10 @@ def _record_steps(solver: SequentialSolver, section: Local, model: FlatModel, li
     width = max(1, int(work.sizes.max(initial=1)))
     if section.batch_size != "full":
         width = min(int(section.batch_size), width)
-    recorder = _graphs(section, model)
+    graphs = _graphs(section, model)
     most_steps = int(work.steps.max(initial=1))
-    solver.train_by(DeviceClient(solver, model, section, recorder, width=width, most_steps=most_steps), recorder)
-    try_graphs(solver, recorder, model, like, width)
+    solver.train_by(DeviceClient(solver, model, section, graphs, width=width, most_steps=most_steps), graphs)
+    try_graphs(solver, graphs, model, like, width)
 
 
 def _stacked(

@@ -180,8 +180,8 @@ class TiltParts(NamedTuple):
     move: Tensor | None
 
 
-class Recorder(Protocol):
-    """Has a solver take a client's steps on a device, recorded where that can be done (`DeviceClient`)."""
+class DeviceTraining(Protocol):
+    """Takes a solver's steps of a client on a device, recorded where that can be done (`DeviceClient`)."""
 
     def train(
         self,
@@ -247,11 +247,11 @@ class SequentialSolver:
         self._of_batches, self._of_model = streams
         self._draws = draws
         self._optimizer = optimizer_for(section, model.trained)
-        self._on_device: Recorder | None = None
+        self._on_device: DeviceTraining | None = None
         self._private_first = private_first
         self._still: slice | None = None  # the trained parameters that the present step leaves as they are
 
-    def train_by(self, device: Recorder, graphs: Graphs) -> None:
+    def train_by(self, device: DeviceTraining, graphs: Graphs) -> None:
         """Let clients be trained on a device by steps that are recorded."""
         self._on_device, self.graphs = device, graphs
 
@@ -364,7 +364,7 @@ class SequentialSolver:
         return taken + 1 if taken < first else taken - first + 1
 
     def _solve_on(
-        self, device: Recorder, w: Tensor, task: Task, round: int, on_step: StepCallback | None
+        self, device: DeviceTraining, w: Tensor, task: Task, round: int, on_step: StepCallback | None
     ) -> LocalResult:
         """Train a client by steps that are recorded."""
         task = self._stepping.joined(task)

@@ -17,8 +17,8 @@ from hpcfed.client.batched.operators.check import _Compared
 from hpcfed.client.batched.operators.dropping import Dropping, drawn_keys
 from hpcfed.client.batched.operators.layers import GroupNorm
 from hpcfed.client.engine import ClientWork, trained_by
+from hpcfed.client.engine_choice import EngineChoice
 from hpcfed.client.solver import Engine, Task
-from hpcfed.client.training import Training
 from hpcfed.config.recipe import Local, LossSection
 from hpcfed.lab.bench.people import Transformer
 from hpcfed.models.flat import FlatModel
@@ -33,7 +33,9 @@ LOCALS: list[dict[str, Any]] = [{"weight_decay": 1e-2}, {"momentum": 0.9, "clip_
 SIZES, STEPS = (9, 5, 10), (4, 3, 2)
 
 
-def built(public: Public, engine: str, loss: Loss | None = None, **local: Any) -> tuple[Engine, Training, FlatModel]:
+def built(
+    public: Public, engine: str, loss: Loss | None = None, **local: Any
+) -> tuple[Engine, EngineChoice, FlatModel]:
     torch.manual_seed(3)
     module = public.build()
     model = FlatModel(module, torch.float64, CPU)

@@ -1,4 +1,4 @@
-"""How clients are trained: what assembly has chosen, and why."""
+"""The engine that assembly has chosen, and why."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hpcfed.errors import counted
 
 
 @dataclass(frozen=True)
-class Training:
-    """The engine of a run.
+class EngineChoice:
+    """The engine of a run, and why it is this one.
 
     Attributes:
         engine, matmul, tile, memory_format: as the recorded recipe has them under ``local``.
