@@ -50,17 +50,17 @@ class ModuleEntry(_CodeSection):
     text: str | None
 
 
-class CodeOfRounds(_CodeSection):
+class VersionEntry(_CodeSection):
     """The code of the rounds from `since` on, by module."""
 
     files: dict[str, ModuleEntry]
     since: Annotated[int, Field(ge=1)]
 
 
-class CodeFile(CodeOfRounds):
+class CodeFile(VersionEntry):
     """The content of ``code.json``."""
 
-    before: list[CodeOfRounds]
+    before: list[VersionEntry]
 
 
 NO_CODE: Mapping[str, Any] = {"files": {}, "since": 1, "before": []}

@@ -35,7 +35,7 @@ CHECK_SECONDS = 1.0
 """Least seconds between two checks of the files on disk; a check takes as long as a hundredth of a small round."""
 
 
-class Rows:
+class MetricsRows:
     """Makes the rows of ``metrics.jsonl``, with running totals of what was sent and computed.
 
     ``params_up`` and ``params_down`` count shared parameters as the papers do. ``bytes_up`` and ``bytes_down`` count
@@ -144,7 +144,7 @@ class Recorder:
     """
 
     def __init__(self, folder: RunFolder, parts: Parts, totals: Mapping[str, int], *, suspected: bool = False):
-        self._row = Rows(parts, totals, suspected=suspected)
+        self._row = MetricsRows(parts, totals, suspected=suspected)
         self._folder, self._writes = folder, parts.world.is_root
         self._rounds, self._hashes, self._clients = (
             AppendedFile(path) for path in (folder.metrics, folder.update_hashes, folder.clients)

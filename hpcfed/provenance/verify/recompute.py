@@ -35,7 +35,7 @@ from hpcfed.run_folder.environment import environment
 from hpcfed.run_folder.files import INITIAL, PRIVATE_FILES, private_file
 from hpcfed.run_folder.folder import kind_of_device
 from hpcfed.run_folder.outcome import own_code_named
-from hpcfed.run_folder.recorder import Rows, models_of, private_files_of
+from hpcfed.run_folder.recorder import MetricsRows, models_of, private_files_of
 from hpcfed.run_folder.stopping import Due, due_after
 from hpcfed.simulation import Simulation
 from hpcfed.types import PERSONAL
@@ -90,7 +90,7 @@ class Again:
             stack.enter_context(self._parts.clients)
             self._client_evaluator = ClientEvaluator(self._code.recipe.evaluate, self._parts, self._evaluator)
             self._simulation = Simulation(self._parts)
-            self._rows = Rows(self._parts, {})
+            self._rows = MetricsRows(self._parts, {})
             device, recipe = self._parts.model.vector.device, self._code.recipe
             self.environment = environment(
                 self._world, device, recipe.reduction, recipe.bits, deterministic=recipe.deterministic
@@ -117,7 +117,7 @@ class Again:
         """
         self._watchdog.stage(f"the state after round {round}")
         self._simulation.begin_again()
-        self._rows = Rows(self._parts, {})
+        self._rows = MetricsRows(self._parts, {})
         self.round = 0
         if not round:
             return ""
@@ -144,7 +144,7 @@ class Again:
         self._simulation.begin_again()
         self._simulation.restore(found.replicated, found.clients)
         self._simulation.magnitudes.restore(found.progress["magnitudes"])
-        self._rows = Rows(self._parts, found.progress["totals"])
+        self._rows = MetricsRows(self._parts, found.progress["totals"])
         self.round = found.round
 
     def _read(self, round: int) -> RestoredState:
