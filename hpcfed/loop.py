@@ -29,7 +29,7 @@ from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import check_refusals, is_fault
 from hpcfed.ranks.devices import DeviceSlot, device_faults, fault
 from hpcfed.ranks.platform.malloc import return_freed_memory
-from hpcfed.ranks.signals import catch_signals
+from hpcfed.ranks.signals import Signals, catch_signals
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.reduce.checks import RanksDiffer, ranks_differ
@@ -128,54 +128,68 @@ def training(
         watchdog.stage("start: checkpoint, record and observers")
         recipe = with_local(recipe, parts.engine_choice.recorded)
         with parts.federation, parts.clients:
-            observers = Observers(recipe, world, reporter.say)
-            client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)
-            keeps_updates = observers.want_updates or (look is not None and any(world.gather(look.with_updates)))
-            if keeps_updates:
-                check_updates(parts)
-            simulation = Simulation(parts, keeps_updates=keeps_updates)
-            checkpoints = Checkpoints(recipe, folder, parts, simulation)
-            done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
-            stopping = _stopping(recipe, folder, world, done, progress.get("stopping"))
-            trains = done < recipe.rounds and stopping.reason is None
-            if done and not trains:
-                recipe = world.on_root(partial(folder.as_measured, recipe))
-            state = simulation.hash if done else None
-            rows, say = client_evaluator.rows_of_a_model, reporter.say
-            data = world.on_root(lambda: folder.claim(recipe, done, state, say, client_rows=rows, trains=trains))
-            with recorded_ending(folder, world) as ending:
-                reporter.say(world.on_root(checkpoints.prepare))
-                facts = _facts(recipe, parts, evaluator) | {"data": data}
-                suspicions = list(world.on_root(folder.suspicions)) if done else []
-                world.on_root(lambda: folder.write("environment.json", with_suspicions(facts, suspicions)))
-                for remark in (*remarks(recipe, parts), *_resume_remarks(recipe, done)):
-                    reporter.say(f"{recipe.name}: {remark}")
-                totals = progress.get("totals", {})
-                with (
-                    Recorder(folder, parts, totals, suspected=bool(suspicions)) as recorder,
-                    observers.watching(facts, done),
-                    closing(checkpoints),
-                    _startup_objects_frozen(),
-                ):
-                    session = Session(
-                        recipe=recipe,
-                        parts=parts,
-                        simulation=simulation,
-                        evaluator=evaluator,
-                        client_evaluator=client_evaluator,
-                        checkpoints=checkpoints,
-                        clock=Clock(recipe.stop, caught, checkpoints, world),
-                        recorder=recorder,
-                        reporter=reporter,
-                        observers=observers,
-                        suspect=lambda found: _suspect(folder, world, facts, suspicions, found),
-                    )
-                    return_freed_memory()  # of the set-up, whose vectors fit into no hole of the rounds'
-                    ending.stopped = yield from _rounds(session, stopping, look)
-                watchdog.stage("end")
-            watchdog.stage("end: certificate")  # of ``result.json``, too
-            world.on_root(lambda: write_certificate(folder, without_given_observers(recipe), ending.stopped))
-            watchdog.stage("end")
+            yield from _run(recipe, folder, reporter, parts, evaluator, caught, look)
+
+
+def _run(
+    recipe: Recipe,
+    folder: RunFolder,
+    reporter: Reporter,
+    parts: Parts,
+    evaluator: Evaluator,
+    caught: Signals,
+    look: Look | None,
+) -> Iterator[Round]:
+    """Go on from the folder's checkpoint, if there is one, and run the rounds that remain; see `training`."""
+    world, watchdog = parts.world, parts.watchdog
+    observers = Observers(recipe, world, reporter.say)
+    client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)
+    keeps_updates = observers.want_updates or (look is not None and any(world.gather(look.with_updates)))
+    if keeps_updates:
+        check_updates(parts)
+    simulation = Simulation(parts, keeps_updates=keeps_updates)
+    checkpoints = Checkpoints(recipe, folder, parts, simulation)
+    done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
+    stopping = _stopping(recipe, folder, world, done, progress.get("stopping"))
+    trains = done < recipe.rounds and stopping.reason is None
+    if done and not trains:
+        recipe = world.on_root(partial(folder.as_measured, recipe))
+    state = simulation.hash if done else None
+    rows, say = client_evaluator.rows_of_a_model, reporter.say
+    data = world.on_root(lambda: folder.claim(recipe, done, state, say, client_rows=rows, trains=trains))
+    with recorded_ending(folder, world) as ending:
+        reporter.say(world.on_root(checkpoints.prepare))
+        facts = _facts(recipe, parts, evaluator) | {"data": data}
+        suspicions = list(world.on_root(folder.suspicions)) if done else []
+        world.on_root(lambda: folder.write("environment.json", with_suspicions(facts, suspicions)))
+        for remark in (*remarks(recipe, parts), *_resume_remarks(recipe, done)):
+            reporter.say(f"{recipe.name}: {remark}")
+        totals = progress.get("totals", {})
+        with (
+            Recorder(folder, parts, totals, suspected=bool(suspicions)) as recorder,
+            observers.watching(facts, done),
+            closing(checkpoints),
+            _startup_objects_frozen(),
+        ):
+            session = Session(
+                recipe=recipe,
+                parts=parts,
+                simulation=simulation,
+                evaluator=evaluator,
+                client_evaluator=client_evaluator,
+                checkpoints=checkpoints,
+                clock=Clock(recipe.stop, caught, checkpoints, world),
+                recorder=recorder,
+                reporter=reporter,
+                observers=observers,
+                suspect=lambda found: _suspect(folder, world, facts, suspicions, found),
+            )
+            return_freed_memory()  # of the set-up, whose vectors fit into no hole of the rounds'
+            ending.stopped = yield from _rounds(session, stopping, look)
+        watchdog.stage("end")
+    watchdog.stage("end: certificate")  # of ``result.json``, too
+    world.on_root(lambda: write_certificate(folder, without_given_observers(recipe), ending.stopped))
+    watchdog.stage("end")
 
 
 @dataclass(frozen=True)
