@@ -146,22 +146,7 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
             other code, or a finished run whose record was changed; or the folder cannot be written.
     """
     refuse_both(redo.fresh, redo.accept_code)
-    try:
-        plan.folder.mkdir(parents=True, exist_ok=True)
-        present = {path.name for path in plan.folder.iterdir() if not path.name.startswith(".")}
-    except OSError as error:
-        got = error.strerror or str(error)
-        raise InputError(
-            "the folder cannot be used", where=str(plan.folder), got=got, remedy="choose --output"
-        ) from None
-    foreign = sorted(present - OF_A_SWEEP)
-    if foreign or (present and "sweep.yaml" not in present):
-        got = ", ".join((foreign or sorted(present))[:3])
-        raise InputError(
-            "the folder holds files that are not a sweep's", where=str(plan.folder), got=got, remedy="choose --output"
-        )
-    if present:
-        _check_keys(plan)
+    _open_folder(plan)
     states = run_states(plan, claims)
     anew: set[str] = set()
     lost: list[str] = []
@@ -192,6 +177,27 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
     if lost:
         line = f"trained again, since the results were removed: {first_of(lost, 3)}"
         print(f"{plan.name}: {line}", file=Output(sys.stderr), flush=True)
+
+
+def _open_folder(plan: Plan) -> None:
+    """Make the sweep's folder, and check its content.
+
+    Raises:
+        InputError: it cannot be used, or holds files that are not a sweep's, or a sweep over other keys.
+    """
+    where, remedy = str(plan.folder), "choose --output"
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in plan.folder.iterdir() if not path.name.startswith(".")}
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise InputError("the folder cannot be used", where=where, got=got, remedy=remedy) from None
+    foreign = sorted(present - OF_A_SWEEP)
+    if foreign or (present and "sweep.yaml" not in present):
+        got = ", ".join((foreign or sorted(present))[:3])
+        raise InputError("the folder holds files that are not a sweep's", where=where, got=got, remedy=remedy)
+    if present:
+        _check_keys(plan)
 
 
 def _check_keys(plan: Plan) -> None:
