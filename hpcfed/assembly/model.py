@@ -6,7 +6,6 @@ import copy
 import warnings
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -257,20 +256,30 @@ def _check_outputs(
     if outputs > 1 and fits:
         sums = output.detach().flatten(1).sum(1)
         model.gives_probabilities = bool((output >= 0).all() and torch.allclose(sums, torch.ones_like(sums)))
-    if not by_gradients or torch.is_inference_mode_enabled():
-        return
-    check_leaves = partial(_check_leaves, model, samples)
-    unused = check_leaves(output)
+    if by_gradients and not torch.is_inference_mode_enabled():
+        model.unused = _unused(model, samples, output)
+
+
+def _unused(model: FlatModel, samples: torch.Tensor, output: torch.Tensor) -> list[str]:
+    """Return the parameters that the model's output for `samples`, in evaluation and in training, does not depend on.
+
+    Raises:
+        InputError: it depends on none.
+    """
+    import torch
+
+    unused = _check_leaves(model, samples, output)
     if output.requires_grad and not unused:
-        return
+        return []
+    initial = model.vector.clone()
     in_training = _output(model, samples)  # a module may leave gradients out in evaluation alone
     if not (isinstance(in_training, torch.Tensor) and in_training.requires_grad):
         what = "the model's output does not depend on its parameters"
         remedy = "look for no_grad, detach or .data in it"
         raise InputError(what, expected="an output with a gradient", remedy=remedy)
-    unused_in_training = check_leaves(in_training)
-    model.unused = [name for name in unused if name in unused_in_training]
+    unused_in_training = _check_leaves(model, samples, in_training)
     model.load(initial)
+    return [name for name in unused if name in unused_in_training]
 
 
 def _unsteady(model: FlatModel, like: torch.Tensor) -> str:
