@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,21 +180,14 @@ def _prepare(
     standardize.check_way(scale or standardize.NONE)
     check_output(output, overwrite)
     seed = SOURCES[source].seed if seed is None else seed
-    wanted = {key: value for key, value in options.items() if value is not None}
-    # The others are the partition's: the number of clients, and alpha where the source takes none, too.
-    of_sources = {key for one in SOURCES.values() for key in one.options} - {"clients", "partition"}
-    if not SOURCES[source].takes("alpha"):
-        of_sources.discard("alpha")
-    of_source = {key: wanted.pop(key) for key in sorted(of_sources) if key in wanted}
+    of_source, of_partition = _by_taker(source, options)
     with reading(raw or Path()), progress.shown(_tell):
         dataset = _load(source, raw, seed, clients, {**of_source, "partition": scheme})
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
-    shape = " × ".join(map(str, dataset.x.shape[1:]))
-    tests = f", {num_test:,} in its test set" if num_test else ""
-    click.echo(f"read     {dataset.name}: {counted(len(dataset.x), 'sample')} of {shape} {dataset.x.dtype}{tests}")
+    click.echo(f"read     {_what_was_read(dataset, num_test)}")
     for text in dataset.remarks:
         remark(_in_line(text))
-    done = split(dataset, scheme, clients, seed, wanted)
+    done = split(dataset, scheme, clients, seed, of_partition)
     if done.held is not None and num_test:
         unused = f"its test set ({counted(num_test, 'sample')}) is not used"
         remark(f"{unused}: --test-fraction takes another in its place")
@@ -216,6 +209,25 @@ def _prepare(
     seconds, size = time.perf_counter() - started, output.stat().st_size
     click.echo(f"wrote    {output} ({decimal(size)}) in {seconds:.1f} s")
     return PrepareDocument(facts, source, size, seconds, said)
+
+
+def _by_taker(source: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options that were given: the source's, and those of the partition.
+
+    Of the partition are the number of clients, and alpha where the source takes none.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    of_sources = {key for one in SOURCES.values() for key in one.options} - {"clients", "partition"}
+    if not SOURCES[source].takes("alpha"):
+        of_sources.discard("alpha")
+    return {key: given.pop(key) for key in sorted(of_sources) if key in given}, given
+
+
+def _what_was_read(dataset: Dataset, num_test: int) -> str:
+    """Return a source's name and its samples, in words."""
+    shape = " × ".join(map(str, dataset.x.shape[1:]))
+    tests = f", {num_test:,} in its test set" if num_test else ""
+    return f"{dataset.name}: {counted(len(dataset.x), 'sample')} of {shape} {dataset.x.dtype}{tests}"
 
 
 def _summary(federation: Federation, *, is_natural: bool, is_own: bool) -> Iterator[str]:
