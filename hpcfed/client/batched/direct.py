@@ -26,12 +26,7 @@ class DirectDescent:
     def begin(self, tasks: Mapping[int, Task], w: Tensor, lr: float, mu: float) -> None:
         """Prepare; see `hpcfed.client.batched.steps.Descent`."""
         self._lr, self._keep = lr, 1 - lr * sum(self._stepping.scales(mu))
-        self._constants: Stacks | None = None
-        for slot, task in tasks.items():
-            constant = constant_of(task.tilt, w, 0.0)
-            if constant is not None:
-                self._constants = self._constants or self.stacks.like()
-                self._constants.put(slot, constant)
+        self._constants = self.stacks.holding({slot: constant_of(task.tilt, w, 0.0) for slot, task in tasks.items()})
 
     def take_steps(
         self, x: Tensor, y: Tensor, short: Sequence[Short | None], losses: Tensor, keys: Tensor | None = None

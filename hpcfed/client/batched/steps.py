@@ -201,14 +201,9 @@ class FlatDescent:
         return self.stacks.take_private(slot)
 
     def _stacked(self, vectors: Mapping[int, Tensor | None]) -> Tensor | None:
-        """Return vectors (d,) by slot as `Stacks.flat`, 0 where there is none; None if there is none at all."""
-        if all(vector is None for vector in vectors.values()):
-            return None
-        found = self.stacks.like()
-        for slot, vector in vectors.items():
-            if vector is not None:
-                found.put(slot, vector)
-        return found.flat
+        """Return vectors (d,) by slot as `Stacks.flat`; None if there is none at all."""
+        found = self.stacks.holding(vectors)
+        return None if found is None else found.flat
 
     def _gradients_of(self, x: Tensor, y: Tensor, short: Short | None, keys: Tensor | None = None) -> Tensor:
         """Write each slot's ∇f of its minibatch, taken where its tilt says; return the losses there."""
@@ -296,13 +291,7 @@ class FusedDescent:
     def begin(self, tasks: Mapping[int, Task], w: Tensor, lr: float, mu: float) -> None:
         """Prepare; see `Descent`."""
         self._lr, self._keep, self._scale = lr, 1 - lr * sum(self._stepping.scales(mu)), 1.0
-        constants = {slot: constant_of(task.tilt, w, 0.0) for slot, task in tasks.items()}
-        self._constants: Stacks | None = None
-        if any(constant is not None for constant in constants.values()):
-            self._constants = self.stacks.like()
-            for slot, constant in constants.items():
-                if constant is not None:
-                    self._constants.put(slot, constant)
+        self._constants = self.stacks.holding({slot: constant_of(task.tilt, w, 0.0) for slot, task in tasks.items()})
         self._hidden = self._keep > 0 and self._network.hide(self._layers)
 
     def take_steps(

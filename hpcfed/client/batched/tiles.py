@@ -12,7 +12,7 @@ Slots without a client, and steps that a client does not take, are computed and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -178,6 +178,16 @@ class Stacks:
     def like(self) -> Stacks:
         """Return zeros of the same layout."""
         return Stacks(self._model, self.slots, None if self.slots == 1 else self._rooms)
+
+    def holding(self, vectors: Mapping[int, Tensor | None]) -> Stacks | None:
+        """Return vectors (d,) by slot in this layout, 0 where there is none; None if there is none at all."""
+        if all(vector is None for vector in vectors.values()):
+            return None
+        found = self.like()
+        for slot, vector in vectors.items():
+            if vector is not None:
+                found.put(slot, vector)
+        return found
 
     def fill(self, vector: Tensor) -> None:
         """Set all slots to a vector (d,), and to 0 what is outside, where a client that diverged has left NaN."""
