@@ -17,7 +17,7 @@ from hpcfed.algorithms._base import ClientRule
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.batched.tiles import cut
 from hpcfed.client.private_parts import private_part
-from hpcfed.client.solver import Task
+from hpcfed.client.solver import Engine, Task
 from hpcfed.client.state_transfer import Move, Moves
 from hpcfed.cohort import Cohort
 from hpcfed.config.user_code.blame import blamed, see_log
@@ -144,7 +144,7 @@ class Training:
             mine = [place for place in mine if not plan.dropped[place]]
         # Clients whose state is still on its way come last; those of equal steps end together.
         mine.sort(key=lambda place: (clients[place] in arriving, -steps[place]))
-        tiles = deque(self._tiles(plan, mine))
+        tiles = deque(tiles_of(self._parts.engine, plan, mine))
         while tiles:
             tile = tiles.popleft()
             first = clients[tile[0]]  # by number: its name costs a read
@@ -169,13 +169,6 @@ class Training:
                     return explained
                 self._buffer.skip(left[0])
         return None
-
-    def _tiles(self, plan: RoundPlan, mine: Sequence[int]) -> list[list[int]]:
-        """Cut this rank's members into tiles."""
-        engine = self._parts.engine
-        drawn = {plan.places[place]: place for place in mine}
-        tiles = cut(list(drawn), engine.tile, fixed_slots=engine.fixed_slots)
-        return [[drawn[place] for place in tile] for tile in tiles]
 
     def train_tile(self, plan: RoundPlan, places: Sequence[int], states: dict[int, State]) -> None:
         """Train some clients, add their updates to the buffer, and their next states to `states`."""
@@ -317,6 +310,13 @@ class Training:
         if "overflow" in str(error):  # Python's, and torch's of a number that its type cannot hold
             return Diverged(what, where=place, remedy=LOWER)
         return EnvironmentFailure(what, where=place, remedy=remedy)
+
+
+def tiles_of(engine: Engine, plan: RoundPlan, places: Sequence[int]) -> list[list[int]]:
+    """Cut members at some places of the plan's cohort into tiles; slots follow from their places as drawn."""
+    drawn = {plan.places[place]: place for place in places}
+    tiles = cut(list(drawn), engine.tile, fixed_slots=engine.fixed_slots)
+    return [[drawn[place] for place in tile] for tile in tiles]
 
 
 def _apart_from(before: State, after: State) -> State:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from hpcfed.client.batched.tiles import cut
 from hpcfed.errors import HpcfedError
-from hpcfed.local_round import RoundPlan
+from hpcfed.local_round import RoundPlan, tiles_of
 from hpcfed.provenance.recorded import RecordedRun
 from hpcfed.provenance.replay.capture import hashes_in_tiles
 from hpcfed.provenance.replay.enter import RewoundRun, entered
@@ -87,23 +87,17 @@ def dependences(
 
 def _arrangements(begun: RewoundRun, plan: RoundPlan, ranks: int) -> Iterator[tuple[str, Tiles]]:
     """Yield arrangements of a round's clients in tiles, each as (name for messages, tiles)."""
-    engine = begun.parts.engine
     order = np.argsort(-plan.cohort.steps, kind="stable")  # as `Training` trains them
-
-    def tiles_of(places: np.ndarray) -> list[list[int]]:
-        drawn = {plan.places[place]: place for place in places.tolist()}
-        own = cut(list(drawn), engine.tile, fixed_slots=engine.fixed_slots)
-        return [[drawn[place] for place in tile] for tile in own]
-
-    as_on_one = tiles_of(order)
+    in_tiles = partial(tiles_of, begun.parts.engine, plan)
+    as_on_one = in_tiles(order.tolist())
     if ranks > 1:
         sizes = np.where(begun.parts.cohorts.present, begun.parts.federation.sizes, 0)
         home = homes(sizes, ranks)[plan.cohort.clients][order]
-        yield f"as on {ranks} ranks", [tile for rank in range(ranks) for tile in tiles_of(order[home == rank])]
+        yield f"as on {ranks} ranks", [tile for rank in range(ranks) for tile in in_tiles(order[home == rank].tolist())]
     yield "as on one rank", as_on_one
     yield "in other slots", [tile[::-1] for tile in as_on_one]
     parts = max(2, len(as_on_one))
-    yield "with other neighbours", [tile for k in range(parts) for tile in tiles_of(order[k::parts])]
+    yield "with other neighbours", [tile for k in range(parts) for tile in in_tiles(order[k::parts].tolist())]
     yield "alone in a tile", [[place] for place in order.tolist()]
 
 
