@@ -96,9 +96,13 @@ A_WATCHDOG = {"anyOf": [{"enum": ["auto", 0]}, _TIME]}
 """JSON Schema of the values that `a_watchdog` accepts."""
 
 
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_COUNT
+
+
 def a_period(value: Any) -> Any:
     """Validate a number of rounds, or a time."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
+    if _is_count(value, 0):
         return value
     if isinstance(value, str) and seconds_of(value):
         return value
@@ -130,7 +134,7 @@ def on_or_off(value: Any) -> Any:
 
 def a_batch_size(value: Any) -> Any:
     """Validate a number of samples, or ``full``."""
-    if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
+    if value == "full" or _is_count(value, 1):
         return value
     raise ValueError(f"a whole number from 1 to {MAX_COUNT}, or 'full'")
 
@@ -144,7 +148,7 @@ MOST_STATES, MOST_BYTES_OF_STATES = 20, 1 << 30
 
 def a_keep(value: Any) -> Any:
     """Validate a number of checkpoints, ``even`` or ``spaced``."""
-    if value in NAMED_KEEPS or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
+    if value in NAMED_KEEPS or _is_count(value, 1):
         return value
     raise ValueError(f"a whole number from 1 to {MAX_COUNT}, {' or '.join(map(repr, NAMED_KEEPS))}")
 
@@ -153,7 +157,7 @@ def a_guess(value: Any) -> Any:
     """Validate ``guess``; 0 steps mean ``none``."""
     if value in ("none", "remaining", "limit"):
         return value
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
+    if _is_count(value, 0):
         return value or "none"
     raise ValueError(f"'none', 'remaining', 'limit' or a number of steps up to {MAX_COUNT}")
 
