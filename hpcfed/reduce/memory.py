@@ -269,10 +269,8 @@ class SumMemory:
 
     def _reduce_in_pieces(self, totals: Totals, read: Read, failed: bool) -> dict[str, Tensor]:
         """Sum the vectors in pieces, while those that follow are copied, and the slots."""
-        summed, size = (
-            self._room(totals, HOST if failed else self._home),
-            self._piece_bytes // self._host.element_size(),
-        )
+        summed = self._room(totals, HOST if failed else self._home)
+        size = self._piece_bytes // self._host.element_size()
         pieces = [
             (number, name, first, min(first + size, entries))
             for number, (name, (_, entries)) in enumerate(zip(totals, self._shapes, strict=True))

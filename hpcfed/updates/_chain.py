@@ -8,7 +8,7 @@ sees; a normalisation's factor, which the server knows beforehand, multiplies wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import TYPE_CHECKING, Any, cast
@@ -286,7 +286,7 @@ def _stacked(vectors: Sequence[Tensor]) -> Tensor:
     return vectors[0].unsqueeze(0) if len(vectors) == 1 else torch.stack([*vectors])
 
 
-def _joined(states: Sequence[tuple[int, State]] | Iterator[tuple[int, State]]) -> dict[str, Tensor]:
+def _joined(states: Iterable[tuple[int, State]]) -> dict[str, Tensor]:
     """Return parts' states, by place, as one, with names of their own."""
     return {f"{PREFIX}{place}.{name}": tensor for place, state in states for name, tensor in state.items()}
 
