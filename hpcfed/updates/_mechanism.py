@@ -121,11 +121,6 @@ class Mechanism:
 
     def facts(self) -> dict[str, Any]:
         """Return what ``environment.json``, the certificate, the report and the card say of it."""
-        generator = (
-            "SHAKE-256 of a secret seed"
-            if self.is_secret
-            else "Philox of the recipe's seed: who has the recipe can take the noise away again"
-        )
         return {
             "level": "client",
             "noise_by": "each client" if self.at_clients else "the server",
@@ -137,9 +132,15 @@ class Mechanism:
             **({"scales": dict(self.scales)} if self.scales else {}),
             "cohorts": self.drawn,
             "accountant": "RDP, by dp-accounting",
-            "noise": generator,
+            "noise": generator_of_noise(self.is_secret),
             "withheld": [*WITHHELD],
         }
+
+
+def generator_of_noise(is_secret: bool) -> str:
+    """Return the generator in words, and who can repeat its draws."""
+    public = "Philox of the recipe's seed: who has the recipe can take the noise away again"
+    return "SHAKE-256 of a secret seed" if is_secret else public
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.updates._accounting import Epsilon, least_multiplier, loss_of_poisson
+from hpcfed.updates._mechanism import generator_of_noise
 
 Work = Callable[[int], tuple[np.ndarray, np.ndarray]]
 """From a round to its clients, (S,), and their steps, (S,)."""
@@ -55,7 +56,6 @@ class SampleMechanism:
 
     def facts(self) -> dict[str, Any]:
         """Return what ``environment.json``, the certificate, the report and the card say of it."""
-        public = "Philox of the recipe's seed: who has the recipe can take the noise away again"
         return {
             "level": "sample",
             "noise_by": "each client",
@@ -65,7 +65,7 @@ class SampleMechanism:
             "clip": self.clip,
             "cohorts": self.drawn,
             "accountant": "RDP, by dp-accounting; the largest ε of any site",
-            "noise": "SHAKE-256 of a secret seed" if self.is_secret else public,
+            "noise": generator_of_noise(self.is_secret),
             "withheld": ["local_loss"],
         }
 
