@@ -58,7 +58,7 @@ MANY_REPEATS = 0.05
 
 @dataclass(frozen=True)
 class Round:
-    """What a loop over the rounds of a run looks at; copies, the same on all ranks but for seconds.
+    """A round, as a loop over the rounds of a run sees it: copies, the same on all ranks except seconds.
 
     Attributes:
         number: t, from 1.

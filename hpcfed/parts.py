@@ -85,7 +85,7 @@ class Parts:
 
     @property
     def trains_personal(self) -> bool:
-        """Whether each client trains a model of its own beside the common one."""
+        """Whether each client trains a personal model beside the common one."""
         return getattr(self.method.local, "trains_personal", False)
 
     @property

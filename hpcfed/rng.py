@@ -24,7 +24,7 @@ from numpy.random.bit_generator import ISeedSequence
 
 
 class Purpose(IntEnum):
-    """What a stream is for. The numbers are part of every result: never renumber."""
+    """Purpose of a random stream. The numbers are part of every result: never renumber."""
 
     MODEL = 1
     COHORT = 2

@@ -50,7 +50,7 @@ RESERVED = LAST, MOVED, AVERAGE, STEP_AVERAGE, STEPS, BUFFERS = (
 
 
 class Request(IntFlag):
-    """What ranks ask of all ranks, in a round's reduction."""
+    """Requests of a rank to all ranks, sent with a round's reduction."""
 
     NOTHING = 0
     STOP = 1
@@ -110,7 +110,7 @@ class RoundContext:
 
 @dataclass
 class Tilt:
-    """What a method adds to a client's gradient: ``shift + mu·(y − anchor)``, constant during one round.
+    """A method's term in a client's gradient: ``shift + mu·(y − anchor)``, constant during one round.
 
     ``shift`` and ``anchor`` are vectors (d,); None stands for 0 and for the server's model w. Training starts at w, or
     where ``from_anchor`` is set at the anchor.
@@ -385,7 +385,7 @@ class TileMethod(Protocol):
 
 
 class ServerMethod(Protocol):
-    """What a method does with the averages: a pure function, run identically on every rank."""
+    """Server side of a method: a pure function of the averages, run identically on every rank."""
 
     def begin(self, w: Tensor) -> State:
         """Return the state before round 1; vectors are float64, `w` is the initial model (d,), float64."""
@@ -450,7 +450,7 @@ class Method:
 
     @property
     def reads(self) -> frozenset[str]:
-        """What its parts read beyond the vectors' means: their ``reads``, which parts of ``updates`` may not spoil."""
+        """The ``reads`` of its parts: quantities beside the means, which parts of ``updates`` may not spoil."""
         parts = (part for part in (self.local, self.normalize, self.server) if part is not None)
         return frozenset({"carried"} if self.carried else ()).union(*(getattr(part, "reads", ()) for part in parts))
 

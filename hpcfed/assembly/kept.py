@@ -29,7 +29,7 @@ def check_robust(
 
 
 def check_updates(parts: Parts) -> None:
-    """Refuse to show each client's update where there is none to be seen, or not the memory for all of a round's.
+    """Refuse to show clients' updates in runs that hide or lack them, or have no memory for those of a round.
 
     Raises:
         InputError: why.

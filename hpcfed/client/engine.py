@@ -45,7 +45,7 @@ VALUES = 4
 
 @dataclass(frozen=True)
 class ClientWork:
-    """What the size of a tile follows from, beside the model and the kind of device.
+    """The work of a round's clients, from which the size of a tile follows.
 
     Attributes:
         cohort_size: most members of a cohort.
@@ -147,7 +147,7 @@ def _private(
 
 @dataclass(frozen=True)
 class Tiles:
-    """How clients are trained together.
+    """The tiles in which clients are trained: their network and their sizes.
 
     Attributes:
         network: the model as it is computed for the clients of a tile.

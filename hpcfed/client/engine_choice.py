@@ -32,7 +32,7 @@ class EngineChoice:
 
     @property
     def account(self) -> str:
-        """What was found, in a line."""
+        """The choice in words, in a line."""
         if self.engine == "sequential":
             return f"one after another: {self.why}" if self.why else "one after another"
         how = f"{counted(int(self.tile), 'client')} a tile"

@@ -34,7 +34,7 @@ from hpcfed.types import LocalResult, State
 
 
 class StepContext:
-    """What a step may use: one for each client and round.
+    """The context of a user's step, one for each client and round.
 
     Attributes:
         round, lr: t and η_l of the round.
@@ -187,7 +187,7 @@ class OwnStepSolver:
 
 
 class _Tools:
-    """What the contexts of a run share."""
+    """The tools that the contexts of a run share."""
 
     def __init__(self, solver: SequentialSolver, model: FlatModel, loss: Loss, seed: int):
         self.solver, self.model, self.loss, self.seed = solver, model, loss, seed

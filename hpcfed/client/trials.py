@@ -1,4 +1,4 @@
-"""What an engine tries before the first round, so that what cannot be compiled, stacked or recorded is known then."""
+"""Trials of an engine before the first round: of compiling, of stacking, and of recording its work."""
 
 from __future__ import annotations
 

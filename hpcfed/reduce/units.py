@@ -50,7 +50,7 @@ RANGE = 2.0**960
 
 
 class Terms(NamedTuple):
-    """What is added up in a vector's sum, as exponents of two.
+    """Sizes of the terms of a vector's sum, as exponents of two.
 
     Attributes:
         total: above Σ |c_i| b_i.

@@ -1,4 +1,4 @@
-"""What happens to an update on its way: the parts of a recipe's lists, one file each.
+"""Parts of a recipe's lists ``updates``, ``means`` and ``down``, one file each.
 
     updates: [{topk: {fraction: 0.01}}, {quantize: {bits: 8}}]      a client's vectors, in order, before the sum
     means: [median, {clip: {norm: 1.0}}]                            the means, once, before the server's step

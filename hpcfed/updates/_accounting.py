@@ -1,4 +1,4 @@
-"""What a client-level mechanism costs, (ε, δ) after any number of rounds, by dp-accounting's RDP accountant.
+"""Privacy cost of a client-level mechanism, (ε, δ) after any number of rounds, by dp-accounting's RDP accountant.
 
     cohort                  neighbours        mechanism of a round
     bernoulli, secret       add or remove     Poisson sampling with q, Gaussian z

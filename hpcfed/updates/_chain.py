@@ -68,13 +68,13 @@ class Chain:
 
     @property
     def robust(self) -> RobustMean | None:
-        """What takes the place of the weighted mean."""
+        """The rule in the place of the weighted mean; None without."""
         first = self.means[0] if self.means and self.means[0].replaces_mean else None
         return cast("RobustMean | None", first)
 
     @property
     def tells_others(self) -> bool:
-        """Whether what follows from Δ̄ may be derived from it behind both lists."""
+        """Whether the server may derive from Δ̄, behind both lists, what clients then need not send."""
         return self.keeps_sums and all(part.treats_alike for part in self.updates)
 
     def codings(self, sizes: tuple[int, ...], number_bits: int) -> list[Coding]:

@@ -1,4 +1,4 @@
-"""What parts share that send k of the n entries of each vector."""
+"""Base of the parts that send k of the n entries of each vector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client's vector takes when it is packed: the numbers, their bits, and which entries they are of."""
+"""Packed form of a client's vector: its numbers, their bits, and the entries that they belong to."""
 
 from __future__ import annotations
 

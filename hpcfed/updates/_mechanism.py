@@ -145,7 +145,7 @@ def generator_of_noise(is_secret: bool) -> str:
 
 @dataclass(frozen=True)
 class Privacy:
-    """What a simulation needs of it.
+    """Client-level privacy of a simulation.
 
     Attributes:
         mechanism: of the rounds.

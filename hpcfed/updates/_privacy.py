@@ -1,4 +1,4 @@
-"""What a recipe with noise has to be, so that nothing leaves its clients that is not noised."""
+"""Requirements on a recipe with noise: nothing may leave its clients without noise."""
 
 from __future__ import annotations
 

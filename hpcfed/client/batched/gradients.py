@@ -1,4 +1,4 @@
-"""Losses and gradients of many clients at once: each with parameters, and a minibatch, of its own.
+"""Losses and gradients of many clients at once, each with its own parameters and minibatch.
 
 Clients are stacked along a first axis: R of them have each parameter as one tensor (R, …), and a minibatch (R, B, …).
 """

@@ -201,7 +201,7 @@ class StackedSolver:
 
     @cached_property
     def _pulled(self) -> Descent:
-        """What takes steps of private parameters, which no μ pulls, beside shared ones, which one pulls."""
+        """The descent for private parameters beside a μ, which pulls the shared ones alone."""
         if isinstance(self._descent, FlatDescent):
             return self._descent
         return FlatDescent(self._network, self._model, self._section, self._descent.stacks, self._arithmetic)

@@ -36,8 +36,8 @@ SMALLEST, PIECE = 8, 1 << 16
 """Pixels of a smaller image's sides, at least; and numbers that are compared at a time, in the core's own cache."""
 
 
-class Checked(NamedTuple):
-    """What a check has found.
+class CheckResult(NamedTuple):
+    """Result of a check.
 
     Attributes:
         by_slot: whether several clients lie in one pass.
@@ -48,7 +48,7 @@ class Checked(NamedTuple):
     mixes: bool
 
 
-def check(module: nn.Module, program: Program, simplified: Program, like: Tensor, batch: int) -> Checked:
+def check(module: nn.Module, program: Program, simplified: Program, like: Tensor, batch: int) -> CheckResult:
     """Compare a program with its module.
 
     Args:
@@ -82,7 +82,7 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
                     compare(sample(1))
                 except ModuleRaises:
                     compare(sample(2))
-            return Checked(by_slot=False, mixes=True)
+            return CheckResult(by_slot=False, mixes=True)
         for size in sizes:
             try:
                 compare(sample(size))
@@ -91,7 +91,7 @@ def check(module: nn.Module, program: Program, simplified: Program, like: Tensor
                     raise
                 refuses_one = True
         if refuses_one or not is_little:
-            return Checked(by_slot=False, mixes=True)
+            return CheckResult(by_slot=False, mixes=True)
         with torch.no_grad():
             return _facts(operators, trained, sample, max(2, most // SLOTS), draws)
 
@@ -396,7 +396,7 @@ def _facts(
     sample: Callable[[int], Tensor],
     batch: int,
     draws: torch.Generator,
-) -> Checked:
+) -> CheckResult:
     """Try whether samples, and slots, are each computed by themselves."""
     own = [tensor.unsqueeze(0) for tensor in trained.values()]
     x, masks = sample(3), _masks(operators.masks, 3, draws)
@@ -404,7 +404,7 @@ def _facts(
     together = network.outputs(own, x.unsqueeze(0), masks)[1]
     apart = [network.outputs(own, x[k : k + 1].unsqueeze(0), [mask[k : k + 1] for mask in masks])[1] for k in range(3)]
     mixes = not _is_near(together, torch.cat(apart), _largest([together]))
-    return Checked(operators.by_slot and not mixes and _stacks(operators, trained, sample, batch, draws), mixes)
+    return CheckResult(operators.by_slot and not mixes and _stacks(operators, trained, sample, batch, draws), mixes)
 
 
 def _stacks(
