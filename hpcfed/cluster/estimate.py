@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from torch import Tensor
 
 from hpcfed.assembly import assemble
 from hpcfed.cluster.doctor.probe import seconds_of
@@ -149,11 +150,9 @@ def estimate(
     """
     parts, evaluator = assemble(recipe, World())
     whole = parts.cohorts
-    few = (
-        parts
-        if parts.chain.robust is not None
-        else replace(parts, cohorts=_FirstClients(recipe, parts.federation.sizes))
-    )
+    few = parts
+    if parts.chain.robust is None:
+        few = replace(few, cohorts=_FirstClients(recipe, parts.federation.sizes))
     if parts.masks is not None:
         few = replace(few, masks=replace(parts.masks, dropout=0.0, survivors=1))
     simulation = Simulation(few)
@@ -161,7 +160,7 @@ def estimate(
         measured, num_vectors = _measure(recipe, few, simulation, evaluator)
         checkpoints = Checkpoints(recipe, RunFolder(recipe.output), parts, simulation)
         checkpoint, num_kept = checkpoints.bytes_at_most(), checkpoints.most_kept()
-        state = sum(tensor.nbytes for tensor in parts.method.local.begin(simulation.w).values())
+        states = _state_bytes(parts, simulation.w)
     slowest, average = _work(recipe, parts, whole, ranks)
     kind = KINDS[recipe.reduction]
     reduced = num_vectors * kind.usual_words(simulation.w.dtype) * simulation.w.numel() * kind.word.itemsize
@@ -173,9 +172,6 @@ def estimate(
     evaluations = _evaluation_seconds(recipe, parts, measured) / ranks
     hours = seeds * (recipe.rounds * round_seconds + evaluations) / 3600
     on_gpu = measured.device_bytes is not None
-    states = (whole.most_participants if parts.method.local.stateful else 0) * state
-    private = sum(tensor.nbytes for tensor in parts.model.own.values())
-    own = whole.most_participants * (private + parts.initial_w.nbytes * parts.trains_personal)
     share = (states + _data_bytes(recipe, parts)) // ranks
     return Estimate(
         measured=measured,
@@ -198,8 +194,22 @@ def estimate(
         num_checkpoints=num_kept if recipe.checkpoint.every else 0,
         checkpoints_bytes=checkpoint * (num_kept + 1) if recipe.checkpoint.every else 0,
         record_bytes=seeds * _record_bytes(recipe, parts),
-        models_bytes=seeds * (1 + (recipe.evaluate.model != "last")) * parts.initial_w.nbytes + own * seeds,
+        models_bytes=seeds * _model_bytes(recipe, parts),
     )
+
+
+def _state_bytes(parts: Parts, w: Tensor) -> int:
+    """Return the bytes of the states of all clients that can have taken part."""
+    if not parts.method.local.stateful:
+        return 0
+    return parts.cohorts.most_participants * sum(each.nbytes for each in parts.method.local.begin(w).values())
+
+
+def _model_bytes(recipe: Recipe, parts: Parts) -> int:
+    """Return the bytes of a run's models: the last, the evaluated one if it is another, and clients' own."""
+    of_server = (1 + (recipe.evaluate.model != "last")) * parts.initial_w.nbytes
+    private = sum(tensor.nbytes for tensor in parts.model.own.values())
+    return of_server + parts.cohorts.most_participants * (private + parts.trains_personal * parts.initial_w.nbytes)
 
 
 def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: Any) -> tuple[StepTimes, int]:
