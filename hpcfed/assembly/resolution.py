@@ -67,15 +67,11 @@ def _resolve(recipe: Recipe) -> Recipe:
         check_secure(recipe, chain, method, cohorts.most_members)
         recipe = private_samples(recipe, method, federation, cohorts)
         content = federation.content or None
-    declared = {} if recipe.algorithm.factory else method.parameters()  # a factory's keys are its own
-    written = {} if recipe.algorithm.factory is None else recipe.algorithm.parameters
-    named = {key: getattr(recipe.algorithm, key) for key in type(recipe.algorithm).model_fields}
-    algorithm = {**named, **written, **_parts(recipe.algorithm), **declared}
     model = {**recipe.model.model_dump(), **(spec.recorded() if spec else {})}
     recipe = recipe.model_copy(
         update={
             **updates.resolved(recipe, chain),
-            "algorithm": type(recipe.algorithm).model_validate(algorithm),
+            "algorithm": _recorded_algorithm(recipe.algorithm, method),
             "model": type(recipe.model).model_validate(model),
             "evaluate": recipe.evaluate.with_final_model(method.final_model),
             "data_content": content,
@@ -96,6 +92,13 @@ def _with_numbers(recipe: Recipe, federation: Federation) -> Recipe:
     numbers: list[int | str] = [*sorted({federation.client_number(client) for client in without.clients})]
     cohort = recipe.cohort.model_copy(update={"without": without.model_copy(update={"clients": numbers})})
     return recipe.model_copy(update={"cohort": cohort})
+
+
+def _recorded_algorithm(section: Algorithm, method: Method) -> Algorithm:
+    """Return the recipe's ``algorithm`` with all parts and parameters of the method; a factory's keys are its own."""
+    keys = {key: getattr(section, key) for key in type(section).model_fields}
+    added = section.parameters if section.factory is not None else {**_parts(section), **method.parameters()}
+    return type(section).model_validate({**keys, **added})
 
 
 def _parts(section: Algorithm) -> dict[str, str]:
