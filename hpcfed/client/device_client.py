@@ -11,7 +11,7 @@ from torch import Tensor
 from hpcfed.client.augment import cropped, crops
 from hpcfed.client.device_rounds import DeviceRounds, Draws
 from hpcfed.client.shorts import Short
-from hpcfed.client.solver import Scales, SequentialSolver, Stepping, Task, TiltParts, anchor_of, constant_of, move_of
+from hpcfed.client.solver import Scales, SequentialSolver, Stepping, Task, TiltParts, vectors_of
 from hpcfed.config.recipe import Augment
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import visits
@@ -92,16 +92,12 @@ class DeviceClient:
         """Write what a client's tilt has into memory that stays; return its names, and the coefficients of y."""
         stepping, tilt = Stepping(self._section), task.tilt
         pull = stepping.pull(tilt.mu)
-        found = {"constant": constant_of(tilt, w, pull), "offset": tilt.offset, "move": move_of(tilt, lr)}
-        if pull:
-            found["anchor"] = anchor_of(tilt, w)
+        found = vectors_of(tilt, w, lr, pull)
         for name, vector in found.items():
-            if vector is not None:
-                if name not in self._vectors:
-                    self._vectors[name] = torch.zeros_like(self._model.vector)
-                self._vectors[name].copy_(vector)
-        names = [name for name, vector in found.items() if vector is not None]
-        return (*names, *["radius"] * bool(tilt.radius)), Scales(*stepping.scales(tilt.mu), pull)
+            if name not in self._vectors:
+                self._vectors[name] = torch.zeros_like(self._model.vector)
+            self._vectors[name].copy_(vector)
+        return (*found, *["radius"] * bool(tilt.radius)), Scales(*stepping.scales(tilt.mu), pull)
 
     def _crops(self, section: Augment, sizes: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Return the crops of all minibatches, (steps, n) each."""

@@ -5,8 +5,8 @@
              gather (R, B, …) ► the engine's step ► losses, of clients that take this step
 
 A round in which all clients take the same few steps is one graph. Else a piece is of 1, 2, 4, … steps, so that a few
-graphs take any number of them. Nothing in it depends on the clients but
-what the memory holds. A step's kernels see the same shapes and alignments whichever piece it is in.
+graphs take any number of them. Nothing in it depends on the clients but what the memory holds. A step's kernels see the
+same shapes and alignments whichever piece it is in.
 """
 
 from __future__ import annotations

@@ -504,3 +504,11 @@ def constant_of(tilt: Tilt, w: Tensor, pull: float) -> Tensor | None:
 def move_of(tilt: Tilt, lr: float) -> Tensor | None:
     """Return what each step adds to the iterate beside the optimizer's step, −η·after_momentum, (d,)."""
     return None if tilt.after_momentum is None else -lr * tilt.after_momentum
+
+
+def vectors_of(tilt: Tilt, w: Tensor, lr: float, pull: float) -> dict[str, Tensor]:
+    """Return by name the vectors of a tilt, (d,), that a step reads; an anchor where the gradient has a `pull`."""
+    found = {"constant": constant_of(tilt, w, pull), "offset": tilt.offset, "move": move_of(tilt, lr)}
+    if pull:
+        found["anchor"] = anchor_of(tilt, w)
+    return {name: vector for name, vector in found.items() if vector is not None}

@@ -17,7 +17,7 @@ from torch import Tensor
 from hpcfed.client.batched.steps import DeviceDescent
 from hpcfed.client.device_rounds import DeviceRounds, Draws
 from hpcfed.client.shorts import Short
-from hpcfed.client.solver import Stepping, Task, anchor_of, constant_of, move_of, start_of
+from hpcfed.client.solver import Stepping, Task, start_of, vectors_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.ranks.graphs import Graphs
 
@@ -147,18 +147,11 @@ class DeviceTile:
         pull = self._stepping.pull(mu)
         found: dict[str, dict[int, Tensor]] = {"start": {}, "constant": {}, "anchor": {}, "offset": {}, "move": {}}
         for slot, task in of_slot.items():
-            start, constant = start_of(task.tilt, w), constant_of(task.tilt, w, pull)
+            start = start_of(task.tilt, w)
             if start is not w:
                 found["start"][slot] = start
-            if constant is not None:
-                found["constant"][slot] = constant
-            if pull:
-                found["anchor"][slot] = anchor_of(task.tilt, w)
-            if task.tilt.offset is not None:
-                found["offset"][slot] = task.tilt.offset
-            move = move_of(task.tilt, lr)
-            if move is not None:
-                found["move"][slot] = move
+            for name, vector in vectors_of(task.tilt, w, lr, pull).items():
+                found[name][slot] = vector
         vectors = {}
         for name, by_slot in found.items():
             if not by_slot:
