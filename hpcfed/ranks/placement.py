@@ -183,10 +183,7 @@ class _Members:
         self._tile, self._takes = cost.tile, takes
         own, led = cost.sample * samples + cost.client, cost.step * steps
         self._order = np.lexsort((-own, -led)) if cost.tile > 1 else np.argsort(-(own + led), kind="stable")
-        self._own, self._led = (
-            own[self._order],
-            led[self._order],
-        )  # a member's cost in a tile of as many steps; of these
+        self._own, self._led = own[self._order], led[self._order]  # cost in a tile of as many steps; of these steps
         self.home = home[self._order]
         self._slots = None if slots is None or cost.tile == 1 else slots[self._order]
 
