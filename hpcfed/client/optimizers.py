@@ -43,7 +43,7 @@ class Optimizer(Protocol):
     """Steps y in place: all of what it was made for, or some of its rows.
 
     Attributes:
-        taken: steps since `reset`, counted by `step`.
+        taken: steps since `reset`, counted by the caller; guesses read it.
     """
 
     taken: int
@@ -56,12 +56,8 @@ class Optimizer(Protocol):
         """Return the factors of a step, counted from 1."""
         ...
 
-    def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
-        """Step along a gradient like y, which it may overwrite; rows in several calls begin with the first ones."""
-        ...
-
     def move(self, y: Tensor, g: Tensor, numbers: Sequence[Number], rows: slice = ALL) -> None:
-        """Take the step whose `numbers` those are, as `step` does."""
+        """Take the step of these `numbers` along a gradient like y, which it may overwrite."""
         ...
 
     def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
@@ -84,9 +80,6 @@ class Sgd:
 
     def numbers(self, lr: float, step: int) -> tuple[float, ...]:
         return (-lr,)
-
-    def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
-        self.move(y, g, (-lr,), rows)
 
     def move(self, y: Tensor, g: Tensor, numbers: Sequence[Number], rows: slice = ALL) -> None:
         v = g
@@ -119,11 +112,6 @@ class Adam:
         self._m.zero_()
         self._v.zero_()
         self.taken = 0
-
-    def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
-        if not rows.start:
-            self.taken += 1
-        self.move(y, g, self.numbers(lr, self.taken), rows)
 
     def numbers(self, lr: float, step: int) -> tuple[float, ...]:
         return (1 - self._beta2**step) ** 0.5, -lr / (1 - self._beta1**step)

@@ -221,8 +221,8 @@ def client_optimizer(name: str, **keys: float) -> Operation:
     def operation(rng: torch.Generator) -> Outputs:
         y = drawn(rng, 1001)
         optimizer = optimizer_for(Local(steps=1, optimizer=name, **keys), y)
-        for _ in range(5):
-            optimizer.step(y, drawn(rng, 1001), 0.1)
+        for step in range(1, 6):
+            optimizer.move(y, drawn(rng, 1001), optimizer.numbers(0.1, step))
         return {"y": y}
 
     return operation

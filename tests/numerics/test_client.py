@@ -19,12 +19,18 @@ def gradients(count: int) -> list[torch.Tensor]:
     return [torch.randn(D, generator=generator, dtype=torch.float64) for _ in range(count)]
 
 
+def step(optimizer: Optimizer, y: torch.Tensor, g: torch.Tensor, lr: float = 0.1) -> None:
+    """Take the next step, as the solvers do."""
+    optimizer.taken += 1
+    optimizer.move(y, g, optimizer.numbers(lr, optimizer.taken))
+
+
 def run(optimizer: Optimizer, count: int, lr: float = 0.1) -> torch.Tensor:
     """Take steps from 0 along the same gradients each time."""
     y = torch.zeros(D, dtype=torch.float64)
     optimizer.reset()
     for g in gradients(count):
-        optimizer.step(y, g, lr)
+        step(optimizer, y, g, lr)
     return y
 
 
@@ -88,7 +94,7 @@ def test_zero_gradients_are_what_a_guess_of_sgd_saves():
     optimizer.guess(guessed, 0.1, 4)
     stepped = run(optimizer, 5)
     for _ in range(4):
-        optimizer.step(stepped, torch.zeros(D, dtype=torch.float64), 0.1)
+        step(optimizer, stepped, torch.zeros(D, dtype=torch.float64))
     torch.testing.assert_close(guessed, stepped, rtol=1e-13, atol=1e-13)
 
 
@@ -111,7 +117,7 @@ def test_displacement_is_what_the_solver_does_to_gradients_of_one():
     y, lr, mu = torch.zeros(1, dtype=torch.float64), 0.1, 0.3
     optimizer = Sgd(y, 0.9)
     for _ in range(5):
-        optimizer.step(y, 1.0 + mu * y, lr)
+        step(optimizer, y, 1.0 + mu * y, lr)
     optimizer.guess(y, lr, 2)
     assert effective_steps(5, 2, lr=lr, momentum=0.9, mu=mu) == pytest.approx(-float(y) / lr, rel=1e-13)
 
