@@ -127,7 +127,7 @@ class RunFolder:
         Raises:
             InputError: the code differs; the message has the files.
         """
-        if self._goes_on():
+        if self._can_go_on():
             self.code.refuse_changes(recipe)
 
     def code_remark(self, recipe: Recipe) -> str:
@@ -139,10 +139,10 @@ class RunFolder:
             if not any(reference in before for reference in references(recipe)):  # a metric that is new here
                 return ""
             return "no record of your code is here: whether it has changed is not known"
-        changed = "" if self._goes_on() else self.code.changes(recipe)
+        changed = "" if self._can_go_on() else self.code.changes(recipe)
         return f"starts again, without a checkpoint, with other code: {changed}" if changed else ""
 
-    def _goes_on(self) -> bool:
+    def _can_go_on(self) -> bool:
         """Whether the run in the folder can be continued or kept: it is finished, or has a checkpoint."""
         return files.read_mapping(self.path / files.RESULT).get("status") == "finished" or any(
             (self.path / "checkpoints").glob("round-*.json")
@@ -150,7 +150,7 @@ class RunFolder:
 
     def _is_untrained(self) -> bool:
         """Whether a run began here and has no round yet; without a lock file, the recipe may be the user's."""
-        return (self.path / files.LOCK).exists() and not self._has_rounds() and not self._goes_on()
+        return (self.path / files.LOCK).exists() and not self._has_rounds() and not self._can_go_on()
 
     def accept_code(self, recipe: Recipe) -> None:
         """Allow the run in the folder to continue with changed user code, which is recorded beside the code before.
@@ -160,7 +160,7 @@ class RunFolder:
             InputError: the folder has a run of another recipe, or other files, or cannot be written.
         """
         try:
-            if files.has_files(self.path) and self._goes_on():
+            if files.has_files(self.path) and self._can_go_on():
                 with self.held(World()):
                     self._refuse_other(files.read_recipe(self.path), to_plain(recipe))
                     self.code.accept(recipe)
@@ -198,24 +198,24 @@ class RunFolder:
 
     def with_recorded_engine(self, recipe: Recipe) -> Recipe:
         """Return the recipe with ``auto`` in ``local`` replaced by the engine and tile of the run that it continues."""
-        if not self._is_gone_on_with():
+        if not self._continues():
             return recipe
         recorded, local = files.read_recipe(self.path).get("local") or {}, recipe.local
-        followed = FOLLOWED if local.engine == "auto" and "engine" in recorded else FOLLOWED[2:]
-        keys = {key: recorded[key] for key in followed if key in recorded and key != "matmul"}
-        own = {key: value for key in keys if (value := getattr(local, key)) != "auto"}
-        if "engine" in followed and "matmul" in recorded:
-            keys["matmul"] = recorded["matmul"]
-        return with_local(recipe, keys | own)
+        chooses = local.engine == "auto" and "engine" in recorded
+        followed = [key for key in FOLLOWED if key in recorded and (chooses or key not in ("engine", "matmul"))]
+        # Beside ``engine: auto``, matmul follows the recorded engine whatever the recipe says.
+        keys = {key: recorded[key] for key in followed if key == "matmul" or getattr(local, key) == "auto"}
+        return with_local(recipe, keys)
 
     def began_on(self, recipe: Recipe) -> str | None:
         """Return the kind of device of the run that a recipe with ``device: auto`` continues; None if not known."""
-        if recipe.device != "auto" or not self._is_gone_on_with():
+        if recipe.device != "auto" or not self._continues():
             return None
         return kind_of_device(files.read_environment(self.path))
 
-    def _is_gone_on_with(self) -> bool:
-        return not self.fresh and (self.path / files.RECIPE).is_file() and self._goes_on()
+    def _continues(self) -> bool:
+        """Whether a run here goes on from what is in the folder."""
+        return not self.fresh and (self.path / files.RECIPE).is_file() and self._can_go_on()
 
     def claim(
         self,
