@@ -11,7 +11,7 @@ A file has one or more of ``UPDATE``, ``MEANS`` and ``DOWN``, ``TITLE`` and ``EX
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import cache
 from typing import Any
 
@@ -186,23 +186,11 @@ def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_cl
         InputError: with the reason.
     """
     reported = {*method.reported(alike=False), *method.reported(alike=True)}
-    built_in = [pair for pair in zip(recipe.updates, chain.updates, strict=True) if pair[0].factory is None]
-    for section, part in built_in:
-        for client in getattr(part, "clients", ()):
-            if not 0 <= client < num_clients:
-                expected = f"clients from 0 to {num_clients - 1}"
-                raise InputError(f"updates: {section.name}.clients", expected=expected, got=str(client))
-        if getattr(part, "what", None) == "labels" and num_classes is None:
-            expected, remedy = "a federation with one label for each sample", "use what: own or mean"
-            raise InputError("updates: attack on labels", expected=expected, remedy=remedy)
-        for name in getattr(part, "scales", ()):
-            if name not in reported:
-                what = f"updates: {section.name}.scales: {method.name} reports no {name!r}"
-                raise InputError(what, remedy=nearest(name, reported))
-    if (
-        any(isinstance(part, Weight) for part in chain.updates)
-        and (recipe.weights or method.local.weights) == "samples"
-    ):
+    for section, part in zip(recipe.updates, chain.updates, strict=True):
+        if section.factory is None:
+            _check_names(section.name, part, method.name, reported, num_clients, num_classes)
+    weighs = any(isinstance(part, Weight) for part in chain.updates)
+    if weighs and (recipe.weights or method.local.weights) == "samples":
         what = "updates: weight with weights: samples: they would count twice"
         raise InputError(what, remedy="set weights: uniform")
     for key in LISTS:
@@ -223,6 +211,23 @@ def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_cl
                 reason = "w − Δ̄ is no average of the clients' models behind it"
                 remedy = "use last or client-average"
                 raise InputError(f"{what} with evaluate.model: cohort-average has no meaning: {reason}", remedy=remedy)
+
+
+def _check_names(
+    name: str | None, part: UpdatePart, method: str, reported: Set[str], num_clients: int, num_classes: int | None
+) -> None:
+    """Refuse clients, labels and vectors that a built-in part names and that do not exist."""
+    for client in getattr(part, "clients", ()):
+        if not 0 <= client < num_clients:
+            expected = f"clients from 0 to {num_clients - 1}"
+            raise InputError(f"updates: {name}.clients", expected=expected, got=str(client))
+    if getattr(part, "what", None) == "labels" and num_classes is None:
+        expected, remedy = "a federation with one label for each sample", "use what: own or mean"
+        raise InputError("updates: attack on labels", expected=expected, remedy=remedy)
+    for vector in getattr(part, "scales", ()):
+        if vector not in reported:
+            what = f"updates: {name}.scales: {method} reports no {vector!r}"
+            raise InputError(what, remedy=nearest(vector, reported))
 
 
 def remarks(recipe: Recipe, chain: Chain, method: Method, most_members: int) -> Iterator[str]:
