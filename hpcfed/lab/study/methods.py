@@ -89,40 +89,52 @@ def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str
         if recipe.algorithm.factory is not None:
             remedy = f"{remedy}; the recipe's own method is {OWN!r}"
         raise InputError(f"no method {name!r}", where=OPTION, remedy=remedy)
-    pairs = [setting.partition("=") for setting in settings]
-    for setting, (key, equals, value) in zip(settings, pairs, strict=True):
-        if not (key and equals and value):
-            raise InputError(f"method {word!r}", where=OPTION, expected="name:key=value", got=repr(setting))
-        if key.startswith(OF_ALL):
-            raise InputError(f"method {word!r}", where=OPTION, expected=f"one {key} for all methods", got=repr(setting))
-    own = [f"algorithm.{key}={value}" for key, _, value in pairs if "." not in key]
-    others = [f"{key}={value}" for key, _, value in pairs if "." in key]
-    shown = f" ({', '.join(f'{key} {value}' for key, _, value in pairs)})" if pairs else ""
+    pairs = [_pair(word, setting) for setting in settings]
+    own = [f"algorithm.{key}={value}" for key, value in pairs if "." not in key]
+    others = [f"{key}={value}" for key, value in pairs if "." in key]
+    shown = _shown(pairs)
     key = re.sub(r"[^\w.]+", "-", word)
     if name == OWN:
-        of_user = recipe.algorithm.factory is not None
-        title = (
-            algorithms.build(recipe.algorithm, recipe.python_path).name
-            if of_user
-            else method_name(recipe.model_dump(mode="json"))
-        )
+        if recipe.algorithm.factory is not None:
+            title = algorithms.build(recipe.algorithm, recipe.python_path).name
+        else:
+            title = method_name(recipe.model_dump(mode="json"))
         personal = algorithms.trains_personal(recipe.algorithm, recipe.python_path)
         return MethodChoice(key, title + shown, (*own, *others), name, personal=personal)
     start = [] if recipe.algorithm.name == name else [f"algorithm={name}"]
     missing: dict[str, object] = {}
     if start:
-        missing = _missing(name, [key for key, _, _ in pairs])
+        missing = _missing(name, [key for key, _ in pairs])
         start += [f"algorithm.{key}={value}" for key, value in missing.items()]
         untuned = {key: value for key, value in missing.items() if f"{name}:{key}" not in tuned}
         remarks += [
             f"{name}: {key}={value}, an example; name your own by {OPTION} {name}:{key}=…"
             for key, value in untuned.items()
         ]
-        shown = shown or (f" ({', '.join(f'{key} {value}' for key, value in untuned.items())})" if untuned else "")
+        shown = shown or _shown(untuned.items())
     examples = tuple(f"algorithm.{parameter}" for parameter in missing)
     example = Algorithm.model_validate({"name": name, **algorithms.examples()[name]})
     personal = algorithms.trains_personal(example)
     return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others), name, examples, personal)
+
+
+def _pair(word: str, setting: str) -> tuple[str, str]:
+    """Return key and value of a method's setting.
+
+    Raises:
+        InputError: it has no such form, or belongs to all methods.
+    """
+    key, equals, value = setting.partition("=")
+    if not (key and equals and value):
+        raise InputError(f"method {word!r}", where=OPTION, expected="name:key=value", got=repr(setting))
+    if key.startswith(OF_ALL):
+        raise InputError(f"method {word!r}", where=OPTION, expected=f"one {key} for all methods", got=repr(setting))
+    return key, value
+
+
+def _shown(settings: Collection[tuple[str, object]]) -> str:
+    """Return settings in parentheses behind a title; "" for none."""
+    return f" ({', '.join(f'{key} {value}' for key, value in settings)})" if settings else ""
 
 
 def _missing(name: str, given: Sequence[str]) -> dict[str, object]:
