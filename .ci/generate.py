@@ -68,7 +68,7 @@ def document_keys() -> str:
     """Return the tables of keys of all commands' documents, under a heading each."""
     found = []
     for command in commands():
-        rows = [f"| `{key}` | {meaning} |" for key, meaning in keys_of(command)]
+        rows = [f"| `{key}` | {meaning.replace('|', chr(92) + '|')} |" for key, meaning in keys_of(command)]
         title = "An error with `--json`" if command == ERROR else f"`hpcfed {command} --json`"
         found.append("\n".join([f"## {title}", "", "| key | meaning |", "|---|---|", *rows, ""]))
     return "\n".join(found)

@@ -13,8 +13,8 @@ class Skew:
 
     labels: float | None
     """Mean over clients with samples of ½ Σ_c |p_kc − p_c|, the total variation between the shares of classes at client
-    k and among all samples: 0 where all clients are alike, near 1 where each has a rare class of its own; None without
-    classes."""
+    k and among all samples: 0 where all clients are alike, near 1 where each has a rare class of its own; undefined
+    without classes."""
     sizes: float
     """Standard deviation of the clients' sizes over their mean: 0 where they are equal."""
 

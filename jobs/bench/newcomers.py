@@ -29,7 +29,8 @@ class FirstJob(NamedTuple):
 
 
 JOBS = (
-    FirstJob("a method like FedProx, in the package", ["hpcfed/algorithms/*.py"],
+    FirstJob("a method like FedProx, in the package",
+             ["hpcfed/algorithms/*.py", "jobs/bench/conformance/check_vectors.py"],
              ["hpcfed/algorithms/fedprox.py", *RULES]),
     FirstJob("a server step of your own, q-FFL", ["*.py"], ["tests/contract/qffl.py", *RULES]),
     FirstJob("a tilt of your own, FedSAM", ["*.py"], ["tests/contract/fedsam.py", RULES[0], "hpcfed/types.py:Tilt"]),

@@ -66,6 +66,15 @@ def test_the_files_it_names_exist(page):
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_rows_of_a_table_have_the_cells_of_its_head(page):
+    """GitHub drops what is beyond: a `|` in a cell is written with a backslash."""
+    text = re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE):
+        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert set(cells) == {cells[0]}, table.splitlines()[0]
+
+
 def anchors(page: Path) -> set[str]:
     """Return the names of a page's headings in links, as GitHub makes them."""
     without_code = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

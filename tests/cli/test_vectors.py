@@ -46,6 +46,11 @@ def test_a_stranger_with_numpy_alone_follows_every_trajectory(content, tmp_path)
         ["scaffold/all", "agrees"],
         ["fedavg/all", "differs"],
     ]
+    more = {"of-tomorrow": {**content["methods"]["fedavg"], "algorithm": {"name": "of-tomorrow"}}}
+    (tmp_path / "more.json").write_text(json.dumps({**content, "methods": {**content["methods"], **more}}))
+    done = kit(tmp_path / "more.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "check_vectors: no rule for 'of-tomorrow': write it in Method, and its name in RULES\n"
     for wrong in (["no-such-method"], ["--theirs", SHIPPED]):
         done = kit(SHIPPED, *wrong)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

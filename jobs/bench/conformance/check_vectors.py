@@ -311,6 +311,11 @@ def main(arguments=None):
     if missing:
         print(f"check_vectors: no trajectory of {missing[0]!r}", file=sys.stderr)
         return 2
+    methods = [known[name][0]["algorithm"]["name"] for name in names]
+    without = [method for method in methods if theirs is None and method not in RULES]
+    if without:
+        print(f"check_vectors: no rule for {without[0]!r}: write it in Method, and its name in RULES", file=sys.stderr)
+        return 2
     agree = True
     for name in names:
         own, initial, rounds, wanted = known[name]
