@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from operator import itemgetter
 from pathlib import Path
 from runpy import run_path
+from statistics import mean, stdev
 
 import pytest
 
@@ -29,6 +31,30 @@ KEPT = "niid-fcube/corners.fedavg.0"
 def test_the_page_is_that_of_the_records():
     text = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
     assert run_path(str(ROOT / ".ci" / "generate.py"))["leaderboard_page"]() == text, "make generated"
+
+
+@pytest.mark.serial
+def test_the_page_of_the_protocol_has_the_numbers_of_the_records():
+    text = (ROOT / "docs" / "reproduction-niid.md").read_text(encoding="utf-8")
+
+    def seeds(runs: str) -> list[list[float]]:
+        return [
+            [100 * row["test_accuracy"] for row in iterate_rounds(run / RECORD)] for run in sorted(RECORDS.glob(runs))
+        ]
+
+    def spread(numbers: list[float], digits: int) -> str:
+        return f"{mean(numbers):.{digits}f} ± {stdev(numbers):.{digits}f}"
+
+    for title in ("FedAvg", "FedProx", "SCAFFOLD", "FedNova"):
+        cases = [seeds(f"niid-fcube/{case}.{title.lower()}.?") for case in ("corners", "iid")]
+        cells = [spread([of(run) for run in runs], 2) for runs in cases for of in (max, itemgetter(-1))]
+        assert f"| {' | '.join([title, *cells])} |" in text
+    runs = seeds("niid-mnist/c1.fedavg.?")
+    best, last = [max(run) for run in runs], [run[-1] for run in runs]
+    bests = ", ".join(f"{score:.1f}" for score in best)
+    assert f"| hpcfed | {bests} % | {spread(best, 1)} % | {spread(last, 1)} % |" in text
+    first = [next(round for round, score in enumerate(run, 1) if score > 20) for run in runs]
+    assert "above 20 % for the first time in rounds {}, {} and {};".format(*first) in text
 
 
 @pytest.mark.serial
