@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from click.core import ParameterSource
 
+from hpcfed.cli.options import given
 from hpcfed.cli.submit import TIME, F, job_options
 
 if TYPE_CHECKING:
@@ -42,20 +42,15 @@ def is_asked_for(array: int | None, job: Mapping[str, Any]) -> bool:
     """
     from hpcfed.errors import InputError
 
-    context = click.get_current_context()
-    given = [
-        "/".join(sorted(one.opts, key=len))
-        for one in context.command.params
-        if one.name in ("array", *job) and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE
-    ]
-    if not given:
+    asked = given("array", *job)
+    if not asked:
         return False
-    if context.params.get("as_json"):
+    if click.get_current_context().params.get("as_json"):
         remedy = "call it with --json once the jobs are done"
         raise InputError("--json with --array", expected="results, which jobs do not have yet", remedy=remedy)
     if array is None or job["time"] is None:
         remedy = "give both, or no option of a job to run here"
-        raise InputError("an array of jobs", expected="--array and --time", got=", ".join(given), remedy=remedy)
+        raise InputError("an array of jobs", expected="--array and --time", got=", ".join(asked), remedy=remedy)
     return True
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -36,6 +37,16 @@ class Finite(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
+
+
+def given(*names: str) -> list[str]:
+    """Return the options of these parameters that stand on the command line, in the order of ``--help``."""
+    context = click.get_current_context()
+    return [
+        "/".join(sorted(one.opts, key=len))
+        for one in context.command.params
+        if one.name in names and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE
+    ]
 
 
 def asked_on_terminal() -> Callable[[str], bool] | None:

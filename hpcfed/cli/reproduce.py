@@ -208,9 +208,9 @@ def _unknown(name: str, what: str, word: str, known: Sequence[str], others: Sequ
     """Return the error for an unknown case or method, or for one of the experiment's `others`, left out by `chosen`."""
     from hpcfed.errors import InputError, nearest
 
+    known = list(dict.fromkeys(known))
     if word in others:
-        only = ", ".join(dict.fromkeys(known))
-        return InputError(f"{name}: no {what} {word!r} here", remedy=f"{chosen} has only {only}")
+        return InputError(f"{name}: no {what} {word!r} here", remedy=f"{chosen} has only {', '.join(known)}")
     return InputError(f"{name} has no {what} {word!r}", remedy=nearest(word, known))
 
 

@@ -6,13 +6,13 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcfed.cli.options import MOST_RANKS, OVERRIDES
+from hpcfed.cli.options import MOST_RANKS, OVERRIDES, given
 from hpcfed.cli.submit import TIME, job_options
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def command(
     from hpcfed.lab.scaling.measure import measure_here
     from hpcfed.lab.scaling.network import parse_network
 
+    _check_read(here=here, slurm=slurm, predicts=bool(predict), job=job)
     other = parse_network(network) if network else None
     loaded = load_recipe(recipe, overrides)
     folder = (output or Path("runs") / f"{loaded.name}-{mode}").resolve()
@@ -113,6 +114,27 @@ def command(
         click.echo(f"not measured yet: {', '.join(missing)} ranks; call this again when the jobs are done")
     if found:
         _report(resolved, mode, list(found.values()), sizes, folder, predict, cohort, clients, other)
+
+
+def _check_read(*, here: bool, slurm: bool, predicts: bool, job: Iterable[str]) -> None:
+    """Refuse options that this call would not read.
+
+    Raises:
+        InputError: there are some.
+    """
+    from hpcfed.errors import InputError
+
+    of_predictions, of_jobs = given("cohort", "clients", "network"), given(*job)
+    if here and (unread := [*given("ranks", "predict", "slurm"), *of_predictions, *of_jobs]):
+        raise InputError("--here", expected="measurements alone", got=", ".join(unread), remedy="leave it out")
+    if of_jobs and not slurm:
+        remedy = "add it, or leave them out to measure here"
+        raise InputError("options of a job", expected="--slurm beside them", got=", ".join(of_jobs), remedy=remedy)
+    if "--nodes" in of_jobs:
+        raise InputError("--nodes follows from --ranks and --ranks-per-node", remedy="leave it out")
+    if of_predictions and not predicts:
+        got = ", ".join(of_predictions)
+        raise InputError("options of predictions", expected="--predict beside them", got=got, remedy="leave them out")
 
 
 def _checked(recipe: Recipe, mode: str, ranks: Sequence[int]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hpcfed.cli.documents import JSON, printer
-from hpcfed.cli.options import Finite, asked_on_terminal
+from hpcfed.cli.options import Finite, asked_on_terminal, given
 
 
 @click.command()
@@ -48,12 +48,15 @@ def command(rounds: int, every: bool, seed: int | None, run_code: bool, as_json:
     """
     import secrets
 
+    from hpcfed.errors import InputError
     from hpcfed.provenance.code_of_rounds import RUN_CODE, Permission
     from hpcfed.provenance.verify.verify import Verification, check_count, judged
     from hpcfed.ranks.world import connect
 
     world = connect()
     check_count(rounds)
+    if every and (unread := given("rounds", "seed")):
+        raise InputError(f"{' and '.join(unread)} with --all: no round is drawn", remedy="leave one of them out")
     permission = Permission(run_code, None if as_json else asked_on_terminal(), RUN_CODE)
     lines: list[str] = []
     emit = printer("verify", asked=as_json)

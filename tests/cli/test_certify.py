@@ -100,6 +100,7 @@ def test_what_cannot_be_verified_is_one_line(run, folder, command):
     for arguments, told in (
         (["verify", "nowhere"], "not a run folder"),
         (["verify", "run", "--rounds", 0], "--rounds: expected at least 1"),
+        (["verify", "run", "--all", "--rounds", 2, "--seed", 1], "--rounds and --seed with --all: no round is drawn"),
         (["verify", "run", "--data", "nothing.h5"], "no such federation file"),
     ):
         done = command(arguments, folder)

@@ -156,6 +156,10 @@ def test_a_changed_copy_of_an_experiment_is_run_under_its_own_name(command, tmp_
         (["fedexp"], "fedexp is a paper: expected one of its experiments, tables or figures; see --list fedexp"),
         (["fedexp-table3", "--case", "cifar"], "did you mean 'cifar10'"),
         (["fedexp-figure2", "--method", "fedexp"], "no method 'fedexp'; did you mean 'fedavg'"),
+        (
+            ["niid-fcube", "--method", "own"],
+            "known: fedavg, feddyn, fedexp, fednova, fedprox, gel, scaffold, scaffold-exp",
+        ),
         (["feddyn-table5", "--case", "iid-1"], "no data"),
         (["fedexp-figure2", "--table"], "nothing has been run"),
         (["flamby-heart", "--case", "sites"], "choose by --method"),

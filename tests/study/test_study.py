@@ -800,6 +800,7 @@ def test_tables_of_an_earlier_call_are_removed(folder):
         ({"kind": "leave-one-site-out", "fraction": 0.3}, "--test-fraction has no effect with --kind leave-one"),
         ({"fraction": 1.0}, "--test-fraction: expected a number between 0 and 1"),
         ({"baselines": "pooled,along"}, "no baseline 'along'; did you mean 'alone'?"),
+        ({"baselines": "pooled,all"}, "--baselines all: expected no other beside it, got pooled,all"),
         ({"kind": "k-fold", "splits": 40}, "site 'west' is too small"),
         ({"overrides": ["stop={patience: 3}"]}, "stop in a study"),
         ({"overrides": ["stop={metric: loss, target: 0.1}"]}, "stop in a study"),

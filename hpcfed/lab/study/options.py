@@ -87,6 +87,9 @@ def parse_baselines(text: str) -> tuple[str, ...]:
         return BASELINES if text == "all" else ()
     found = [word.strip() for word in text.split(",") if word.strip()]
     for word in found:
+        if word in ("all", "none"):
+            raise InputError(f"--baselines {word}", expected="no other beside it", got=text)
         if word not in BASELINES:
-            raise InputError(f"no baseline {word!r}", where="--baselines", remedy=nearest(word, [*BASELINES, "none"]))
+            remedy = nearest(word, [*BASELINES, "all", "none"])
+            raise InputError(f"no baseline {word!r}", where="--baselines", remedy=remedy)
     return tuple(name for name in BASELINES if name in found)
