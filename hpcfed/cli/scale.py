@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> t
 @click.option("--here", is_flag=True, help="Measure on the ranks of this very job, for scripts of your own.")
 @click.option("--slurm", is_flag=True, help="Submit what is not measured yet as SLURM jobs, and show the rest.")
 @click.option("--time", help=f"With --slurm. {TIME}")
-@job_options
+@partial(job_options, nodes=False)
 def command(
     recipe: Path,
     overrides: tuple[str, ...],
@@ -130,8 +131,6 @@ def _check_read(*, here: bool, slurm: bool, predicts: bool, job: Iterable[str]) 
     if of_jobs and not slurm:
         remedy = "add it, or leave them out to measure here"
         raise InputError("options of a job", expected="--slurm beside them", got=", ".join(of_jobs), remedy=remedy)
-    if "--nodes" in of_jobs:
-        raise InputError("--nodes follows from --ranks and --ranks-per-node", remedy="leave it out")
     if of_predictions and not predicts:
         got = ", ".join(of_predictions)
         raise InputError("options of predictions", expected="--predict beside them", got=got, remedy="leave them out")

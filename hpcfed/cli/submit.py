@@ -52,9 +52,9 @@ class JobFacts(Protocol):
     def device(self) -> str: ...
 
 
-def job_options(function: F) -> F:
-    """Give a command all of `JOB_OPTIONS`."""
-    for option in reversed(JOB_OPTIONS):
+def job_options(function: F, *, nodes: bool = True) -> F:
+    """Give a command all of `JOB_OPTIONS`, or all but ``--nodes``, where the command computes the number."""
+    for option in reversed(JOB_OPTIONS if nodes else JOB_OPTIONS[1:]):
         function = option(function)
     return function
 

@@ -328,7 +328,6 @@ def test_jobs_are_written_for_slurm(folder: Path, monkeypatch: pytest.MonkeyPatc
     for wrong, message in (
         (["--slurm"], "expected --time"),
         (["--slurm", "--time=1", "--ranks=6", "--ranks-per-node=4", "--dry-run"], "divides 6 ranks"),
-        (["--slurm", "--time=1", "--nodes=2", "--dry-run"], "--nodes follows from --ranks"),
         (["--time=1", "--account=me"], "options of a job: expected --slurm beside them, got --time, --account"),
         (["--dry-run"], "expected --slurm beside them, got --dry-run"),
         (["--here", "--slurm", "--ranks=2"], "--here: expected measurements alone, got --ranks, --slurm"),
@@ -336,6 +335,7 @@ def test_jobs_are_written_for_slurm(folder: Path, monkeypatch: pytest.MonkeyPatc
     ):
         refused = CliRunner().invoke(command, ["recipe.yaml", *wrong])
         assert message in str(refused.exception)
+    assert "--nodes" not in {name for option in command.params for name in option.opts}, "computed from --ranks"
 
 
 def test_more_ranks_than_cores_can_bear_are_refused() -> None:
