@@ -5,7 +5,8 @@
     down: [{quantize: {bits: 8}}]                                   the model, once, before clients start from it
     updates: [{factory: "mine:Part", args: {gain: 2}}]              the user's own
 
-A file has one or more of ``UPDATE``, ``MEANS`` and ``DOWN``, ``TITLE`` and ``EXAMPLE``; a new part is a new file here.
+A file has one or more of ``UPDATE``, ``MEANS`` and ``DOWN``, ``TITLE``, ``REFERENCES`` and ``EXAMPLE``; a new part is a
+new file here.
 """
 
 from __future__ import annotations
