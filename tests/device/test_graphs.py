@@ -221,7 +221,7 @@ def test_what_is_never_recorded_says_so(case, stub, world, folder, capfd) -> Non
 
 def test_all_ranks_record_or_none(stub, world, folder, monkeypatch) -> None:  # noqa: F811
     if world.rank == world.size - 1:
-        monkeypatch.setattr("hpcfed.client.engine.hindrance", lambda *about: "it waits here")
+        monkeypatch.setattr("hpcfed.client.trials.hindrance", lambda *about: "it waits here")
     parts, _ = assemble(resolve(load_recipe(small("run", device="auto"))), world)
     assert str(parts.engine.graphs) == "it waits here"
     assert not parts.engine.graphs.records
