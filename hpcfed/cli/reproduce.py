@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcfed.cli.array import ArrayJobFacts, array_options, is_asked_for, submit_array
+from hpcfed.cli.options import given
 
 if TYPE_CHECKING:
     from hpcfed.errors import InputError
@@ -85,11 +86,13 @@ def command(
     wanted = _chosen(name, scale, cases, methods, seeds, places)
     if table and any(one.measure.kind in TRAINED_FOR_THE_TABLE for one in wanted):
         raise click.UsageError(f"--table: {name} trains for its table", click.get_current_context())
+    if table and (unread := given("ranks", "groups", "retry", "fresh", "accept_code")):
+        raise click.UsageError(f"--table runs nothing, and reads no {', '.join(unread)}", click.get_current_context())
     submits = is_asked_for(array, job)
     if submits and (ranks is not None or table):
         what = "--table" if table else "--ranks"
         raise click.UsageError(f"{what} does not go with --array", click.get_current_context())
-    if ranks is not None and not table:
+    if ranks is not None:
         _start(ranks)
     from hpcfed.lab.reproduce.session import ReproduceSession
     from hpcfed.lab.sweep.run import Redo

@@ -165,6 +165,10 @@ def test_a_changed_copy_of_an_experiment_is_run_under_its_own_name(command, tmp_
         (["flamby-heart", "--case", "sites"], "choose by --method"),
         (["feddyn-dynamics", "--method", "feddyn"], "choose by --case"),
         (["feddyn-dynamics", "--table"], "feddyn-dynamics trains for its table"),
+        (
+            ["fedexp-figure2", "--table", "--fresh", "--ranks", "2"],
+            "--table runs nothing, and reads no --ranks, --fresh",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(command, tmp_path, arguments, words):
