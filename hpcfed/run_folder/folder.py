@@ -98,7 +98,8 @@ class RunFolder:
             InputError: the folder has a run of another recipe, or files that no run wrote.
         """
         if (found := self._recorded()) is not None:
-            self._refuse_other(found, _as_recorded(recipe, found), WITHOUT_EFFECT)
+            remedy = "remove it to train the run again, or add --fresh to sweep, study or reproduce"
+            self._refuse_other(found, _as_recorded(recipe, found), WITHOUT_EFFECT, remedy)
 
     @contextmanager
     def held(self, world: World) -> Iterator[None]:
@@ -301,9 +302,11 @@ class RunFolder:
         except OSError as error:
             raise files.unusable(self.path, error) from None
 
-    def _refuse_other(self, found: dict[str, Any], wanted: dict[str, Any], free: tuple[str, ...] = FREE) -> None:
+    def _refuse_other(
+        self, found: dict[str, Any], wanted: dict[str, Any], free: tuple[str, ...] = FREE, remedy: str = FRESH
+    ) -> None:
         if changed := _changed(found, wanted, free):
-            raise InputError("output holds another recipe's run", where=str(self.path), got=changed, remedy=FRESH)
+            raise InputError("output holds another recipe's run", where=str(self.path), got=changed, remedy=remedy)
 
     def _refuse_other_record(self, rounds: Any) -> None:
         if self.rounds() != rounds:

@@ -281,7 +281,7 @@ def test_other_keys_are_refused_where_a_sweep_is(swept, folder, command, grids, 
     ("change", "message"),
     [
         ("copied", "output holds another recipe's run: got seed.batches 1 there and 0 here, "),
-        ("longer", "output holds another recipe's run: got rounds 3 there and 2 here; "),
+        ("longer", "output holds another recipe's run: got rounds 3 there and 2 here; remove it to train the "),
         ("edited", "is not the file that the run's certificate names; restore it, or remove the run's folder to "),
     ],
 )
