@@ -23,7 +23,7 @@ from hpcfed.client.engine_choice import EngineChoice
 from hpcfed.client.own_step import OwnStepSolver
 from hpcfed.client.sample_noise import PrivateSolver
 from hpcfed.client.solver import Engine, SequentialSolver
-from hpcfed.client.trials import refuse_unseen, try_compiled, try_graphs, try_vectorized
+from hpcfed.client.trials import refuse_unseen, try_clients_at_once, try_compiled, try_graphs
 from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
 from hpcfed.data.cache import Samples
@@ -305,7 +305,7 @@ def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tup
         what = f"local.matmul: onednn is for models that can be read: {why}"
         raise InputError(what, remedy="use matmul: blas")
     mapped = Vectorized(model.module, loss, mixes=mixes_samples(model.module, like[0]))
-    try_vectorized(mapped, model, like)
+    try_clients_at_once(mapped, model, like)
     return mapped, f"by torch.func.vmap ({why})", ""
 
 

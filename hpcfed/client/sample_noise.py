@@ -24,9 +24,10 @@ from hpcfed.client.batched.gradients import Perceptron, Vectorized, mixes_sample
 from hpcfed.client.batched.matmul import Layer, OneClient
 from hpcfed.client.batched.networks import network_of
 from hpcfed.client.solver import SequentialSolver, Task
+from hpcfed.client.trials import try_vectorized
 from hpcfed.config.recipe import Local
 from hpcfed.data.cache import Samples
-from hpcfed.errors import RAISED, InputError, in_a_line
+from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
@@ -124,12 +125,8 @@ def _clipped_sum(model: FlatModel, loss: Loss, like: Samples, total: Tensor) -> 
                 return partial(_by_layers, network, layers, sums)
     gradients = Vectorized(model.module, loss, mixes=True)
     x, y = (part.expand(2, *part.shape[1:]).unsqueeze(1) for part in like)
-    stacks = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
-    try:
-        gradients.gradients(stacks, x, y, [stack.clone() for stack in stacks])
-    except RAISED as error:  # a user's model may raise anything
-        what = f"local.noise cannot take this model ({in_a_line(error)})"
-        raise InputError(what, remedy="use a model of operations that torch.func.vmap can take") from error
+    remedy = "use a model of operations that torch.func.vmap can take"
+    try_vectorized(gradients, model, x, y, key="local.noise", remedy=remedy)
     own, slots = (list(model.views(part).values()) for part in (model.vector, total))
     return partial(_sample_by_sample, gradients, own, slots, max(1, GRADIENT_BYTES // model.vector.nbytes))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import torch
+from torch import Tensor
 
 from hpcfed.client.batched.gradients import Vectorized
 from hpcfed.client.graph_trial import hindrance
@@ -16,6 +17,7 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import check_refusals
 from hpcfed.ranks.graphs import Graphs
 
+ONE_BY_ONE = "use local.engine: sequential"
 STEPS_TO_REPLAY = 3
 """What is compiled, or changes from call to call, shows within so many."""
 
@@ -36,22 +38,36 @@ def try_compiled(build: Callable[[], SequentialSolver], like: Samples) -> Sequen
         raise InputError(what, remedy="use compile: false, or install a C++ compiler") from error
 
 
-def try_vectorized(network: Vectorized, model: FlatModel, like: Samples) -> None:
-    """Compute the gradients of two clients once, so that what cannot be stacked is known before the first round.
+def try_vectorized(network: Vectorized, model: FlatModel, x: Tensor, y: Tensor, *, key: str, remedy: str) -> None:
+    """Compute the gradients of two slots once, so that what cannot be stacked is known before the first round.
+
+    Args:
+        network, model: the module under `torch.func.vmap`, and its parameters.
+        x, y: a minibatch of each slot, (2, B, …).
+        key: the recipe's key that asks for these gradients.
+        remedy: what to do if they cannot be computed.
 
     Raises:
-        InputError: it cannot.
+        InputError: they cannot.
+    """
+    stacks = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
+    try:
+        network.gradients(stacks, x, y, [stack.clone() for stack in stacks])
+    except RAISED as error:  # a user's model may raise anything
+        raise InputError(f"{key} cannot take this model ({in_a_line(error)})", remedy=remedy) from error
+
+
+def try_clients_at_once(network: Vectorized, model: FlatModel, like: Samples) -> None:
+    """Try the gradients of two clients at once.
+
+    Raises:
+        InputError: they cannot be computed.
     """
     if model.vector.device.type != "cpu" and any(isinstance(part, torch.nn.RNNBase) for part in model.module.modules()):
         what = "local.engine: batched cannot take recurrent layers on a GPU, whose kernels take one client's weights"
-        raise InputError(what, remedy="use local.engine: sequential")
+        raise InputError(what, remedy=ONE_BY_ONE)
     x, y = (part.unsqueeze(0).expand(2, *part.shape) for part in like)
-    parameters = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
-    try:
-        network.gradients(parameters, x, y, [stack.clone() for stack in parameters])
-    except RAISED as error:  # a user's model may raise anything
-        what = f"local.engine: batched cannot take this model ({in_a_line(error)})"
-        raise InputError(what, remedy="use local.engine: sequential") from error
+    try_vectorized(network, model, x, y, key="local.engine: batched", remedy=ONE_BY_ONE)
 
 
 def refuse_unseen(model: FlatModel, like: Samples) -> None:
@@ -74,7 +90,7 @@ def refuse_unseen(model: FlatModel, like: Samples) -> None:
     if model.bindings.rebound or any(hooks):
         why = "it gives a parameter other memory in forward" if model.bindings.rebound else "it has hooks on gradients"
         what = f"local.engine: batched cannot take this model: {why}"
-        raise InputError(what, remedy="use local.engine: sequential")
+        raise InputError(what, remedy=ONE_BY_ONE)
 
 
 def try_graphs(engine: Engine, graphs: Graphs, model: FlatModel, like: Samples, width: int) -> None:
