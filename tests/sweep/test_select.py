@@ -131,6 +131,22 @@ def test_runs_that_end_by_their_scores_are_compared_by_their_last_round(folder, 
     assert said in " ".join(remarks(plan, best, rule))
 
 
+def test_a_finished_run_that_was_measured_in_other_rounds_is_told(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for every, told in ((2, False), (3, True)):
+        plan = make_plan(
+            "recipe.yaml", ["rounds=8", f"evaluate.every={every}"], parse_grids(["local.lr=0.1"]), [0], None
+        )
+        (unit,) = plan.units
+        unit.recipe.output.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"round": n, "test_accuracy": None if n % 2 else 0.1 * n}) for n in range(1, 9)]
+        (unit.recipe.output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        states = {unit.name: RunState(1, Claim(ending="finished", recipe=unit.digest))}
+        best, _, rule = ranked(plan, "test_accuracy:last6", states)
+        said = "1 run has no test_accuracy in some of these rounds, since it was measured in others or is not finite"
+        assert (said in " ".join(remarks(plan, best, rule))) == told
+
+
 def test_the_direction_of_a_metric_of_ones_own_is_the_recipes(folder, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "mine.py").write_text("def far(output, target):\n    return 0.0\n")

@@ -15,7 +15,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.metrics import ALWAYS_MEASURED, direction_of_column, is_matrix, is_percentage
 from hpcfed.config.recipe import Recipe
@@ -23,7 +23,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.lab.report.read import mixed_code
 from hpcfed.lab.sweep.plan import Plan, Unit
-from hpcfed.run_folder.rounds import COLUMNS
+from hpcfed.run_folder.rounds import COLUMNS, interval_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,6 +65,12 @@ class Rule:
         found = numbers.dropna()
         return statistics.fmean(found) if len(found) else math.nan
 
+    def lacks(self, record: pd.DataFrame, evaluate: Mapping[str, Any]) -> bool:
+        """Return whether one of a run's last rounds has no value though `evaluate`, the recipe's section, names it."""
+        last = record.tail(self.last)
+        due = last[last.index % interval_of(self.column, evaluate) == 0]
+        return self.column in due and bool(due[self.column].isna().any())
+
     def better(self, first: float, second: float) -> bool:
         """Return whether the score `first` is better than `second`, and not `tied` with it."""
         return not tied(first, second) and (first > second if self.largest else first < second)
@@ -80,7 +86,7 @@ class Row:
     """A run's row in the table of runs: status, recorded rounds, their seconds, last value of each metric, score.
 
     The score is nan if the run did not finish or `Rule.score` is nan; `message` is the error message, "" without an
-    error; `code` is file → hash of the user's code.
+    error; `code` is file → hash of the user's code; `lacks` is `Rule.lacks` of a run that finished.
     """
 
     unit: Unit
@@ -91,6 +97,7 @@ class Row:
     score: float
     message: str
     code: Mapping[str, str] = field(default_factory=dict)  # the user's files with their hashes
+    lacks: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,6 +216,10 @@ def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
     if shortest < rule.last:
         some = f"a run ended after {counted(shortest, 'round')}, and its mean is over these"
         said.append(f"{some}; --select {rule.column}:last1 compares the last round of each")
+    if lacking := sum(row.lacks for row in finished):
+        have = "run has" if lacking == 1 else "runs have"
+        why = "since it was measured in others or is not finite"
+        said.append(f"{lacking} {have} no {rule.column} in some of these rounds, {why}: the mean is over the rest")
     of_seeds = (mixed_code(row.code for row in one.rows if row.status == "finished") for one in ranked)
     if mixed := next(filter(None, of_seeds), ""):
         said.append(f"seeds of one configuration had different code, {mixed}: see `code` in results.csv")

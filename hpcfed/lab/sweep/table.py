@@ -51,6 +51,7 @@ def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) 
                 score=chosen.score(record) if status == "finished" else math.nan,
                 message=one.claim.message if one.decided else "",
                 code=code_of(unit.recipe),
+                lacks=status == "finished" and chosen.lacks(record, unit.recipe.evaluate.model_dump()),
             )
         )
     return rows, chosen
