@@ -32,8 +32,10 @@ def write_whole(path: Path, content: bytes | str | Iterable[bytes]) -> None:
     """Write a file, or the pieces of one, under a temporary name, flush it to disk, and rename it into place.
 
     Raises:
-        OSError: as the system reports it; the old file, if any, is untouched.
+        OSError: as the system reports it, or `path` is a device or a pipe; the old file, if any, is untouched.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # which the new name would take away
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _write(temporary, content)

@@ -75,6 +75,9 @@ def test_rows_are_prepared_as_the_runs_own(run, command, tmp_path):
     assert command([*again, "--overwrite"], tmp_path).returncode == 0
     pd.testing.assert_frame_equal(pd.read_csv("out.csv"), found)
     os.mkfifo("pipe.csv")
+    done = command(["predict", str(run), "new.csv", "--site", "north", "-o", "pipe.csv", "--overwrite"], tmp_path)
+    assert (done.returncode, done.stderr) == (4, "hpcfed: pipe.csv: cannot be written: got Not a regular file\n")
+    assert Path("pipe.csv").is_fifo()
     with pytest.raises(InputError, match="a pipe: expected a file; save it to a file first"):
         hpcfed.predict(run, "pipe.csv", site="north")
     rows = Path("new.csv").read_bytes()
