@@ -25,16 +25,17 @@ import torch
 from torch import Tensor
 
 from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
-from hpcfed.errors import Diverged, HpcfedError
+from hpcfed.errors import HpcfedError
 from hpcfed.ranks.accelerators import check_refusals, is_fault
 from hpcfed.ranks.devices import fault
 from hpcfed.ranks.graphs import Graphs
 from hpcfed.ranks.world import World
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
-from hpcfed.reduce.finite import LOWER, Unread, check_own, failures, unread
+from hpcfed.reduce.finite import Unread, check_own, failures, unread
 from hpcfed.reduce.kept import KeptVectors
-from hpcfed.reduce.masks import NUMBERS, RoundMasks, wrong_with
+from hpcfed.reduce.masked import MaskedSum
+from hpcfed.reduce.masks import NUMBERS, RoundMasks
 from hpcfed.reduce.memory import HOST, SumMemory, Totals
 from hpcfed.reduce.rows import Number, Numbers, Words, read_together, rows_of
 from hpcfed.reduce.slots import DONE, FAILED, RANK_SLOT, SKIPPED, Sums, client_slot
@@ -117,9 +118,7 @@ class RoundBuffer:
         masked: bool = False,
     ):
         self._extra = NUMBERS if masked else 0
-        self._masks: RoundMasks | None = None
-        self._numbers, self._left_over = np.empty(0, np.int64), np.empty(0, np.uint64)
-        self._masked = list[int](), self._left_over
+        self._masked: MaskedSum | None = None
         self.kept = KeptVectors(world) if keeps_vectors else None
         self._hashes_updates, self._watched = hashes_updates, watched
         self._to_check: frozenset[int] = frozenset()
@@ -158,7 +157,8 @@ class RoundBuffer:
         `expected` is the number of updates that this rank is predicted to add: sums subtract their rounding constants
         in advance. The updates of the places `to_check` are hashed for the sentinel. `masks` are the round's.
         """
-        self._masks, self._numbers, self._left_over = masks, np.zeros(self._extra, np.int64), np.empty(0, np.uint64)
+        entries = {name: self.entries_of(name) for name in units}
+        self._masked = None if masks is None else MaskedSum(masks, entries)
         self._to_check = frozenset(to_check)
         layout = tuple(units), [self._kind.words_of(own) for own in units.values()], cohort_size, tuple(scalars)
         if layout == self._layout:
@@ -263,8 +263,8 @@ class RoundBuffer:
             if not all(map(math.isfinite, (*own_scalars, *largest_entries))):
                 self.skip(place)
                 return False
-        if self._masks is not None:
-            self._refuse_unbounded(vectors, loss_sum)
+        if self._masked is not None:
+            self._masked.check(vectors, loss_sum)
         started = time.perf_counter()
         self.is_torn = True  # until the update is added whole
         report = _Report(place, weight, factor, loss_sum, steps, own_scalars)
@@ -290,7 +290,7 @@ class RoundBuffer:
 
     def add_tile(self, updates: Sequence[TileUpdate]) -> None:
         """Add the updates of a tile, as `add` does one by one."""
-        if self._at_once == 1 or len(self._sums) > 1 or self._masks is not None:
+        if self._at_once == 1 or len(self._sums) > 1 or self._masked is not None:
             for update in updates:
                 place, weight, factor, loss_sum, steps, scalars, delta = update
                 vectors = {DELTA: delta}
@@ -390,8 +390,8 @@ class RoundBuffer:
 
     def _write(self, reports: Sequence[_Report], added: Sequence[Sequence[Numbers]]) -> None:
         """Write the scalars of updates (n,), from the squared norms and largest entries, (n,), of each vector."""
-        if self._masks is not None:
-            self._add_numbers(self._masks, reports, dict(zip(self._sums, added, strict=True)))
+        if self._masked is not None:
+            self._add_numbers(self._masked, reports, dict(zip(self._sums, added, strict=True)))
             return
         slots, places = self._clients, [report.place for report in reports]
         slots["loss_sum"][places] = [report.loss_sum for report in reports]
@@ -403,44 +403,16 @@ class RoundBuffer:
             if name == DELTA:
                 slots["delta_sq"][places] = squared * np.square([report.factor for report in reports])
 
-    def _refuse_unbounded(self, vectors: Mapping[str, Tensor], loss_sum: Number) -> None:
-        """Refuse what the masked words have no room for.
-
-        Raises:
-            Diverged: saying what.
-        """
-        assert self._masks is not None
-        for name in self._sums:
-            if what := wrong_with(name, float(vectors[name].abs().max()), self._masks.run.bound(name)):
-                raise Diverged(what, remedy=LOWER)
-        if not math.isfinite(float(loss_sum)):
-            raise Diverged("its loss is not finite", remedy=LOWER)
-
-    def _add_numbers(
-        self, masks: RoundMasks, reports: Sequence[_Report], added: Mapping[str, Sequence[Numbers]]
-    ) -> None:
+    @staticmethod
+    def _add_numbers(masked: MaskedSum, reports: Sequence[_Report], added: Mapping[str, Sequence[Numbers]]) -> None:
         """Add the squared norms, losses and steps of updates to the numbers that are masked."""
         squares = np.asarray(added[DELTA][0]) if DELTA in added else np.zeros(len(reports))
         for report, square in zip(reports, squares.tolist(), strict=True):
-            weight = abs(report.weight) * report.factor**2
-            self._numbers += masks.numbers(weight, square, float(report.loss_sum), report.steps)
+            masked.add(abs(report.weight) * report.factor**2, square, float(report.loss_sum), report.steps)
 
-    def _mask(self, masks: RoundMasks) -> None:
-        """Add the masks of this rank's clients to what it sends."""
-        places = np.flatnonzero(self._status == DONE).tolist()
-        words = masks.of(places, self._num_masked)
-        self._masked = places, words
-        self._slots[-NUMBERS:] = self._numbers + words[-NUMBERS:].view(np.int64)
-        first = 0
-        for total in self._sums.values():
-            (integers,) = cast("ExactSum", total).integers
-            integers.add_(torch.from_numpy(words[first : first + len(integers)].view(np.int64)))
-            first += len(integers)
-
-    @property
-    def _num_masked(self) -> int:
-        """Words that are masked in a round."""
-        return sum(self.entries_of(name) for name in self._sums) + NUMBERS
+    def _sent(self) -> list[int]:
+        """Return the places of the clients whose updates are in the sums, as far as the slots tell."""
+        return np.flatnonzero(self._status == DONE).tolist()
 
     def is_filled(self, place: int) -> bool:
         """Whether the client at this place has been added, skipped or failed."""
@@ -490,8 +462,9 @@ class RoundBuffer:
         """
         self.settle()
         self._ranks[self._world.rank] = state_hash, requests, written, local_seconds, idle_seconds
-        if self._masks is not None:
-            self._mask(self._masks)
+        if self._masked is not None:
+            sums = [cast("ExactSum", total).integers[0] for total in self._sums.values()]
+            self._slots[-NUMBERS:] = self._masked.mask(self._sent(), sums)
         self._kind.write_slots(self._slots, self._memory.tail)
         summed = self._memory.reduce(self._sums, self._read, self.failure)
         if not self._sums:  # which large ones leave behind
@@ -502,8 +475,8 @@ class RoundBuffer:
     def _result(self, summed: Mapping[str, Tensor]) -> Sums:
         """Return the sums of the vectors, and what all ranks wrote into the slots."""
         clients, ranks = self._clients.copy(), self._ranks.copy()
-        if self._masks is not None:
-            self._open_numbers(self._masks, clients)
+        if self._masked is not None:
+            self._spread(self._masked.numbers(self._slots[-NUMBERS:]), clients)
         return Sums(
             vectors=summed,
             bounds={name: clients["bounds"][:, number] for number, name in enumerate(summed)},
@@ -521,23 +494,12 @@ class RoundBuffer:
             again=clients["again"] if self._watched else None,
         )
 
-    def _open_numbers(self, masks: RoundMasks, clients: np.ndarray) -> None:
+    @staticmethod
+    def _spread(numbers: tuple[float, float, int], clients: np.ndarray) -> None:
         """Write the sums of the masked numbers as if each client had the mean, of squared norms the weighted one."""
-        square, loss, steps = masks.read(self._slots[-NUMBERS:] - self._left_over[-NUMBERS:].view(np.int64))
+        square, loss, steps = numbers
         clients["delta_sq"], clients["loss_sum"] = square / len(clients), loss / len(clients)
         clients["steps"][0] = steps
-
-    def _unmask(self, name: str, words: Words) -> None:
-        """Subtract the masks that are left over in a vector's sum."""
-        assert self._masks is not None
-        if not len(self._left_over):
-            self._kind.read_slots(self._memory.tail, self._slots)
-            places, (own, of_own) = np.flatnonzero(self._status == DONE).tolist(), self._masked
-            self._left_over = of_own if places == own else self._masks.of(places, self._num_masked)
-        names = list(self._sums)
-        first = sum(self.entries_of(other) for other in names[: names.index(name)])
-        left_over = self._left_over[first : first + self.entries_of(name)].view(np.int64)
-        words[0].sub_(torch.from_numpy(left_over))
 
     def exchange(self, state_hash: int, *, requests: int = 0, written: int = 0) -> np.ndarray:
         """Exchange the ranks' flags alone, in a round that nobody trains: one Allreduce; return `RANK_SLOT`s, (P,)."""
@@ -548,8 +510,11 @@ class RoundBuffer:
 
     def _read(self, name: str, words: Words, out: Tensor) -> None:
         """Write a vector's sum over |S|, or a part of it, from its words, (words, n), as float64, (n,)."""
-        if self._masks is not None:
-            self._unmask(name, words)
+        if self._masked is not None:
+            if not self._masked.is_open:
+                self._kind.read_slots(self._memory.tail, self._slots)
+                self._masked.open(self._sent())
+            self._masked.unmask(name, words[0])
         self._kind.read(words, self._units[name], len(self._clients), out)
 
 
