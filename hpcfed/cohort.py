@@ -63,7 +63,6 @@ class Cohorts:
         measured: (N,) bool, whose data count in evaluations.
         mean_size: mean number of samples of the clients present.
         draws: average number of rounds in which a client takes part.
-        never: numbers of the clients present, with samples, that ``cohort.schedule`` has in no round.
 
     Raises:
         InputError: a cohort larger than the federation, or a schedule that does not fit it, or no client is left.
@@ -80,7 +79,8 @@ class Cohorts:
         self._by_samples = recipe.weights == "samples"
         self._num_samples, self._num_present_samples = sizes.sum(), sizes[self.present].sum()
         self._redraws = without is not None and without.cohorts == "redrawn"
-        self.never: list[int] = []
+        self._listed = [] if recipe.cohort.schedule is None else self._schedule(recipe.cohort.schedule)
+        self._scheduled = [self._listed[round % len(self._listed)] for round in range(recipe.rounds) if self._listed]
         self._drawn, self.draws = self._sampler()
         self._budgets = self._read_budgets()
 
@@ -109,7 +109,7 @@ class Cohorts:
         """Members of the largest cohort, ``cohort.without`` counted as present; expected under Bernoulli sampling."""
         section, num_clients = self._recipe.cohort, len(self._sizes)
         if section.schedule is not None:
-            return self._largest_row
+            return max(map(len, self._scheduled))
         if section.sampling == "bernoulli" and section.fraction is not None:
             return max(1, math.ceil(section.fraction * num_clients - 1e-9))
         return section.size_in(num_clients) or num_clients
@@ -119,7 +119,7 @@ class Cohorts:
         """`most_members`, of a schedule those of any row: tiles are sized by it, so that more rounds change none."""
         if self._recipe.cohort.schedule is None:
             return self.most_members
-        return min(self._largest_listed, len(self._sizes))
+        return min(max(map(len, self._listed)), len(self._sizes))
 
     @property
     def fewest_members(self) -> int:
@@ -149,6 +149,14 @@ class Cohorts:
     def without_samples(self) -> int:
         """Clients without samples that count in the mean with an update of 0, as they do where weights are uniform."""
         return 0 if self._by_samples else int((self._sizes[self.present] == 0).sum())
+
+    @property
+    def never(self) -> list[int]:
+        """Numbers of the clients present, with samples, that ``cohort.schedule`` has in no round."""
+        if not self._scheduled:
+            return []
+        filled = np.flatnonzero(self.present & (self._sizes > 0))
+        return np.setdiff1d(filled, [client for row in self._scheduled for client in row]).tolist()
 
     def idle(self, ranks: int) -> str:
         """Return a remark if a cohort has fewer clients than there are ranks, so that some always wait; else ""."""
@@ -205,16 +213,11 @@ class Cohorts:
         """Return a function round → clients drawn, and the average number of rounds in which a client takes part."""
         section = self._recipe.cohort
         if section.schedule is not None:
-            rows = self._schedule(section.schedule)
-            schedule = [rows[round % len(rows)] for round in range(self._recipe.rounds)]
-            self._largest_row, self._largest_listed = max(map(len, schedule)), max(map(len, rows))
-            members = sum(int(self.present[row].sum()) for row in schedule)
-            filled = np.flatnonzero(self.present & (self._sizes > 0))
-            self.never = np.setdiff1d(filled, [client for row in schedule for client in row]).tolist()
+            members = sum(int(self.present[row].sum()) for row in self._scheduled)
             if not members:
                 remedy = "leave cohort.without out, or choose another schedule"
                 raise InputError("cohort.without: no round of cohort.schedule has a client left", remedy=remedy)
-            return lambda round: np.array(schedule[round - 1], dtype=np.int64), members / self._num_present
+            return lambda round: np.array(self._scheduled[round - 1], dtype=np.int64), members / self._num_present
         if not self._redraws:
             return self._drawn_among(len(self._sizes))
         numbers = np.flatnonzero(self.present)
