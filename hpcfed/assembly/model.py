@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from hpcfed.rng import Purpose, torch_seed
 if TYPE_CHECKING:
     import torch
 
-    from hpcfed.models.flat import FlatModel
+    from hpcfed.models.flat import Findings, FlatModel
 
 
 def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> FlatModel:
@@ -50,13 +51,15 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if recipe.bits == "portable":
         module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
     model = FlatModel(module, dtype, device, recipe.parameters)
-    model.own_seed = own_seed
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)
     if spec is None:
         _watch(model)
     is_own_loss, by_gradients = recipe.loss.factory is not None, recipe.local.step is None
-    _check_outputs(model, federation, outputs, dtype, device, is_own_loss=is_own_loss, by_gradients=by_gradients)
+    found = _check_outputs(
+        model, federation, outputs, dtype, device, is_own_loss=is_own_loss, by_gradients=by_gradients
+    )
+    model.findings = replace(found, own_seed=own_seed)
     model.forget()
     return model
 
@@ -224,20 +227,24 @@ def _check_outputs(
     *,
     is_own_loss: bool,
     by_gradients: bool,
-) -> None:
-    """Run the model on two samples of zeros, and compare its output with them and the federation's targets.
+) -> Findings:
+    """Run the model on two samples of zeros, and compare its output with them and the federation's targets; return what
+    else that showed.
 
     A loss of the user's may take outputs of any shape, which its trial decides on.
     """
     import torch
 
+    from hpcfed.models.flat import Findings
+
     samples, _ = zeros(2, federation, dtype, device)
+    unsteady, gives_probabilities, unused = "", False, list[str]()
     initial = model.vector.clone()
     with model.evaluation():
         output = _output(model, samples)
     model.load(initial)  # undoes what the call did to parameters and buffers
     if model.attributes is not None and isinstance(output, torch.Tensor) and output.ndim:
-        model.unsteady = _unsteady(model, samples)
+        unsteady = _unsteady(model, samples)
         model.load(initial)
     wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
     if not isinstance(output, torch.Tensor):
@@ -246,8 +253,8 @@ def _check_outputs(
         raise InputError(what, expected=f"a tensor of {wanted}", got=f"a {got}", remedy=remedy)
     shape = tuple(output.shape)
     is_one_logit = federation.task == "classification" and outputs == 2 and shape[1:] == (1,)
-    model.has_known_outputs = len(shape) > 1 and (prod(shape[1:]) == outputs or is_one_logit)
-    fits = model.has_known_outputs and not is_one_logit
+    is_known = len(shape) > 1 and (prod(shape[1:]) == outputs or is_one_logit)
+    fits = is_known and not is_one_logit
     if not shape or shape[0] != len(samples) or not (fits or is_own_loss):
         wanted = "one output" if is_own_loss else wanted
         what, wanted = "the model's output does not fit the federation", f"{wanted} for each of {len(samples)} samples"
@@ -255,9 +262,10 @@ def _check_outputs(
         raise InputError(what, expected=wanted, got=f"shape {shape}", remedy=remedy)
     if outputs > 1 and fits:
         sums = output.detach().flatten(1).sum(1)
-        model.gives_probabilities = bool((output >= 0).all() and torch.allclose(sums, torch.ones_like(sums)))
+        gives_probabilities = bool((output >= 0).all() and torch.allclose(sums, torch.ones_like(sums)))
     if by_gradients and not torch.is_inference_mode_enabled():
-        model.unused = _unused(model, samples, output)
+        unused = _unused(model, samples, output)
+    return Findings(is_known, gives_probabilities, unused, unsteady)
 
 
 def _unused(model: FlatModel, samples: torch.Tensor, output: torch.Tensor) -> list[str]:

@@ -215,7 +215,7 @@ def _check_scores(recipe: Recipe, model: FlatModel, outputs: tuple[int, ...]) ->
     Raises:
         InputError: naming one.
     """
-    if model.has_known_outputs:
+    if model.findings.has_known_outputs:
         return
     metrics = recipe.evaluate.metrics
     built_in = [name for name, metric in metrics.items() if isinstance(metric, str) and metric in BUILT_IN]

@@ -111,16 +111,17 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 
 def _on_the_model(recipe: Recipe, parts: Parts) -> Iterator[str]:
-    if parts.model.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:
+    found = parts.model.findings
+    if found.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:
         yield "the model's output is probabilities; cross-entropy takes the scores before a softmax: leave it out"
-    if parts.model.own_seed is not None and recipe.model.init is None:
-        what = f"the model's code sets torch's seed to {parts.model.own_seed}"
+    if found.own_seed is not None and recipe.model.init is None:
+        what = f"the model's code sets torch's seed to {found.own_seed}"
         yield f"{what}: its initial parameters may be the same for every seed.model"
-    if unsteady := parts.model.unsteady:
-        yield f"in evaluation, too, the model's output for a sample {unsteady}, and so does every score"
-    if unused := parts.model.unused:
+    if found.unsteady:
+        yield f"in evaluation, too, the model's output for a sample {found.unsteady}, and so does every score"
+    if found.unused:
         what = "look for no_grad and detach, or name them in parameters.frozen"
-        yield f"the model's output does not depend on {first_of(unused, 4)}, which are not trained: {what}"
+        yield f"the model's output does not depend on {first_of(found.unused, 4)}, which are not trained: {what}"
     if rounded := parts.model.rounded:
         what = f"the model's {'buffer' if len(rounded) == 1 else 'buffers'} {first_of(rounded, 4)}"
         yield f"{what}: rounded to {recipe.dtype}, as all of the model is; dtype: float64 keeps their digits"
@@ -158,7 +159,7 @@ def _on_evaluation(recipe: Recipe, parts: Parts) -> Iterator[str]:
         what = f"{parts.method.name}: the common model is evaluated, not clients' own"
         measured = "evaluate.clients: {every: 1, models: [global, personal]} measures both"
         yield f"{what}; {measured if parts.chain.privacy is None else 'with noise those are neither measured nor kept'}"
-    if not parts.model.has_known_outputs and federation.task in ACCURACY:
+    if not parts.model.findings.has_known_outputs and federation.task in ACCURACY:
         yield "no accuracy, since the model's outputs are no scores of the classes"
     if section.every and not federation.num_test:
         yield "no test loss or accuracy, since the federation has no test set"

@@ -80,7 +80,7 @@ class Measures:
         seed: int | None = None,
         precision: str = "float32",
     ):
-        accuracy = ACCURACY.get(task) if model.has_known_outputs else None
+        accuracy = ACCURACY.get(task) if model.findings.has_known_outputs else None
         self.sums: dict[str, BatchMetric] = {
             **({} if loss.whole else {"loss": loss.summed}),
             **({"accuracy": accuracy} if accuracy is not None else {}),

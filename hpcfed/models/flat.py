@@ -14,8 +14,9 @@ all else knows the shared vector alone:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,25 @@ Places = dict[str, tuple[int, torch.Size]]
 """Each parameter's first entry in a vector, and its shape."""
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What the first calls of a module showed.
+
+    Attributes:
+        has_known_outputs: whether its outputs have a shape that the task's accuracy and the built-in metrics know.
+        gives_probabilities: whether its outputs are those of a softmax.
+        unused: trainable parameters that its outputs do not depend on.
+        unsteady: what its outputs in evaluation depend on beside a sample: "" or a reason.
+        own_seed: the seed that the user's code sets torch's generator to while it builds the module; None for none.
+    """
+
+    has_known_outputs: bool = True
+    gives_probabilities: bool = False
+    unused: Sequence[str] = ()
+    unsteady: str = ""
+    own_seed: int | None = None
+
+
 class FlatModel:
     """A module laid out over one vector of parameters and one of gradients.
 
@@ -56,12 +76,8 @@ class FlatModel:
         averaging: layers whose running mean and variance are among them.
         is_plain: whether `vector` is all that training changes.
         attributes, bindings: of a user's module, what its calls may change; None where they are not looked at.
-        gives_probabilities: whether its outputs are those of a softmax.
-        unused: trainable parameters that its outputs do not depend on.
-        own_seed: the seed that the user's code sets torch's generator to while it builds the module; None for none.
-        unsteady: what its outputs in evaluation depend on beside a sample: "" or a reason.
         rounded: buffers whose values the run's dtype rounds.
-        has_known_outputs: whether its outputs have a shape that the task's accuracy and the built-in metrics know.
+        findings: of the assembly's first calls.
     """
 
     def __init__(
@@ -108,11 +124,7 @@ class FlatModel:
         self.bindings: Bindings | None = None
         self._threads = torch.get_num_threads()
         self._is_measured = False
-        self.gives_probabilities = False
-        self.has_known_outputs = True
-        self.unused: list[str] = []
-        self.own_seed: int | None = None
-        self.unsteady = ""
+        self.findings = Findings()
         if self._in_eval:
             self.train()
 
