@@ -33,7 +33,8 @@ def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield from _on_clients(recipe, parts)
         yield from _on_defaults(recipe, parts)
     yield from private_remarks(recipe, parts)
-    yield from updates.remarks(recipe, parts.chain, parts.method, parts.cohorts.most_members)
+    sizes = parts.cohorts.fewest_members, parts.cohorts.most_members
+    yield from updates.remarks(recipe, parts.chain, parts.method, *sizes)
     yield from _on_local_work(recipe, parts)
     yield from _on_the_model(recipe, parts)
     yield from _on_tiles(recipe, parts)

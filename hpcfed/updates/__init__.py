@@ -231,9 +231,15 @@ def _check_names(
             raise InputError(what, remedy=nearest(vector, reported))
 
 
-def remarks(recipe: Recipe, chain: Chain, method: Method, most_members: int) -> Iterator[str]:
-    """Yield a line for each setting of a part without effect in cohorts of so many members at most, and for each part
-    of the user's that does not say whether what it loses may be carried on."""
+def remarks(recipe: Recipe, chain: Chain, method: Method, fewest: int, most_members: int) -> Iterator[str]:
+    """Yield a line for each setting of a part without effect in cohorts of so many members at least and at most, for
+    one by which skipped clients end the run, and for each part of the user's that does not say whether what it loses
+    may be carried on."""
+    if isinstance(chain.robust, Krum) and recipe.on_bad_client == "skip":
+        spare = fewest - chain.robust.least
+        if spare < max(1, chain.robust.attackers):
+            what = f"means: krum needs {chain.robust.least} clients of a cohort's {fewest}"
+            yield f"{what}; on_bad_client: skip ends the run where it skips {f'more than {spare}' if spare else 'any'}"
     if isinstance(chain.robust, TrimmedMean) and not chain.robust.cut(most_members):
         what = f"means: trimmed-mean: fraction {chain.robust.fraction:g} of {most_members} clients"
         yield f"{what} is less than one: none is trimmed, and it is the plain mean, which holds off no attacker"

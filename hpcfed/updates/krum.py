@@ -34,16 +34,20 @@ class Krum(RobustMean):
     attackers: int = Field(ge=0)
     selected: int = Field(1, ge=1)
 
+    @property
+    def least(self) -> int:
+        """Clients that a round must have."""
+        return max(2 * self.attackers + 3, self.attackers + 2 + self.selected)
+
     def check_size(self, size: int) -> None:
         """Refuse a cohort of too few clients.
 
         Raises:
             InputError: saying how many are needed.
         """
-        least = max(2 * self.attackers + 3, self.attackers + 2 + self.selected)
-        if size < least:
+        if size < self.least:
             what = f"means: krum with {counted(self.attackers, 'attacker')}, {self.selected} selected"
-            raise InputError(what, expected=f"{least} clients or more in a round", got=str(size))
+            raise InputError(what, expected=f"{self.least} clients or more in a round", got=str(size))
 
     def of(self, vectors: ClientVectors, context: PartContext) -> Tensor:
         import numpy as np

@@ -674,6 +674,7 @@ UNUSED = {
     "updates: attack: no client attacks, with neither clients nor a fraction of them": "budget",
     "updates: attack: factor: 3 has no effect with what: labels": "guess",
     "updates: clip: rate: 0.5 has no effect without quantile": "guess",
+    "means: krum needs 5 clients of a cohort's 5; on_bad_client: skip ends the run where it skips any": "dsgd",
 }
 """Line → the run of `GIVEN` that has it."""
 GIVEN = {
@@ -681,7 +682,10 @@ GIVEN = {
         *("name=a", "name=b", "local.clip=linear", "stop.patience=2", "evaluate.every=2"),
         *("local.lr_schedule=[{round: 2, lr: 0.1}, {round: 9, lr: 0.01}]", "checkpoint={every: 0, keep: spaced}"),
     ],
-    "dsgd": ["algorithm={name: dsgd}", "local.momentum=0.9", "evaluate.every=9"],
+    "dsgd": [
+        *("algorithm={name: dsgd}", "local.momentum=0.9", "evaluate.every=9"),
+        *("means=[{krum: {attackers: 1}}]", "on_bad_client=skip"),
+    ],
     "guess": [
         *("cohort.sampling=bernoulli", "local.momentum=0.9", "guess=remaining", "evaluate.every=0"),
         *("evaluate.metrics=[f1-macro]", "evaluate.clients.models=[fine-tuned]"),
