@@ -56,7 +56,8 @@ def methods() -> str:
     parts = "; ".join(
         f"`{role}` is {_one_of(default, sorted(algorithms.choices(role.upper())))}" for role, default in roles
     )
-    return "\n".join([*rows, "", f"Parts of a product: {parts}.", "Each part takes its own keys.", ""])
+    names = "A method's name stands for its part: `{local: fedprox, server: fedyogi, mu: 0.1}`."
+    return "\n".join([*rows, "", f"Parts of a product: {parts}.", names, "Each part takes its own keys.", ""])
 
 
 def recipe_page(text: str) -> str:

@@ -2,6 +2,7 @@
 
     algorithm: {name: fedexp, eps: 1e-3}                                     fedexp.py
     algorithm: {local: prox, normalize: steps, server: yogi, mu: 0.1}        any parts that have a `choice` name
+    algorithm: {local: fedprox, server: fedyogi, mu: 0.1}                    or by the methods that they are parts of
     algorithm: {factory: "my.module:my_method", gain: 2}                     the user's function, called with gain=2
 
 Each part gets the parameters it declares; the rest is refused. A new method is a new file here; nothing else changes.
@@ -61,7 +62,7 @@ def build(section: Algorithm, python_path: Sequence[Path] = ()) -> Method:
     if section.factory is not None:
         return _from_factory(section, python_path)
     if section.name is None:
-        picked = {role: getattr(section, role) or default for role, default in DEFAULT_PARTS.items()}
+        picked = combined(section)
         kinds = [_choice(role, name) for role, name in picked.items()]
         title = "-".join(picked.values())
     else:
@@ -71,6 +72,15 @@ def build(section: Algorithm, python_path: Sequence[Path] = ()) -> Method:
         kinds, title = parts_of(section.name), section.name
     local, normalize, server = _parts(kinds, section.parameters, title)
     return Method(title, local, server, normalize)
+
+
+def combined(section: Algorithm) -> dict[str, str]:
+    """Return the parts of a combination by their own names, defaults filled in; a method's name stands for its part.
+
+    Raises:
+        InputError: the part of a named method has no meaning outside it.
+    """
+    return {role: _own_name(role, getattr(section, role) or default) for role, default in DEFAULT_PARTS.items()}
 
 
 def parts_of(name: str) -> list[type[Part] | None]:
@@ -106,6 +116,19 @@ def examples() -> Mapping[str, Mapping[str, Any]]:
 
 def _module(name: str) -> Any:
     return registry.entry(__name__, name)
+
+
+def _own_name(role: str, name: str) -> str:
+    """Return ``yogi`` for ``fedyogi`` as the server of a combination; what is no method's name is returned as it is."""
+    if name in choices(role.upper()) or name not in names():
+        return name
+    parts = dict(zip(DEFAULT_PARTS, parts_of(name), strict=True))
+    part, normalization = parts[role], parts["normalize"]
+    if part is None or part.choice is None:
+        known = f"known: {', '.join(sorted(choices(role.upper())))}"
+        instead = f"; normalize: {normalization.choice} is what {name} adds" if normalization is not None else ""
+        raise InputError(f"algorithm.{role} {name!r} has no meaning outside {name}", remedy=known + instead)
+    return part.choice
 
 
 def _choice(role: str, name: str) -> type[Part] | None:

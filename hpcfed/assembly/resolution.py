@@ -97,15 +97,9 @@ def _with_numbers(recipe: Recipe, federation: Federation) -> Recipe:
 def _recorded_algorithm(section: Algorithm, method: Method) -> Algorithm:
     """Return the recipe's ``algorithm`` with all parts and parameters of the method; a factory's keys are its own."""
     keys = {key: getattr(section, key) for key in type(section).model_fields}
-    added = section.parameters if section.factory is not None else {**_parts(section), **method.parameters()}
+    parts = algorithms.combined(section) if section.is_combination else {}
+    added = section.parameters if section.factory is not None else {**parts, **method.parameters()}
     return type(section).model_validate({**keys, **added})
-
-
-def _parts(section: Algorithm) -> dict[str, str]:
-    """Return the named parts of a combination, defaults filled in."""
-    if not section.is_combination:
-        return {}
-    return {role: getattr(section, role) or default for role, default in algorithms.DEFAULT_PARTS.items()}
 
 
 def _local_work(recipe: Recipe, method: Method, *, couples: bool) -> Local:

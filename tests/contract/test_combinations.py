@@ -14,9 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 
 import hpcfed
-from hpcfed.algorithms import choices, examples, names, parts_of
+from hpcfed.algorithms import build, choices, examples, names, parts_of
 from hpcfed.assembly import resolve
 from hpcfed.config.load import load_recipe
+from hpcfed.config.recipe import Algorithm
 from hpcfed.errors import InputError
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_same_result import check_same_as_alone, folder  # noqa: F401  (a fixture)
@@ -163,7 +164,15 @@ MEANINGLESS = {
         {"algorithm": {"name": "fedsplit"}, "evaluate": {"model": "cohort-average"}},
         ("cohort-average with fedsplit",),
     ),
-    "feddyn-as-a-part": ({"algorithm": {"local": "feddyn"}}, ("algorithm.local 'feddyn'",)),
+    "feddyn-as-a-part": (
+        {"algorithm": {"local": "feddyn"}},
+        ("algorithm.local 'feddyn' has no meaning outside feddyn", "known: ditto, plain, prox, scaffold"),
+    ),
+    "fednova-as-a-server": (
+        {"algorithm": {"local": "prox", "server": "fednova", "mu": 0.1}},
+        ("algorithm.server 'fednova' has no meaning outside fednova", "normalize: steps is what fednova adds"),
+    ),
+    "unknown-part": ({"algorithm": {"server": "fedyogy"}}, ("unknown algorithm.server 'fedyogy'", "'yogi'")),
     "two-ways": ({"algorithm": {"name": "fedavg", "server": "adam"}}, ("algorithm", "one of 'name'")),
     "key-of-another-part": ({"algorithm": {"server": "adam", "eps": 1}}, ("'algorithm.eps'", "plain-none-adam")),
     "momentum-of-adam": ({"local": {**ADAM, "momentum": 0.9}}, ("local", "'momentum'", "beta1")),
@@ -196,3 +205,19 @@ def test_a_resolved_combination_names_its_parts_and_runs_again(tmp_path):
     assert "local: plain" in resolved.read_text()
     again = hpcfed.run(resolved, [f"output={tmp_path / 'again'}"], quiet=True)
     assert (again.folder / "model.safetensors").read_bytes() == (first.folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("named", "parts"),
+    [
+        ({"local": "fedprox", "server": "fedyogi", "mu": 0.1}, ("prox", "none", "yogi")),
+        ({"local": "scaffold-exp", "normalize": "steps", "server": "fedavgm"}, ("scaffold", "steps", "momentum")),
+        ({"local": "fedavg", "server": "fedprox"}, ("plain", "none", "step")),
+    ],
+)
+def test_a_method_s_name_stands_for_its_part(named, parts, tmp_path):
+    write_small(tmp_path)
+    resolved = resolve(load_recipe(small(tmp_path / "run", data=str(tmp_path / "small.h5"), algorithm=named))).algorithm
+    assert (resolved.local, resolved.normalize, resolved.server) == parts
+    method = build(Algorithm.model_validate(named))
+    assert (method.name, method.parameters()) == ("-".join(parts), resolved.parameters)
