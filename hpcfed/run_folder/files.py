@@ -36,6 +36,9 @@ RUN_FILES = (
     "private",
     "checkpoints",
     "logs",
+    "report.html",
+    "figures",
+    "tables",
 )
 """Files that are put aside when a run starts again."""
 PRIVATE_FILES = re.compile(r"(client-\d+|initial)\.safetensors")
@@ -51,7 +54,7 @@ FEDERATION = "federation"
 """Folder of a federation file written from samples passed in Python; runs in previous-N/ use it, too."""
 EARLY_ENTRIES = (LOCK, "logs", "checkpoints", CODE_FILE, FEDERATION)
 """Entries that may exist before a run has written its recipe."""
-REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, (RECIPE, 'report.html', *RUN_FILES)))})\.\d+\.tmp")
+REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, (RECIPE, *RUN_FILES)))})\.\d+\.tmp")
 """Temporary files of a job that was killed in `hpcfed.io.atomic.write_whole`."""
 
 

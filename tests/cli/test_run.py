@@ -329,8 +329,15 @@ def test_a_run_cut_short_without_a_checkpoint_starts_again_and_keeps_the_old_rec
     (run / "model.safetensors").unlink()
     cut = (run / "metrics.jsonl").read_bytes()[:-20]
     (run / "metrics.jsonl").write_bytes(cut)
+    pages = ("report.html", "figures/loss.png", "tables/results.csv")  # of `report`: they show the old record
+    for name in pages:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(b"old")
     hpcfed.run("recipe.yaml", quiet=True)
     assert (run / "previous-1" / "metrics.jsonl").read_bytes() == cut
+    for name in pages:
+        assert (run / "previous-1" / name).read_bytes() == b"old"
+        assert not (run / name).exists()
     assert json.loads((run / "result.json").read_text())["status"] == "finished"
 
 
