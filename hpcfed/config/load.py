@@ -59,7 +59,8 @@ def load_recipe(
     """
     recipes = load_recipes(source, overrides, keys)
     if len(recipes) > 1:
-        raise InputError("seeds", expected="one run", got=f"{len(recipes)} seeds", remedy="give one 'seed'")
+        remedy = "give one 'seed'; `hpcfed run` and hpcfed.run_seeds run each"
+        raise InputError("seeds", expected="one run", got=f"{len(recipes)} seeds", remedy=remedy)
     return recipes[0]
 
 
