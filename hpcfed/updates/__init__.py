@@ -65,8 +65,8 @@ OF_CLIENTS = "begin_shared", "share", "trains_on"
 KEPT = {"updates": {NORMS, DELTA_ITSELF, CARRIED, TWICE}, "means": {NORMS, SUM, DELTA_ITSELF}, "down": {DELTA_ITSELF}}
 """What parts of each list may leave untrue."""
 WHY = {
-    NORMS: "its step size compares mean ‖Δ_i‖² with ‖Δ̄‖², of which that part changes one and not the other: by noise "
-    "of each client it would be up to |S|/2 times too large, by noise of the mean 1",
+    NORMS: "its step size compares mean ‖Δ_i‖² with ‖Δ̄‖², of which that part changes one and not the other; "
+    "noise of each client, say, would make it up to |S|/2 times too large",
     SUM: "its state adds up what clients sent, which the means then are not",
     CARRIED: "what is lost on the way comes again from its clients' state, which grows without bound where that is "
     "more than was there",
