@@ -223,11 +223,18 @@ def member(file: h5py.File, name: str) -> h5py.Dataset | h5py.Group | None:
         target = place.id.links.get_val(step).decode("utf-8", "surrogateescape")
         place = file["/"] if target.startswith("/") else place
         steps.extendleft(reversed(target.split("/")))
-    if isinstance(place, h5py.Dataset):
-        layout = place.id.get_create_plist()
-        if layout.get_external_count() or layout.get_layout() == h5py.h5d.VIRTUAL:
-            raise Elsewhere("lies in another file")
+    if isinstance(place, h5py.Dataset) and _lies_elsewhere(place):
+        raise Elsewhere("lies in another file")
     return place
+
+
+def _lies_elsewhere(dataset: h5py.Dataset) -> bool:
+    """Tell whether a dataset's values are stored in other files.
+
+    No error's frames may hold a virtual dataset's property list: HDF5 crashes where one is left at its end.
+    """
+    properties = dataset.id.get_create_plist()
+    return bool(properties.get_external_count()) or properties.get_layout() == h5py.h5d.VIRTUAL
 
 
 def flaw(dataset: h5py.Dataset, file_size: int) -> str | None:

@@ -564,6 +564,19 @@ def test_wrong_input_exits_2_with_one_line_on_several_ranks(name, prepared):
     give(ISSUE[name], prepared, started(2))
 
 
+@pytest.mark.one_mpi
+def test_a_virtual_dataset_does_not_crash_the_end_of_the_process(prepared, tmp_path):
+    """HDF5 crashes as it ends where a virtual dataset's property list is left, as in the frames of an error."""
+    layout = h5py.VirtualLayout((5, 1, 3, 4), "f4")
+    layout[:] = h5py.VirtualSource("elsewhere.h5", "x", layout.shape)
+    shutil.copy(prepared / "small.h5", tmp_path / "virtual.h5")
+    with h5py.File(tmp_path / "virtual.h5", "r+") as file:
+        del file["train/x"]
+        file.create_virtual_dataset("train/x", layout)
+    write_recipe(tmp_path, data="virtual.h5")
+    give(Wrong("run recipe.yaml", ("/train/x lies in another file",)), tmp_path, started(0))
+
+
 @pytest.mark.soak
 @pytest.mark.deadline(3600)
 @pytest.mark.parametrize("ranks", [0, 1, 3])
