@@ -46,7 +46,7 @@ class FileAttributes:
             return None
         value = np.asarray(self._value(name))
         if value.size != 1 or value.dtype.kind not in "iu":
-            raise self._wrong(f"attribute {name!r}", expected="one integer", got=str(value.tolist())[:40])
+            raise self._wrong(f"attribute {name!r}", expected="one integer", got=repr(value.tolist())[:40])
         return int(value.item())
 
     def json(self, name: str) -> Any:

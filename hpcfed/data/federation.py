@@ -104,6 +104,9 @@ class Federation:
         self.num_samples = len(self._x)
         self.feature_shape: tuple[int, ...] = self._x.shape[1:]
         self.target_shape: tuple[int, ...] = self._y.shape[1:]
+        if not (math.prod(self.feature_shape) and math.prod(self.target_shape)):
+            got = f"{self._x.shape} and {self._y.shape}"
+            raise self._wrong("/train/x and /train/y", expected="at least one number a sample", got=got)
         self.x_dtype, self.y_dtype = self._x.dtype, self._y.dtype
         self.offsets = self._index("train/offsets", self.num_samples)
         self.sizes = np.diff(self.offsets)

@@ -152,6 +152,7 @@ class Evaluator:
                         self.measures.cells(self._shards.client(client), client, clients[client])
             meanwhile()
         self._world.sum_in_place(slots)
+        self._note_data_not_finite(chunks, bounds)
         whole = self._world.on_root(lambda: self._measured_whole(outputs)) if kept else {}
         of_test = self._of_test(chunks, whole)
         return self._scores(of_test, self._of_training(clients)) | self._of_others(chunks, whole)
@@ -277,8 +278,19 @@ class Evaluator:
         outcome = "and so on all" if self.measures.layout.shapes.get(name) else "left out of its mean"
         self._news.append(f"{name} is undefined on the {part} of {whose}, {outcome}: {why}")
 
+    def _note_data_not_finite(self, chunks: np.ndarray, bounds: np.ndarray) -> None:
+        """Add to `news`, once, the first chunk whose sums, (chunks, S, 2), are not finite because its x is not."""
+        for chunk in np.flatnonzero(~np.isfinite(chunks).all(axis=(1, 2))).tolist():
+            start, stop = bounds[chunk : chunk + 2].tolist()
+            x, _ = self._federation.test(start, stop)
+            flaws = int(np.count_nonzero(~np.isfinite(x)))
+            if flaws and ("x", "test set") not in self._said:
+                self._said.add(("x", "test set"))
+                what = f"/test/x has numbers that are not finite: {flaws:,} in rows {start:,} to {stop - 1:,}"
+                self._news.append(f"{what}; its scores count such samples, too: mend them, or leave them out")
+
     def news(self) -> Iterator[str]:
-        """Yield the lines on undefined measures that were added since the last call."""
+        """Yield the lines on undefined measures and data that were added since the last call."""
         while self._news:
             yield self._news.pop(0)
 

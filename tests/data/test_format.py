@@ -173,6 +173,11 @@ WRONG: dict[str, tuple[Callable[[h5py.File], None], str]] = {
     "float labels": (float_labels, "expected integer labels"),
     "half a test set": (half_a_test_set, "dataset /test/y is missing"),
     "test shape": (other_test_shape, "a test sample has another shape"),
+    "samples of nothing": (
+        replace("train/x", X[:, :0]),
+        "at least one number a sample, got (10, 0, 2, 2) and (10,)",
+    ),
+    "text for a version": (replace("@version", "1"), "attribute 'version': expected one integer, got '1'"),
     "test offsets": (short_test_offsets, "/test/offsets: expected 4 entries, got 2"),
 }
 

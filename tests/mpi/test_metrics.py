@@ -235,6 +235,19 @@ def test_undefined_values_are_reported(world, folder, capsys):
     assert all(np.isfinite(row["train_auroc"]) for row in result.metrics)
 
 
+def test_a_test_set_with_numbers_that_are_not_finite_is_reported_once(world, folder, capsys):
+    def spoil():
+        with h5py.File("label.h5", "r+") as file:
+            file["test/x"][NUM_TEST - 1, 0], file["test/x"][NUM_TEST - 2, 0] = np.nan, np.inf
+
+    world.on_root(spoil)
+    hpcfed.run(recipe("label", "spoilt", every=1, metrics=[]), world=world)
+    said = capsys.readouterr().out
+    if world.is_root:
+        line = f"/test/x has numbers that are not finite: 2 in rows 32 to {NUM_TEST - 1}; its scores count such samples"
+        assert said.count("not finite") == said.count(line) == 1
+
+
 @pytest.mark.thinned
 def test_metrics_may_change_when_a_run_goes_on(world, folder):
     changes = {"checkpoint": {"every": 1}, "rounds": 4}
