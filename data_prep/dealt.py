@@ -143,8 +143,13 @@ def partition(
     values = as_array("labels", labels, can_lack=False)
     if values.ndim != 1 or not len(values) or values.dtype.kind not in "biufU":
         raise InputError("labels", expected="one number or word a sample", got=f"{values.dtype} {values.shape}")
-    if not isinstance(noise, int | float) or not 0 <= noise < np.inf:
+    if not isinstance(noise, int | float | np.integer | np.floating) or not 0 <= noise < np.inf:
         raise InputError("noise", expected="a number from 0", got=shown(noise))
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InputError("seed", expected="a whole number from 0", got=shown(seed))
+    if not isinstance(scheme, str):
+        raise InputError("scheme", expected="a name", got=shown(scheme))
+    noise, seed = float(noise), int(seed)
     distinct, numbers = np.unique(values, return_inverse=True)
     if scheme == COLUMN:
         if clients is not None or options:

@@ -11,14 +11,16 @@ import numpy as np
 from data_prep import partition
 from data_prep.dataset import Dataset
 from data_prep.groups import divide
-from data_prep.partition._sizes import enough
+from data_prep.partition._sizes import SIZES, enough
 from data_prep.streams import stream
-from hpcfed.errors import InputError, counted, first_of, nearest
+from hpcfed.errors import InputError, counted, first_of, nearest, shown
 
 NATURAL = "natural"
 NUM_CLIENTS = 100
 WITHOUT_LABELS = ("iid", "quantity")
 """Schemes that do not look at labels."""
+REAL_OPTIONS = ("alpha", "sigma")
+WHOLE_OPTIONS = ("shards", "per_client", "min_samples")
 NATURAL_OPTIONS = ("min_samples", "crop", "test_crop", "deal", "shuffle")
 NOBODY = -1
 MAX_LISTED = 10
@@ -237,7 +239,7 @@ def assigned(
     Raises:
         InputError: an option that would have no effect, or numbers that cannot be met.
     """
-    left, assign = dict(options), partition.SCHEMES[scheme]
+    left, assign = {key: _checked(key, value) for key, value in options.items()}, partition.SCHEMES[scheme]
     settings = partition.options(assign)
     least = None if "min_samples" in settings else left.pop("min_samples", None)
     refuse({key: value for key, value in left.items() if key not in settings}, f"--partition {scheme}")
@@ -252,6 +254,26 @@ def assigned(
         _check_sizes(owner, num_clients, least)
         settings["min_samples"] = least
     return owner, settings
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Return a scheme's option as Python's own number; a name that no scheme has is refused by others.
+
+    Raises:
+        InputError: it is of another type.
+    """
+    least, is_bool = (0 if name == "min_samples" else 1), isinstance(value, bool | np.bool_)
+    if name in REAL_OPTIONS and (is_bool or not isinstance(value, int | float | np.integer | np.floating)):
+        expected = "a number"
+    elif name in WHOLE_OPTIONS and (is_bool or not isinstance(value, int | np.integer) or value < least):
+        expected = f"a whole number from {least}"
+    elif name == "capped" and not is_bool:
+        expected = "True or False"
+    elif name == "sizes" and not isinstance(value, str):
+        expected = " or ".join(SIZES)
+    else:
+        return value.item() if isinstance(value, np.generic) else value
+    raise InputError(f"--{name.replace('_', '-')}", expected=expected, got=shown(value))
 
 
 def in_source_order(rows: np.ndarray | None) -> np.ndarray | None:

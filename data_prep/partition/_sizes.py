@@ -12,6 +12,8 @@ SIZES = ("equal", "lognormal")
 DRAWS = 1000
 SIGMA = 0.3
 """σ of FedDyn's unbalanced splits."""
+LARGEST_LOGARITHM = 600
+"""Of a share of the samples: exp of more, and sums of them, overflow."""
 
 
 def draw(
@@ -35,7 +37,11 @@ def draw(
     if kind == "equal":
         return num_samples // num_clients + (np.arange(num_clients) < num_samples % num_clients)
     positive("sigma", sigma)
-    shares = np.exp(sigma * rng.standard_normal(num_clients))
+    z = rng.standard_normal(num_clients)
+    if np.abs(z).max() > LARGEST_LOGARITHM / sigma:
+        z -= z.max()
+    with np.errstate(over="ignore"):  # to 0 shares
+        shares = np.exp(sigma * z)
     exact = _with_a_floor(shares, num_samples, max(min_samples, 1))
     sizes = np.floor(exact).astype(np.int64)
     rest = num_samples - int(sizes.sum())

@@ -110,10 +110,10 @@ def partition_figure(
         names: of the clients; None for their numbers.
         further: heights of empty subfigures below.
     """
-    from matplotlib.figure import Figure
+    from hpcfed.io.shown_figure import ShownFigure
 
     heights = [5.0, 2.5, *further]
-    figure = Figure(figsize=(8.5, sum(heights)), layout="constrained")
+    figure = ShownFigure(figsize=(8.5, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     _draw_clients(sizes, names, labels, parts[0])
     _draw_histograms(sizes, None if labels is None else labels.counts, parts[1])

@@ -69,7 +69,8 @@ def test_a_column_words_and_noise(tmp_path):
     assert (first == 1).all()
     assert last.std() == pytest.approx(0.5, rel=0.1)
     assert "classes, clients 2, per_client 1" in str(dealt)
-    dealt.plot(tmp_path / "dealt.png")
+    figure = dealt.plot(tmp_path / "dealt.png")
+    assert figure._repr_png_().startswith(b"\x89PNG")  # which a notebook shows without pyplot
     assert (tmp_path / "dealt.png").stat().st_size > 10_000
 
 
@@ -83,6 +84,20 @@ def test_skew_is_0_for_equals_and_grows():
     alphas = [hpcfed.partition(Y, "dirichlet-client", alpha=a, clients=10).skew.labels for a in (100.0, 1.0, 0.1)]
     assert alphas == sorted(alphas)
     assert skew_of(np.array([1, 3])).labels is None
+
+
+def test_numbers_of_numpy_are_numbers():
+    own = {"alpha": 0.25, "sizes": "lognormal", "sigma": 0.5, "min_samples": 2, "clients": 10, "seed": 3, "noise": 0.5}
+    types = {float: np.float32, int: np.int64, str: np.str_}
+    dealt = hpcfed.partition(Y, "dirichlet-client", **{key: types[type(value)](value) for key, value in own.items()})
+    assert (dealt.owner == hpcfed.partition(Y, "dirichlet-client", **own).owner).all()
+    assert json.loads(json.dumps(dealt.scheme)) == {"scheme": "dirichlet-client", **own}
+
+
+@pytest.mark.parametrize("sigma", [500.0, 1.5e308])
+def test_however_uneven_sizes_are_no_sample_is_lost(sigma):
+    sizes = hpcfed.partition(Y, "iid", clients=10, sizes="lognormal", sigma=sigma).sizes
+    assert (sizes.sum(), sizes.min(), sizes.max() > 1100) == (1200, 1, True)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +115,18 @@ def test_skew_is_0_for_equals_and_grows():
         (X, "iid", {}, "one number or word a sample"),
         (pd.DataFrame({"site": [1, 2]}), "iid", {"column": "sit"}, "did you mean 'site'?"),
         (Y, "iid", {"noise": -1}, "noise: expected a number from 0"),
+        (Y, "iid", {"seed": -1}, "seed: expected a whole number from 0, got -1"),
+        (Y, "iid", {"seed": 1.5}, "seed: expected a whole number from 0, got 1.5"),
+        (Y, None, {}, "scheme: expected a name"),
+        (Y, "quantity", {"alpha": "0.5"}, "--alpha: expected a number, got '0.5'"),
+        (Y, "shards", {"shards": 2.5}, "--shards: expected a whole number from 1, got 2.5"),
+        (Y, "classes", {"per_client": "2"}, "--per-client: expected a whole number from 1"),
+        (Y, "iid", {"min_samples": -1}, "--min-samples: expected a whole number from 0, got -1"),
+        (Y, "shards", {"min_samples": 2.5}, "--min-samples: expected a whole number from 0"),
+        (Y, "dirichlet-class", {"capped": "no"}, "--capped: expected True or False, got 'no'"),
+        (Y, "iid", {"sizes": 3}, "--sizes: expected equal or lognormal, got 3"),
     ],
-    ids=range(12),
+    ids=range(22),
 )
 def test_mistakes_end_in_one_line(labels, scheme, options, says):
     with pytest.raises(InputError) as raised:
