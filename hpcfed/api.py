@@ -24,6 +24,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.config.user_code.given import GIVEN, GivenCode, is_given
 from hpcfed.config.user_code.modules import forget, outdated
+from hpcfed.config.user_code.one_thread import ONE_THREAD, other_threads
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.io.figure import literal
@@ -184,12 +185,13 @@ def _called(
 ) -> Iterator[tuple[RunCall, list[Recipe]]]:
     """Yield, on every rank, a call and its resolved recipes; the code of objects in them is importable.
 
-    User modules that changed on disk are imported anew. Objects are those of rank 0, where a text stands for them, and
-    so are samples, whose file is removed where the block refuses a recipe before its run names it.
+    Other threads' calls wait. User modules that changed on disk are imported anew. Objects are those of rank 0, where a
+    text stands for them, and so are samples, whose file is removed where the block refuses a recipe before its run
+    names it.
     """
     world = world or connect()
     watchdog = Watchdog(world)
-    with watchdog.watching(), world.united():
+    with ONE_THREAD, watchdog.watching(), world.united():
         watchdog.stage("start: recipe and federation")
         content = dict(source) if isinstance(source, Mapping) else {}
         named, given = world.together(lambda: named_objects({**content, **keys}))
@@ -283,6 +285,7 @@ class RunCall:
                     from torch import enable_grad, inference_mode
 
                     from hpcfed.config.user_code.generators import generators_kept
+                    from hpcfed.config.user_code.settings import settings_kept
                     from hpcfed.loop import training
 
                 if self.given.hindrance:
@@ -292,8 +295,10 @@ class RunCall:
                     looked = ", ".join(map(str, recipe.python_path))
                     runs = f"runs the code {', '.join(code)}, from {looked} or the installed packages"
                     reporter.say(f"{recipe.name}: {runs}")
-                with generators_kept(), inference_mode(False), enable_grad():
-                    yield from training(recipe, folder, reporter, world, None, watchdog, look)
+                with generators_kept() as for_code_outside, settings_kept(), inference_mode(False), enable_grad():
+                    for each in training(recipe, folder, reporter, world, None, watchdog, look):
+                        with for_code_outside(), other_threads():
+                            yield each
                 reporter.say(f"{recipe.name}: {counted(folder.rounds(), 'round')} done, see {folder.path}")
 
 
@@ -362,12 +367,13 @@ class Result:
         Raises:
             InputError: the record has no such column, or no number in it.
         """
-        from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
+
+        from hpcfed.io.shown_figure import ShownFigure
 
         rows = self.metrics
         names = [*columns] or [key for key in SCORES if any(row.get(key) is not None for row in rows)]
-        figure = Figure(figsize=(4.5 * max(1, len(names)), 3.2), layout="constrained")
+        figure = ShownFigure(figsize=(4.5 * max(1, len(names)), 3.2), layout="constrained")
         for axes, name in zip(figure.subplots(1, max(1, len(names)), squeeze=False)[0], names, strict=False):
             points = [(row["round"], row[name]) for row in rows if isinstance(row.get(name), int | float)]
             if not points:
@@ -380,8 +386,9 @@ class Result:
         return figure
 
     def _trained(self, weights: str) -> nn.Module:
-        self.given.install()  # other calls may have given other objects since
-        return trained_module(self.recipe, self.folder / weights)
+        with ONE_THREAD:
+            self.given.install()  # other calls may have given other objects since
+            return trained_module(self.recipe, self.folder / weights)
 
 
 def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, accept_code: bool = False) -> nn.Module:
@@ -410,7 +417,7 @@ def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, 
     trained = recipe.model_copy(update={"model": recipe.model.model_copy(update={"init": weights})})
     if of_client and not own.exists():
         trained = recipe
-    with Federation.open(recipe.data) as federation, generators_kept():
+    with ONE_THREAD, Federation.open(recipe.data) as federation, generators_kept():
         if client is not None and not 0 <= client < federation.num_clients:
             raise InputError("client", expected=f"0 to {federation.num_clients - 1}", got=str(client))
         model = build_model(trained, federation, getattr(torch, recipe.dtype), torch.device("cpu"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,10 @@ class Accelerator(ABC):
     @abstractmethod
     def generator(self, device: torch.device) -> torch.Generator:
         """Return the generator that modules on the device draw from."""
+
+    def generators(self) -> Sequence[torch.Generator]:
+        """Return those of all its devices; none before this process has used one."""
+        return ()
 
     @abstractmethod
     def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -252,6 +256,11 @@ class Cuda(Accelerator):
         import torch
 
         return torch.cuda.default_generators[device.index or 0]
+
+    def generators(self) -> Sequence[torch.Generator]:
+        import torch
+
+        return torch.cuda.default_generators
 
     def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         import torch

@@ -8,6 +8,8 @@ import json
 import linecache
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +284,30 @@ def test_a_definition_whose_source_is_gone_is_not_stored():
     exec("def typed(x):\n    return x", namespace)
     with pytest.raises(NotStorable, match="typed, which has no source"):
         Capture().add(namespace["typed"], "typed")
+
+
+def test_runs_of_several_threads_take_turns(tmp_path):
+    """Each has its own objects, draws and settings, the same as alone."""
+    same = common(tmp_path)
+
+    def run(where: str, width: int) -> list[str]:
+        def net():
+            return nn.Sequential(nn.Linear(12, width), nn.Dropout(0.5), nn.Linear(width, 4))
+
+        result = hpcfed.run(**same | {"model": net, "output": str(tmp_path / f"{where}-{width}")})
+        assert result.module[0].out_features == width
+        return [row["hash"] for row in result.metrics]
+
+    widths = [3, 4, 5, 6]
+    alone = [run("alone", width) for width in widths]
+    with ThreadPoolExecutor(len(widths)) as pool:
+        assert [*pool.map(partial(run, "together"), widths)] == alone
+    loop = hpcfed.rounds(**same | {"rounds": 2, "output": str(tmp_path / "loop")})
+    next(loop)
+    with ThreadPoolExecutor(1) as pool:  # in a loop's body, too
+        assert pool.submit(run, "within", 3).result() == alone[0]
+    loop.close()
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_torchs_losses_have_torchs_value():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +16,7 @@ import hpcfed
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
+from tests.mpi.nets import mlp
 from tests.mpi.recipes import small
 from tests.mpi.test_same_result import folder, left_by  # noqa: F401 (a fixture)
 
@@ -65,6 +69,45 @@ def with_gaps(named: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return the vector (d,), in which each tensor begins a line of 16 numbers, and lines come in pairs."""
     lines = torch.cat([nn.functional.pad(one.flatten(), (0, -one.numel() % 16)) for one in named.values()])
     return nn.functional.pad(lines, (0, -len(lines) % 32))
+
+
+def test_random_draws_outside_of_runs_go_on_where_they_were(world):
+    """Before, in and after a loop, a run, a replay, and where a result's module is built: no draw comes twice."""
+    changes = {**BATCHNORM, "cohort": 2}
+    numbers = (lambda: float(torch.rand(())), np.random.rand, random.random)
+    for number, seed in zip(numbers, (torch.manual_seed, np.random.seed, random.seed), strict=True):
+        seed(1)
+        expected = [number() for _ in range(8)]
+        seed(1)
+        drawn = [number()]
+        drawn.extend(number() for _ in hpcfed.rounds(small("seen", **changes), world=world, fresh=True))
+        result = hpcfed.run(small("plain", **changes), world=world, quiet=True, fresh=True)
+        drawn.append(number())
+        _ = result.module
+        drawn.append(number())
+        replayed = hpcfed.replay(result.folder, 2, result.metrics[1]["cohort"][0], run_code=True)
+        drawn.append(number())
+        assert replayed.agrees
+        assert [*drawn, number()] == expected
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_torchs_settings_are_left_as_they_were(world, raises):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        changes = {**BATCHNORM, "model": {"factory": f"tests.mpi.test_rounds:{'in_double' if raises else 'mlp'}"}}
+        with pytest.raises(InputError, match="set_default_dtype") if raises else nullcontext():
+            hpcfed.run(small("plain", **changes), world=world, quiet=True)
+        assert (torch.get_num_threads(), torch.get_default_dtype()) == (2, torch.float32)
+    finally:
+        torch.set_num_threads(before)
+        torch.set_default_dtype(torch.float32)
+
+
+def in_double() -> nn.Module:
+    torch.set_default_dtype(torch.float64)
+    return mlp()
 
 
 @pytest.mark.parametrize("means", [None, [{"trimmed-mean": {"fraction": 0.4}}]], ids=["mean", "robust"])

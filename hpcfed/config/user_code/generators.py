@@ -7,14 +7,15 @@ rank nor on what ran there before.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from hpcfed.ranks.accelerators import generator
+from hpcfed.ranks.accelerators import ACCELERATORS, generator
 from hpcfed.rng import Purpose, torch_seed
 
 CPU = torch.device("cpu")
@@ -71,14 +72,54 @@ def seed_own(own: Own, number: int) -> None:
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Leave NumPy's and Python's generators as they were: a notebook may draw from them before and after a run."""
-    before = np.random.get_state(), random.getstate()  # noqa: NPY002
+def generators_kept() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Leave the global generators as they were: a notebook may draw from them before, in and after a run.
+
+    Yields a context for code outside of the run meanwhile, a loop over its rounds: it draws on from where it was.
+    """
+    outside = _read(_global_generators())
+
+    @contextmanager
+    def for_code_outside() -> Iterator[None]:
+        nonlocal outside
+        inside = _read(_global_generators())
+        _write(outside)
+        try:
+            yield
+        finally:
+            outside = _read([each for each, _ in outside.torch])
+            _write(inside)
+
     try:
-        yield
+        yield for_code_outside
     finally:
-        np.random.set_state(before[0])  # noqa: NPY002
-        random.setstate(before[1])
+        _write(outside)
+
+
+@dataclass(frozen=True)
+class _States:
+    """States of torch's generators, each beside its own, and of NumPy's and Python's."""
+
+    torch: list[tuple[torch.Generator, torch.Tensor]]
+    numpy: Any
+    python: Any
+
+
+def _global_generators() -> list[torch.Generator]:
+    """Return torch's: of the CPU and of all devices that this process has used."""
+    return [generator(CPU), *(one for kind in ACCELERATORS.values() for one in kind.generators())]
+
+
+def _read(of_torch: Sequence[torch.Generator]) -> _States:
+    states = [(each, each.get_state()) for each in of_torch]
+    return _States(states, np.random.get_state(), random.getstate())  # noqa: NPY002
+
+
+def _write(states: _States) -> None:
+    for each, state in states.torch:
+        each.set_state(state)
+    np.random.set_state(states.numpy)  # noqa: NPY002
+    random.setstate(states.python)
 
 
 class Generators:
@@ -86,27 +127,18 @@ class Generators:
 
     def __init__(self, device: torch.device, seed: int, purpose: Purpose, round: int = 0, client: int = 0):
         self._torch = [generator(each) for each in {CPU, device}]
-        before = self._read()
+        before = _read(self._torch)
         seed_generators(device, seed, purpose, round, client)
-        self._state = self._read()
-        self._write(before)
+        self._state = _read(self._torch)
+        _write(before)
 
     @contextmanager
     def here(self) -> Iterator[None]:
         """Let code draw from this state within the block, and from where the generators were after it."""
-        before = self._read()
-        self._write(self._state)
+        before = _read(self._torch)
+        _write(self._state)
         try:
             yield
         finally:
-            self._state = self._read()
-            self._write(before)
-
-    def _read(self) -> tuple[Any, ...]:
-        return [one.get_state() for one in self._torch], np.random.get_state(), random.getstate()  # noqa: NPY002
-
-    def _write(self, state: tuple[Any, ...]) -> None:
-        for one, own in zip(self._torch, state[0], strict=True):
-            one.set_state(own)
-        np.random.set_state(state[1])  # noqa: NPY002
-        random.setstate(state[2])
+            self._state = _read(self._torch)
+            _write(before)

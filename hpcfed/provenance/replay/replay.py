@@ -19,7 +19,8 @@ from hpcfed.client.batched.operators.dropping import GivenMasks
 from hpcfed.client.sample_noise import expected_size, poisson_minibatches
 from hpcfed.client.solver import Task, start_of
 from hpcfed.config.recipe import Local, Recipe
-from hpcfed.config.user_code.generators import Generators
+from hpcfed.config.user_code.generators import Generators, generators_kept
+from hpcfed.config.user_code.one_thread import ONE_THREAD
 from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
@@ -152,7 +153,8 @@ class Replay:
             return not all(map(math.isfinite, (*sums, *self.reported.scalars.values())))
         if self.recorded_hash is not None:
             return self.reported.hash == self.recorded_hash
-        return self._entered.simulation.round(self.round).hash == self._run.rows[self.round - 1].get("hash")
+        with ONE_THREAD, generators_kept():
+            return self._entered.simulation.round(self.round).hash == self._run.rows[self.round - 1].get("hash")
 
     @cached_property
     def dependence(self) -> Dependence | None:
@@ -165,7 +167,8 @@ class Replay:
         round = self.round if self.parted is None else self.parted
         if self.agrees or (self.parted is not None and self.parted == self.start):  # a kept state
             return None
-        return next(iter(dependences_of(self._run, round)), None)
+        with ONE_THREAD, generators_kept():
+            return next(iter(dependences_of(self._run, round)), None)
 
 
 def replay(
@@ -199,7 +202,8 @@ def replay(
     places = (None if place is None else Path(place) for place in (data, code))
     found = with_cohorts(recorded(folder, placed_recipe(folder, *places), Permission(run_code, ask, RUN_CODE)))
     _check_drawn(found, round, client)
-    return replay_in(found, entered(found, round, say), round, client)
+    with ONE_THREAD, generators_kept():
+        return replay_in(found, entered(found, round, say), round, client)
 
 
 def _check_drawn(run: RecordedRun, round: int, client: int | str) -> None:

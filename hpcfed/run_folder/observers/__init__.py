@@ -28,6 +28,7 @@ from hpcfed.config.load import to_plain
 from hpcfed.config.observer import Observer
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import place_of
+from hpcfed.config.user_code.settings import settings_kept
 from hpcfed.errors import RAISED, InputError
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.outcome import status_of
@@ -108,7 +109,7 @@ class Observers:
 
     def _make(self) -> bool:
         for section in self._recipe.observers:
-            with _leaving_no_trace():
+            with settings_kept():
                 self._observers.append((str(section.name or section.factory), _made(section, self._recipe.python_path)))
         return any(_wants_updates(observer) for _, observer in self._observers)
 
@@ -117,7 +118,7 @@ class Observers:
         if function is None:
             return
         try:
-            with _leaving_no_trace():
+            with settings_kept():
                 function(argument)
         except RAISED as error:  # an observer's error of any kind must not end the run
             place = place_of(error)
@@ -141,21 +142,3 @@ def _made(section: Observer, python_path: Sequence[Path]) -> Any:
             f"observers.factory {section.factory!r}", expected=expected, got=f"one of {type(observer).__name__}"
         )
     return observer
-
-
-@contextmanager
-def _leaving_no_trace() -> Iterator[None]:
-    """Restore the torch settings that decide a run's numbers; random streams are seeded at each use."""
-    import torch
-
-    threads, dtype, gradients = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(gradients)
-        torch.set_default_dtype(dtype)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        if torch.are_deterministic_algorithms_enabled() != deterministic:
-            torch.use_deterministic_algorithms(deterministic, warn_only=True)
