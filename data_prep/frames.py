@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.as_arrays import as_array, is_absent
-from data_prep.samples import LARGEST_EXACT
+from data_prep.samples import LARGEST_EXACT, is_double
 from data_prep.tables import cells
 from hpcfed.errors import InputError, first_of, nearest, shown
 
@@ -95,7 +95,7 @@ class Frames:
                 array = as_array(f"{name}: {column}", _objects(frame[column]), can_lack=True)
                 names.append(str(column))
                 is_large = array.dtype.kind in "iu" and np.abs(array).max(initial=0) >= LARGEST_EXACT
-                is_wide = array.dtype == np.float64 or is_large
+                is_wide = is_double(array.dtype) or is_large
                 parts.append(array.astype(np.float64 if is_wide else np.float32)[:, None])
         if not parts:
             raise InputError(f"{name}: no column is left for x", got=", ".join(map(str, _names(frame))))

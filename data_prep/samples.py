@@ -109,7 +109,7 @@ class Samples:
             return x.astype(np.uint8 if small else np.int32)
         if x.dtype == np.uint8:
             return x
-        wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
+        wide = x.astype(np.float64 if is_double(x.dtype) else np.float32)
         if x.dtype.kind in "iu" and self.rounded is None and np.abs(wide).max(initial=0) >= LARGEST_EXACT:
             with np.errstate(invalid="ignore"):  # one that is rounded beyond its type
                 other = x[wide.astype(x.dtype) != x]
@@ -300,6 +300,11 @@ def _check_like(what: str, array: np.ndarray, spool: Spool) -> None:
     if array.dtype.kind != spool.dtype.kind:
         expected, remedy = f"{spool.dtype}, as before", "give all in one type: runs divide uint8 by 255, and no other"
         raise InputError(what, expected=expected, got=str(array.dtype), remedy=remedy)
+
+
+def is_double(dtype: np.dtype) -> bool:
+    """Whether it is floating point of 64 bits or more, in any byte order."""
+    return dtype.kind == "f" and dtype.itemsize >= np.dtype(np.float64).itemsize
 
 
 def _as_wide(spool: Spool, array: np.ndarray) -> Spool:

@@ -167,7 +167,7 @@ def _attributes(dataset: Dataset, name: str, partition: Mapping[str, Any]) -> di
         if UNPRINTABLE.search(text):  # of a damaged table: no reader would take the file
             got, remedy = ascii(text)[:80], "mend it where the data come from"
             raise InputError("a name with a character that no text has", got=got, remedy=remedy)
-    attributes: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": name, "task": dataset.task}
+    attributes: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": str(name), "task": str(dataset.task)}
     if dataset.num_classes is not None:
         attributes["num_classes"] = dataset.num_classes
     attributes["partition"] = json.dumps(dict(partition))
@@ -228,7 +228,9 @@ def check_output(path: Path, overwrite: bool) -> None:
     if path.is_dir():
         raise InputError("is a folder", where=str(path), remedy="name a file")
     if path.exists() and not overwrite:
-        raise InputError("exists already", where=str(path), remedy="pass --overwrite, or choose another name")
+        raise InputError(
+            "exists already", where=str(path), remedy="pass --overwrite (overwrite=True), or choose another name"
+        )
 
 
 @dataclass

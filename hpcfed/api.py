@@ -391,13 +391,15 @@ class Result:
             return trained_module(self.recipe, self.folder / weights)
 
 
-def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, accept_code: bool = False) -> nn.Module:
+def trained_module(
+    recipe: Recipe, weights: Path, client: int | str | None = None, *, accept_code: bool = False
+) -> nn.Module:
     """Build a resolved recipe's module with the parameters of a run's file, on the CPU, ready for evaluation.
 
-    Its private parameters and buffers, if it has any, are those of a client; the initial ones without `client`, or
-    where the client was never drawn. Of a method that trains personal models it is the client's own, the initial one
-    where it was never drawn; without `client` the common one. A module that is code is built by the run's code alone,
-    unless `accept_code`.
+    Its private parameters and buffers, if it has any, are those of a client, by number or name; the initial ones
+    without `client`, or where the client was never drawn. Of a method that trains personal models it is the client's
+    own, the initial one where it was never drawn; without `client` the common one. A module that is code is built by
+    the run's code alone, unless `accept_code`.
 
     Raises:
         InputError: the federation, which defines the shapes, is missing, it has no such client, a file is another
@@ -409,6 +411,9 @@ def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, 
 
     if recipe.model.factory is not None and not accept_code:
         _check_code(recipe, weights.parent)
+    if isinstance(client, str):
+        with Federation.open(recipe.data) as federation:
+            client = federation.client_number(client)
     own = weights.parent / (INITIAL if client is None else private_file(client))
     personal = None if recipe.algorithm.factory is not None else trains_personal(recipe.algorithm)
     of_client = client is not None and personal is True

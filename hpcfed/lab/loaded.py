@@ -152,7 +152,7 @@ class LoadedRun:
         section = self.recipe.evaluate
         return (section.model, section.statistics) != ("last", "round") and (self.folder / EVALUATED).exists()
 
-    def evaluated_of(self, client: int) -> nn.Module:
+    def evaluated_of(self, client: int | str) -> nn.Module:
         """Return the module `evaluated` with a client's private parameters and buffers, or its personal model.
 
         Raises:
@@ -160,16 +160,17 @@ class LoadedRun:
         """
         return self._module(EVALUATED, client) if self._has_evaluated else self.module_of(client)
 
-    def module_of(self, client: int) -> nn.Module:
-        """Return the trained module with a client's private parameters and buffers; for methods with personal models,
-        such as Ditto, the client's personal model. These are the initial ones if no cohort included the client.
+    def module_of(self, client: int | str) -> nn.Module:
+        """Return the trained module with the private parameters and buffers of a client, by number or name; for methods
+        with personal models, such as Ditto, the client's personal model. These are the initial ones if no cohort
+        included the client.
 
         Raises:
             InputError: as for `module`; the federation has no such client; or a private run keeps no personal models.
         """
         return self._module("model.safetensors", client)
 
-    def _module(self, name: str, client: int | None = None) -> nn.Module:
+    def _module(self, name: str, client: int | str | None = None) -> nn.Module:
         if not (self.folder / name).exists():
             if name in not_kept(self.folder):
                 remedy = f"train it again: hpcfed run {self.folder / RECIPE} output=FOLDER"

@@ -151,10 +151,10 @@ def test_columns_of_data_frames_are_found_by_name(tmp_path: Path) -> None:
         hpcfed.write_federation(tmp_path / "g.h5", clients)
 
 
-@pytest.mark.parametrize("wide", [0, 1, 2])
-def test_samples_are_float64_where_any_is(tmp_path: Path, wide: int) -> None:
-    """In any order of the clients, and if only the test set is."""
-    parts = [(np.full((2, 3), 1 + 2**-40), np.full(2, 1 + 2**-40))] * 3
+@pytest.mark.parametrize(("wide", "dtype"), [(0, "=f8"), (1, "=f8"), (2, "=f8"), (0, ">f8"), (1, "<f8"), (2, "g")])
+def test_samples_are_float64_where_any_is(tmp_path: Path, wide: int, dtype: str) -> None:
+    """In any order of the clients, and if only the test set is; in any order of bytes, and from more bits."""
+    parts = [(np.full((2, 3), 1 + 2**-40, dtype), np.full(2, 1 + 2**-40, dtype))] * 3
     parts = [part if k == wide else tuple(map(np.float32, part)) for k, part in enumerate(parts)]
     clients = dict(zip("ab", parts[:2], strict=True))
     hpcfed.write_federation(tmp_path / "f.h5", clients, test=parts[2], task="regression")
