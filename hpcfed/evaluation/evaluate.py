@@ -279,15 +279,21 @@ class Evaluator:
         self._news.append(f"{name} is undefined on the {part} of {whose}, {outcome}: {why}")
 
     def _note_data_not_finite(self, chunks: np.ndarray, bounds: np.ndarray) -> None:
-        """Add to `news`, once, the first chunk whose sums, (chunks, S, 2), are not finite because its x is not."""
-        for chunk in np.flatnonzero(~np.isfinite(chunks).all(axis=(1, 2))).tolist():
+        """Add to `news` the first chunk whose sums, (chunks, S, 2), are not finite because its x is not.
+
+        Samples are read again for this in the first evaluation alone that has such sums.
+        """
+        of_no_number = np.flatnonzero(~np.isfinite(chunks).all(axis=(1, 2))).tolist()
+        if not of_no_number or ("x", "test set") in self._said:
+            return
+        self._said.add(("x", "test set"))
+        for chunk in of_no_number:
             start, stop = bounds[chunk : chunk + 2].tolist()
             x, _ = self._federation.test(start, stop)
-            flaws = int(np.count_nonzero(~np.isfinite(x)))
-            if flaws and ("x", "test set") not in self._said:
-                self._said.add(("x", "test set"))
+            if flaws := int(np.count_nonzero(~np.isfinite(x))):
                 what = f"/test/x has numbers that are not finite: {flaws:,} in rows {start:,} to {stop - 1:,}"
                 self._news.append(f"{what}; its scores count such samples, too: mend them, or leave them out")
+                return
 
     def news(self) -> Iterator[str]:
         """Yield the lines on undefined measures and data that were added since the last call."""
