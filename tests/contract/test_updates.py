@@ -447,7 +447,7 @@ def test_an_own_part_that_does_not_say_what_it_loses_is_told(place):
     for algorithm, told in (("scaffold", True), ("fedavg", False)):
         _, parts = simulated(place, 1, algorithm=algorithm, **lists)
         recipe = resolve(load_recipe(small(place / "told", algorithm=algorithm, data=str(place / "small.h5"), **lists)))
-        lines = list(updates.remarks(recipe, parts.chain, parts.method, 5))
+        lines = list(updates.remarks(recipe, parts.chain, parts.method, 5, 5))
         assert [("say 'carried' in its keeps" in line) for line in lines] == [True] * told
 
 
