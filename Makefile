@@ -18,7 +18,7 @@ PYTHON       ?= $(firstword $(shell command -v python3.11 python3 python))
 VENV         ?= .venv
 VENV_OPENMPI ?= $(if $(VENV),$(VENV)-openmpi)
 TORCH        ?= -r .ci/lock/torch.txt
-HIGHEST      ?= $(lastword $(shell command -v python3.13) $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python))
+HIGHEST      ?= $(lastword $(shell command -v python3.13) $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) $(shell command -v python3.14))
 REPEAT       ?= 1
 FUZZ         ?=
 
@@ -57,8 +57,8 @@ versions     := -m pytest --with-mpi -p no:cacheprovider -q $(if $(EVERY), tests
   tests/contract/test_layers.py tests/mpi/test_same_result.py tests/mpi/test_resume.py)
 
 .PHONY: test-python
-test-python: ## Run what Python's versions differ in, and the wheel, on the highest one promised (the lock is the lowest's); all of it: EVERY=1
-	@test -n "$(HIGHEST)" || { echo "hpcfed: no python3.13 here; use make HIGHEST=/path/to/python3.13"; exit 2; }
+test-python: ## Run what Python's versions differ in, and the wheel, on the highest one here, 3.14 or 3.13 (the lock is the lowest's); all of it: EVERY=1
+	@test -n "$(HIGHEST)" || { echo "hpcfed: no python3.14 or python3.13 here; use make HIGHEST=/path/to/python3.13"; exit 2; }
 	@$(MAKE) --no-print-directory PYTHON=$(HIGHEST) VENV=.venv-highest VENV_OPENMPI= venv
 	@OMP_NUM_THREADS=1 .venv-highest/bin/python $(versions) tests/docs/test_wheel.py::test_it_runs_with_mpi_and_without
 

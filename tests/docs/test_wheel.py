@@ -113,7 +113,7 @@ def test_it_runs_with_mpi_and_without(wheel: Path, tmp_path: Path) -> None:
 
 @pytest.mark.one_mpi
 def test_no_python_is_promised_that_is_not_tested() -> None:
-    """The lowest is the lock's, which `make test` runs on; `make test-python` runs on the highest."""
+    """The lowest is the lock's, which `make test` runs on; `make test-python` runs on the highest, where it is."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     promised = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", project["project"]["requires-python"])
     assert promised is not None

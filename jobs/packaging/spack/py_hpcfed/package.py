@@ -20,7 +20,7 @@ class PyHpcfed(PythonPackage):
 
     version("0.2.0")  # from a clone, by dev-build; hpcfed is not published
 
-    depends_on("python@3.11:3.13", type=("build", "run"))
+    depends_on("python@3.11:3.14", type=("build", "run"))
     depends_on("py-setuptools@77:", type="build")
 
     depends_on("py-click@8.2:", type=("build", "run"))
