@@ -6,6 +6,7 @@ from hpcfed import algorithms, models, updates
 from hpcfed.algorithms._compatibility import check_combination, check_parts
 from hpcfed.assembly.private import committed, private, private_samples
 from hpcfed.assembly.secure import check_secure
+from hpcfed.client.engine_choice import refuse_tile
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import check_metrics, check_stop
@@ -129,9 +130,10 @@ def _local_work(recipe: Recipe, method: Method, *, couples: bool) -> Local:
         raise InputError(f"local.engine: batched with {why}", remedy="use local.engine: sequential")
     if engine == "auto" and why:
         engine = "sequential"
+        refuse_tile(recipe.local, why)
     elif engine == "auto" and (recipe.bits == "portable" or recipe.local.matmul == "onednn"):
         engine = "batched"  # else assembly decides, which reads the model
-    chosen = {"engine": engine, "matmul": _matmul(recipe, engine)}
+    chosen = {"engine": engine, "matmul": _matmul(recipe, engine, why)}
     recipe = recipe.model_copy(update={"local": recipe.local.model_copy(update=chosen)})
     if method.local.full_gradient:
         return recipe.local.model_copy(update={"steps": 1, "epochs": None, "batch_size": "full"})
@@ -140,14 +142,15 @@ def _local_work(recipe: Recipe, method: Method, *, couples: bool) -> Local:
     return recipe.local
 
 
-def _matmul(recipe: Recipe, engine: str) -> str:
-    """Return the library for the matrix products of batched clients on a CPU, ``onednn`` or ``blas``.
+def _matmul(recipe: Recipe, engine: str, why: str) -> str:
+    """Return the library for the matrix products of batched clients on a CPU, ``onednn`` or ``blas``; `why` says by
+    what the recipe has its clients trained one by one, "" if by ``local.engine`` itself.
 
     Raises:
         InputError: the recipe names ``onednn``, which cannot compute them.
     """
     hindrances = {
-        f"local.engine: {engine}": engine == "sequential",
+        why or f"local.engine: {engine}": engine == "sequential",
         f"dtype: {recipe.dtype}": recipe.dtype != "float32",
     }
     if recipe.local.matmul == "onednn" and any(hindrances.values()):

@@ -19,7 +19,7 @@ from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.batched.tiles import tile_for
 from hpcfed.client.device_client import DeviceClient
-from hpcfed.client.engine_choice import EngineChoice
+from hpcfed.client.engine_choice import EngineChoice, refuse_tile
 from hpcfed.client.own_step import OwnStepSolver
 from hpcfed.client.sample_noise import PrivateSolver
 from hpcfed.client.solver import Engine, SequentialSolver
@@ -116,7 +116,7 @@ def trained_by(
             precision=precision,
         )
         return _stacked(build_stacked, section, model, like, tiles), tiles.choice(section)
-    _check_tile(section, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
+    refuse_tile(section, f"local.engine: sequential ({why})" if why else "local.engine: sequential")
     build = partial(
         SequentialSolver, model, loss, section, seed, precision=precision, draws=draws, private_first=private_first
     )
@@ -139,7 +139,7 @@ def _private(
     section: Local, model: FlatModel, loss: Loss, seed: int, like: Samples
 ) -> tuple[PrivateSolver, EngineChoice]:
     """Return the engine of steps with noise, and what was chosen."""
-    _check_tile(section, "local.noise")
+    refuse_tile(section, "local.noise")
     solver = PrivateSolver(model, loss, section, seed, like)
     solver.graphs = _graphs_of_none(section, model, "local.noise has minibatches of random sizes")
     return solver, EngineChoice("sequential", "blas", section.tile, section.memory_format)
@@ -205,7 +205,7 @@ def _tiles(
     if section.engine == "auto" and (loses := _loses(network, size, model.vector.device)):
         return None, loses
     if alone:
-        _check_tile(section, alone)
+        refuse_tile(section, alone)
     return Tiles(network, read, size, width, of_network), ""
 
 
@@ -343,16 +343,6 @@ def _minibatch(
     if isinstance(network, OperatorNetwork) and not network.by_slot:
         return width, "a model of which only one client at a time can be computed"
     return width, ""
-
-
-def _check_tile(section: Local, why: str) -> None:
-    """Refuse tiles of several clients where clients are trained one by one.
-
-    Raises:
-        InputError: the recipe asks for them.
-    """
-    if section.tile != "auto" and section.tile > 1:
-        raise InputError(f"local.tile: {section.tile} with {why}", remedy="leave local.tile out")
 
 
 def tuner_for(fine_tune: FineTune, model: FlatModel, loss: Loss, seed: int, *, draws: bool) -> SequentialSolver:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpcfed.errors import counted
+from hpcfed.config.recipe import Local
+from hpcfed.errors import InputError, counted
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,13 @@ class EngineChoice:
             return f"one after another: {self.why}" if self.why else "one after another"
         how = f"{counted(int(self.tile), 'client')} a tile"
         return f"{how}, {self.read}" if self.read else how
+
+
+def refuse_tile(section: Local, why: str) -> None:
+    """Refuse tiles of several clients where clients are trained one by one.
+
+    Raises:
+        InputError: the recipe asks for them.
+    """
+    if section.tile != "auto" and section.tile > 1:
+        raise InputError(f"local.tile: {section.tile} with {why}", remedy="leave local.tile out")

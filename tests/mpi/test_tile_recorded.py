@@ -77,11 +77,19 @@ def test_more_rounds_of_a_schedule_have_the_same_tile(in_a_file, world, folder):
     [
         ({"engine": "sequential"}, "local.engine: sequential"),
         ({"batch_size": "full"}, "local.batch_size: full, and clients of different sizes"),
+        ({"engine": "auto", "compile": True}, "compile: true"),
     ],
 )
 def test_a_tile_of_several_is_refused_where_clients_are_trained_one_by_one(changes, why, world, folder):
+    """By the key that the recipe has: ``local.engine`` only where it is in there."""
     with pytest.raises(InputError, match=rf"local.tile: 3 with {why}; leave local.tile out"):
         hpcfed.run(recipe("run", tile=3, **changes), world=world, quiet=True)
+
+
+def test_products_of_tiles_are_refused_by_the_key_that_has_none(world, folder):
+    asked = recipe("run", engine="auto", matmul="onednn") | {"precision": "bf16-mixed"}
+    with pytest.raises(InputError, match=r"local.matmul: onednn with precision: bf16-mixed; use local.matmul: blas"):
+        hpcfed.run(asked, world=world, quiet=True)
 
 
 @pytest.mark.thinned
