@@ -187,6 +187,14 @@ def test_a_run_is_cited_for_what_it_used(finished, command, tmp_path):
             {"algorithm": {"name": "fedavg"}, "parameters": {"private": ["*bn*"], "buffers": "private"}},
             [cite.FEDAVG, *cite.PRIVATE_PARTS, cite.SILOBN],
         ),
+        (
+            {"algorithm": {"name": "fedavg"}, "updates": [{"sign": {"feedback": False}}, {"clip": {"norm": 1.0}}]},
+            [cite.FEDAVG, "sun2019can"],
+        ),
+        (
+            {"algorithm": {"name": "fedavg"}, "updates": [{"topk": {"feedback": True}}, {"clip": {"quantile": 0.5}}]},
+            [cite.FEDAVG, "stich2018sparsified", "karimireddy2019error", "sun2019can", "andrew2021differentially"],
+        ),
     ],
 )
 def test_recipes_are_cited_for_their_parts(recipe, keys):

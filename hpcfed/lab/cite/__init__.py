@@ -20,6 +20,8 @@ ADAPTIVE, LEAF = "reddi2021adaptive", "caldas2018leaf"
 NIID_BENCH = "li2022federated"
 PRIVATE_PARTS, SILOBN = ("li2021fedbn", "arivazhagan2019personalization"), "andreux2020siloed"
 FEDREP, SECURE, DP_SGD = "collins2021exploiting", "bonawitz2017practical", "abadi2016deep"
+OF_AN_OPTION = {"andrew2021differentially": "quantile", "karimireddy2019error": "feedback"}
+"""Papers of parts of the lists → the parameter without which a run does not use them."""
 OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
 MODELS = {
     "emnist-cnn": (ADAPTIVE,),
@@ -104,9 +106,11 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
         yield f"Method {name}", tuple(dict.fromkeys(key for part in parts for key in known.get(part, (FEDAVG,))))
     if (recipe.get("guess") or "none") != "none":
         yield f"Guessed updates, GeL ({recipe['guess']})", (GEL,)
-    for part in (part for key in updates.LISTS for part in recipe.get(key) or ()):
-        known, named = updates.references(), next(iter(part))
-        yield f"Part of updates {part.get('factory') or named}", known.get(named, ())
+    for place, part in ((key, part) for key in updates.LISTS for part in recipe.get(key) or ()):
+        named, parameters = next(iter(part.items()))
+        known = updates.references().get(named, ())
+        used = tuple(one for one in known if one not in OF_AN_OPTION or (parameters or {}).get(OF_AN_OPTION[one]))
+        yield f"Part of {place} {part.get('factory') or named}", used
     if recipe.get("secure_aggregation"):
         yield "Secure aggregation", (SECURE,)
     if local.get("noise"):
