@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,9 +184,14 @@ class LoadedRun:
                 return trained_module(recipe, self.folder / name, client, accept_code=True)
         if self.recipe.model.factory is not None:
             places = ", ".join(map(str, self.recipe.python_path))
-            what = f"{self.folder}: the model is code, {self.recipe.model.factory}, which runs from {places}"
-            warnings.warn(what, stacklevel=4)
+            _warn_once(f"{self.folder}: the model is code, {self.recipe.model.factory}, which runs from {places}")
         return trained_module(self.recipe, self.folder / name, client, accept_code=self.accept_code)
+
+
+@cache
+def _warn_once(what: str) -> None:
+    """Warn; of several clients' modules once."""
+    warnings.warn(what, stacklevel=5)
 
 
 @contextmanager
