@@ -10,6 +10,7 @@ import click
 
 from hpcfed.cli.documents import text_of
 from hpcfed.cli.options import MOST_RANKS, OVERRIDES, RANKS, Finite
+from hpcfed.errors import counted
 
 if TYPE_CHECKING:
     from hpcfed.cluster.estimate import Estimate
@@ -64,7 +65,7 @@ def _rows(costs: Estimate) -> Iterator[tuple[str, str, str]]:
     from rich.filesize import decimal
 
     measured, computed = costs.measured, "computed"
-    yield "measured on", measured.device, f"{measured.clients} clients trained in this process"
+    yield "measured on", measured.device, f"{counted(measured.clients, 'training')} of a client in this process"
     yield "one client, one sample", f"{measured.sample_seconds * 1e6:.3g} µs", "measured"
     yield "server's step", f"{measured.server_seconds * 1e3:.3g} ms", "measured"
     yield "test set, by one rank", f"{measured.evaluate_seconds * 1e3:.3g} ms", "measured"

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hpcfed.cli.options import asked_on_terminal
+from hpcfed.errors import counted
 
 
 @click.command()
@@ -33,7 +34,7 @@ def command(
     check_picture(picture)
     ask = asked_on_terminal()
     found = replay(run, number, client, data=data, code=code, run_code=run_code, ask=ask, say=click.echo)
-    click.echo(f"{run}, round {number}, client {found.client} ({found.name}): {found.reported.steps} steps")
+    click.echo(f"{run}, round {number}, client {found.client} ({found.name}): {counted(found.reported.steps, 'step')}")
     console = Console(highlight=False, markup=False)
     console.print(table(found))
     for line in lines(found):

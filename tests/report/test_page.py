@@ -275,13 +275,14 @@ def test_reader_is_warned(tmp_path):
 def test_the_privacy_of_a_group_is_that_of_its_longest_run(tmp_path):
     """Also where the first run ended early."""
     privacy = {"level": "client", "neighbours": "added", "delta": 1e-5, "noise_multiplier": 1.0, "clip": 1.0}
-    privacy |= {"cohorts": "drawn", "accountant": "RDP", "noise": "of the server"}
+    privacy |= {"cohorts": "drawn", "accountant": "RDP", "noise": "of the server", "withheld": ["local_loss", "cohort"]}
     for seed, rounds in enumerate((2, 4, 3)):
         rows = [{**row, "epsilon": 0.5 * row["round"]} for row in make_rows(rounds, "fedavg", seed)]
         folder = write_run(tmp_path / "runs" / f"s-{seed}", seed=seed, rows=rows)
         (folder / "environment.json").write_text(json.dumps({"privacy": privacy}))
     found = CliRunner().invoke(command, [str(tmp_path / "runs"), "--output", str(tmp_path / "report"), "--page-only"])
     assert "differential privacy of each client (added): ε 2 at δ 1e-05" in found.output
+    assert "Its record withholds local_loss, cohort." in found.output  # why its columns have dashes
 
 
 @pytest.mark.every(2)

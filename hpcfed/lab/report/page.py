@@ -148,8 +148,10 @@ def warnings(groups: Sequence[Group]) -> list[str]:
         private = [run for run in group.runs if "privacy" in run.environment and run.num_rounds]
         if private:
             weakest = max(private, key=lambda run: float(run.column("epsilon")[-1]))
-            promised = in_words(weakest.environment["privacy"], float(weakest.column("epsilon")[-1]))
-            notes.append(f"{group.label}: {promised}. {NOT_COVERED}")
+            facts = weakest.environment["privacy"]
+            promised = in_words(facts, float(weakest.column("epsilon")[-1]))
+            withheld = f" Its record withholds {', '.join(facts['withheld'])}." if facts.get("withheld") else ""
+            notes.append(f"{group.label}: {promised}. {NOT_COVERED}{withheld}")
         if group.repeats:
             seeds = ", ".join(dict.fromkeys(run.seed for run in group.repeats))
             notes.append(
