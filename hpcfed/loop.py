@@ -362,7 +362,8 @@ def _finish(session: Session, round: int, reason: str | None) -> None:
             f"{name}: {simulation.magnitudes.repeats} of {round} rounds were run twice, since the size of the "
             "updates changed too much from one round to the next (column 'attempts')"
         )
-    for remark in session.parts.model.news():
+    left_out = session.parts.world.on_root(lambda: session.recorder.remark(session.recipe))
+    for remark in (*session.parts.model.news(), *([left_out] if left_out else [])):
         session.reporter.say(f"{name}: {remark}")
     evaluated = simulation.evaluated().cpu()
     models = session.parts.model, simulation.w, evaluated, session.evaluator.averaged_for(evaluated)

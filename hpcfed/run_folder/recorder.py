@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from types import TracebackType
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save
 
 from hpcfed.client.averaged_buffers import AveragedBuffers
+from hpcfed.config.recipe import Recipe
 from hpcfed.evaluation.measures import Value
 from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.io.atomic import writing
@@ -25,7 +27,7 @@ from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CLIENTS, INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.private import promised
-from hpcfed.run_folder.rounds import line_of
+from hpcfed.run_folder.rounds import iterate_rounds, line_of, skipped_in, skipped_in_words
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
 from hpcfed.simulation import RoundResult
 from hpcfed.types import DELTA, MOVED, PERSONAL, State
@@ -203,6 +205,15 @@ class Recorder:
                     self._add_clients(round, clients)
                 self._folder.code.add()
         return row
+
+    def remark(self, recipe: Recipe) -> str:
+        """Return in words which updates were left out of the rounds; "" if none was. On rank 0."""
+        masked = recipe.secure_aggregation is not None
+        if not masked and recipe.on_bad_client != "skip":
+            return ""
+        rows = [skipped_in(row) for row in iterate_rounds(self._folder.metrics)]
+        skipped = Counter(client for clients in rows for client in clients)
+        return skipped_in_words(skipped, len(rows), masked=masked) if skipped else ""
 
     def _check(self) -> None:
         for file in (self._rounds, self._hashes, self._clients):

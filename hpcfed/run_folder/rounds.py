@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure, InputError, counted, first_of
 from hpcfed.io.text import Malformed, lines_of, open_file, parse_json
 from hpcfed.run_folder.files import RESULT, read_mapping
 
 RECORD = "metrics.jsonl"
+MOST_NAMED = 3
+"""Maximum number of runs or clients that a warning names."""
 METRICS = (
     "local_loss",
     "train_loss",
@@ -183,8 +185,20 @@ def why_skipped(*, masked: bool) -> str:
         masked: whether the recipe has ``secure_aggregation``; then a client that fails ends the run instead.
     """
     if masked:
-        return "clients dropped out before they sent (secure_aggregation)"
+        return "clients dropped out, or too few were left to open the sum (secure_aggregation)"
     return "updates were left out (on_bad_client: skip)"
+
+
+def skipped_in_words(skipped: Mapping[int, int], rounds: int, *, masked: bool) -> str:
+    """Return why rounds left out updates, and of which clients in how many of the rounds.
+
+    Args:
+        skipped: client → number of rounds.
+        rounds: number of all rounds.
+        masked: as for `why_skipped`.
+    """
+    whose = first_of([f"client {client} in {count:,}" for client, count in sorted(skipped.items())], MOST_NAMED)
+    return f"{why_skipped(masked=masked)}, of {counted(rounds, 'round')}: {whose}"
 
 
 def is_own(name: str) -> bool:

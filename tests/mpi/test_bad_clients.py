@@ -153,13 +153,15 @@ def test_the_others_count_as_if_the_bad_ones_had_not_been_drawn(algorithm, deed,
         assert row["gradients"] == other["gradients"]
 
 
-def test_factors_that_a_skip_would_change_one_by_one_end_the_run(world, folder):
+def test_factors_that_a_skip_would_change_one_by_one_end_the_run(world, folder, capsys):
     world.on_root(lambda: (folder / "ordered.py").write_text(ORDERED))
     algorithm = {"algorithm": {"factory": "ordered:method"}}
     with pytest.raises(Diverged, match=f"round {BAD_ROUND}: without client 1 the others' updates would have other fac"):
         hpcfed.run(moody("raise", [1], **algorithm), world=world, quiet=True)
-    kept = hpcfed.run(moody("raise", [4], **algorithm, output="last"), world=world, quiet=True)
+    kept = hpcfed.run(moody("raise", [4], **algorithm, output="last"), world=world)
     assert [row["skipped"] for row in kept.metrics] == [[], [], [4], [], []]
+    said = "updates were left out (on_bad_client: skip), of 5 rounds: client 4 in 1\n"
+    assert capsys.readouterr().out.count(said) == world.is_root
 
 
 def test_what_happened_is_in_the_log_of_its_rank(world, folder):

@@ -203,6 +203,18 @@ def test_a_client_that_dropped_out_is_reported_as_such(world, folder):
     assert lines(found)[-1].startswith("this client dropped out before it sent (secure_aggregation)")
 
 
+def test_a_round_of_too_few_is_reported_as_such(world, folder, capsys):
+    """Its only client did not drop out."""
+    masks = {"updates": [{"clip": {"norm": 1.0}}], "secure_aggregation": {"dropout": 0.0}, "update_hashes": False}
+    run = of("fedavg", cohort={"schedule": [[1], [0, 2]]}, rounds=2, **masks)
+    result = hpcfed.run(run, world=world)
+    assert [row["skipped"] for row in result.metrics] == [[1], []]
+    said = "too few were left to open the sum (secure_aggregation), of 2 rounds: client 1 in 1\n"
+    assert capsys.readouterr().out.count(said) == world.is_root
+    (line,) = lines(hpcfed.replay(result.folder, 1, 1))[1:]
+    assert line == "too few clients were left to open the sum (secure_aggregation); the round's hash is as recorded"
+
+
 def test_another_update_differs(world, folder):
     run = hpcfed.run(of("fedavg"), world=world, quiet=True)
     world.gather(None)

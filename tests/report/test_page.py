@@ -295,7 +295,7 @@ def test_updates_that_were_left_out_are_reported(masked, tmp_path):
         write_run(tmp_path / f"bad-{seed}", seed=seed, rows=rows, change={"name": "bad", **masks})
     found = CliRunner().invoke(command, [str(tmp_path), "--output", str(tmp_path / "report"), "--page-only"])
     why = (
-        "clients dropped out before they sent (secure_aggregation)"
+        "clients dropped out, or too few were left to open the sum (secure_aggregation)"
         if masked
         else "updates were left out (on_bad_client: skip)"
     )

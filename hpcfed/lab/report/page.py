@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 
 from hpcfed.config.load import dump_yaml
-from hpcfed.errors import counted, first_of, visible
+from hpcfed.errors import first_of, visible
 from hpcfed.io.figure_style import DARK, DASHES, LIGHT
 from hpcfed.lab.report.group import Group, flatten
 from hpcfed.lab.report.read import read_json, run_status
@@ -24,13 +24,11 @@ from hpcfed.lab.report.write import MARKER
 from hpcfed.run_folder.certificate import changed
 from hpcfed.run_folder.files import CLIENTS, RESULT
 from hpcfed.run_folder.private import NOT_COVERED, in_words
-from hpcfed.run_folder.rounds import RECORD, why_skipped
+from hpcfed.run_folder.rounds import MOST_NAMED, RECORD, skipped_in_words
 from hpcfed.version import __version__
 
 TITLED, LONGEST = 4, 80
 """Maximum number of groups in the title, and of characters if it names more than one."""
-MOST_NAMED = 3
-"""Maximum number of runs or clients that a warning names."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +139,8 @@ def warnings(groups: Sequence[Group]) -> list[str]:
             what = "is not the file" if len(edited) == 1 else "are not the files"
             notes.append(f"{group.label}: {first_of(edited, MOST_NAMED)} {what} named in the certificate.")
         if skipped := sum((Counter(run.skipped) for run in group.runs), Counter()):
-            rounds = counted(sum(run.num_rounds for run in group.runs), "round")
-            whose = first_of([f"client {client} in {count:,}" for client, count in sorted(skipped.items())], MOST_NAMED)
-            why = why_skipped(masked=bool(group.recipe.get("secure_aggregation")))
-            notes.append(f"{group.label}: {why}, of {rounds}: {whose}.")
+            rounds, masked = sum(run.num_rounds for run in group.runs), bool(group.recipe.get("secure_aggregation"))
+            notes.append(f"{group.label}: {skipped_in_words(skipped, rounds, masked=masked)}.")
         private = [run for run in group.runs if "privacy" in run.environment and run.num_rounds]
         if private:
             weakest = max(private, key=lambda run: float(run.column("epsilon")[-1]))

@@ -131,13 +131,19 @@ class Replay:
 
     @property
     def skipped(self) -> bool:
-        """Whether the run left the client out of the round, since its training failed or it dropped out."""
+        """Whether the run left the client out of the round, since its training failed or no masked sum has it."""
         return self.client in self._run.rows[self.round - 1].get("skipped", [])
 
     @property
     def dropped(self) -> bool:
-        """Whether the client dropped out of the round before it sent its update (``secure_aggregation.dropout``)."""
+        """Whether no masked sum has the client's update: it dropped out before it sent, or its round is `unopened`."""
         return self.skipped and self.recipe.secure_aggregation is not None
+
+    @property
+    def unopened(self) -> bool:
+        """Whether too few clients were left to open the round's sum (``secure_aggregation.survivors``)."""
+        row = self._run.rows[self.round - 1]
+        return self.dropped and len(row["skipped"]) == len(row["cohort"])
 
     @cached_property
     def agrees(self) -> bool:

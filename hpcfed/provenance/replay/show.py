@@ -43,7 +43,9 @@ def _verdict(replay: Replay) -> str:
         return f"differs: the state after round {replay.parted} is not the recorded one; 'hpcfed verify' tells more"
     if replay.dropped:
         same = "is" if replay.agrees else "differs: it is not"
-        return f"this client dropped out before it sent (secure_aggregation); the round's hash {same} as recorded"
+        dropped = "this client dropped out before it sent"
+        why = "too few clients were left to open the sum" if replay.unopened else dropped
+        return f"{why} (secure_aggregation); the round's hash {same} as recorded"
     if replay.skipped:
         left_out = "the run left this client out of the round (on_bad_client: skip)"
         return f"{left_out}: its update is not finite here either" if replay.agrees else f"differs: {left_out}"
