@@ -14,7 +14,7 @@ from typing import Any
 from hpcfed.config.limits import Stop
 from hpcfed.config.metrics import Metric, larger_is_better, plain, references
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 
 RECENT_ROUNDS = 10
 """The next round is expected to take as long, without evaluation, as the longest of this number of last rounds."""
@@ -190,7 +190,7 @@ class Stopping:
         if patience is None or mark is None or mark.since < patience:
             return None
         what = self._follows if self._name == DEFAULT_MEASURE else self._name
-        return f"stop.patience: no better test {what} in {mark.since} evaluations"
+        return f"stop.patience: no better test {what} in {counted(mark.since, 'evaluation')}"
 
     def _larger(self, metric: str | None) -> bool:
         return metric == "accuracy" or self._larger_is_better[str(metric)]

@@ -108,8 +108,8 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
         yield f"Guessed updates, GeL ({recipe['guess']})", (GEL,)
     for place, part in ((key, part) for key in updates.LISTS for part in recipe.get(key) or ()):
         named, parameters = next(iter(part.items()))
-        known = updates.references().get(named, ())
-        used = tuple(one for one in known if one not in OF_AN_OPTION or (parameters or {}).get(OF_AN_OPTION[one]))
+        papers = updates.references().get(named, ())
+        used = tuple(key for key in papers if key not in OF_AN_OPTION or (parameters or {}).get(OF_AN_OPTION[key]))
         yield f"Part of {place} {part.get('factory') or named}", used
     if recipe.get("secure_aggregation"):
         yield "Secure aggregation", (SECURE,)
