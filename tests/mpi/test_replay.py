@@ -183,6 +183,17 @@ def method():
 """
 
 
+def test_norms_of_a_run_that_diverges_are_those_of_its_record(world, folder):
+    """Of numbers whose squares float32 does not hold."""
+    local = {"steps": 2, "batch_size": 10, "lr": 1e13, "weight_decay": 1.0}
+    run = of("fedavg", cohort={"schedule": [[1]]}, rounds=1, local=local, evaluate={"every": 0})
+    result = hpcfed.run(run, world=world, quiet=True)
+    found, expected = hpcfed.replay(result.folder, 1, 1), result.metrics[0]["mean_delta_sq"] ** 0.5
+    assert expected > 1e20
+    assert found.steps[-1].drift == pytest.approx(expected, rel=1e-6)
+    assert f"‖delta‖ {expected:.6g};" in lines(found)[0]
+
+
 def test_a_skipped_client_is_reported_as_such(world, folder):
     world.on_root(lambda: (folder / "sick.py").write_text(SICK) and None)
     run = of("fedavg", algorithm={"factory": "sick:method"}, cohort=None, on_bad_client="skip", rounds=3)

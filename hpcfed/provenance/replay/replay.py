@@ -312,7 +312,7 @@ class _StepMeter:
         """Measure the step `number` of a client, which ended at `y`, (d,); see `hpcfed.client.solver.StepCallback`."""
         if client != self._client:
             return
-        drift = float(torch.linalg.vector_norm(y - self._w))
+        drift = norm_of(y - self._w)
         engine = self._parts.model
         beside = ({}, {}) if engine.is_plain else (engine.private_state(), engine.averaged_buffers())
         kept = (y.clone(), *beside) if self._keeps else (None,)
@@ -343,7 +343,12 @@ class _StepMeter:
         with self._draws.here(), torch.enable_grad(), GivenMasks(masks) if masks else nullcontext():
             loss = self._loss.batch(self._model.module(x_batch), y_batch)
             loss.backward()
-        return float(loss.detach()), float(torch.linalg.vector_norm(self._model.grad))
+        return float(loss.detach()), norm_of(self._model.grad)
+
+
+def norm_of(vector: Tensor) -> float:
+    """Return ‖vector‖, of which float32 may not hold the squares."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
 
 def _batches(section: Local, seed: int, task: Task, round: int) -> Iterator[Samples]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpcfed.io.atomic import write_whole, writing
 from hpcfed.io.figure import rendered
-from hpcfed.provenance.replay.replay import Replay
+from hpcfed.provenance.replay.replay import Replay, norm_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +32,7 @@ def table(replay: Replay) -> Table:
 
 def lines(replay: Replay) -> list[str]:
     """Return lines on the client's update: its norms and hash, and whether the update is as recorded."""
-    vectors = ", ".join(f"‖{name}‖ {float(vector.norm()):.6g}" for name, vector in replay.reported.vectors.items())
+    vectors = ", ".join(f"‖{name}‖ {norm_of(vector):.6g}" for name, vector in replay.reported.vectors.items())
     scalars = "".join(f", {name} {value:.6g}" for name, value in replay.reported.scalars.items())
     found = [f"reports {vectors}{scalars}; hash {replay.reported.hash:016x}", _verdict(replay)]
     return found if replay.dependence is None else [*found, str(replay.dependence)]

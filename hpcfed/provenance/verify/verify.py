@@ -521,7 +521,7 @@ class Verifier:
             self._say(f"verified in part: {alone}; {self._kept()}the rest is only {self._trust()}")
         elif self._every:
             verified = "verified" if code == AGREES else "verified in part"
-            self._say(f"{verified}: all {total} rounds, bit for bit, {where}")
+            self._say(f"{verified}: all {counted(total, 'round')}, bit for bit, {where}")
         else:
             computed = counted(len(self._computed), "round")
             self._say(f"{self._kept()}{computed} computed, the last one and those on the way to the drawn among them")
