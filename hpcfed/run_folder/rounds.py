@@ -153,10 +153,13 @@ class Columns(dict[str, list[float]]):
 
 
 def columns_of(rows: Iterable[Mapping[str, Any]], path: Path) -> Columns:
-    """Return the columns of a record's rounds."""
-    columns = Columns()
+    """Return the columns of a record's rounds, without those of matrices, which are null where none was measured."""
+    columns, matrices = Columns(), set()
     for row in rows:
         columns.add(numbers_of(row, path))
+        matrices |= {name for name, value in row.items() if isinstance(value, list)}
+    for name in matrices & columns.keys():
+        del columns[name]
     return columns
 
 

@@ -47,6 +47,17 @@ def test_what_was_recorded_comes_back_as_a_table(finished):
     assert hpcfed.load(finished.folder).clients["accuracy"].tolist() == [0.5]
 
 
+def test_a_matrix_that_not_all_rounds_measured_comes_back(tmp_path, monkeypatch):
+    """It is null in the others."""
+    monkeypatch.chdir(tmp_path)
+    write_small(tmp_path)
+    run = hpcfed.run(small("run", evaluate={"every": 2, "metrics": ["confusion-matrix"]}), quiet=True)
+    found = hpcfed.load(run.folder).metrics["test_confusion-matrix"].tolist()
+    assert found == [row["test_confusion-matrix"] for row in run.metrics]
+    assert [type(matrix) for matrix in found] == [type(None), list, list]
+    assert "test_confusion-matrix" not in set(hpcfed.runs(run.folder)["column"])
+
+
 def edit_result(run, **changes):
     (run / "result.json").write_text(json.dumps(json.loads((run / "result.json").read_text()) | changes))
 
