@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -118,13 +118,20 @@ def _settings(folders: Sequence[Path], runs: Sequence[Path]) -> dict[str, list[s
     environments = [read_environment(folder) for folder in folders]
     pairs = zip(folders, environments, strict=True)
     code = [read_mapping(folder / CODE_FILE).get("files", {}) for folder in folders]
-    names = sorted(code[0].keys() | code[1].keys())
     return {
         "recipe": differences(there, here, UNIMPORTANT, places),
         "environment": [*of_environments(environments[0], environments[1], places)],
         DOUBTS: [f"{folder}: {text}" for folder, environment in pairs for text in own_doubts(environment)],
-        "code": [f"module {name} differs" for name in names if _hash(code[0], name) != _hash(code[1], name)],
+        "code": [*_of_code(code[0], code[1], places)],
     }
+
+
+def _of_code(first: Mapping[str, Any], second: Mapping[str, Any], places: Sequence[str]) -> Iterator[str]:
+    for name in sorted(first.keys() ^ second.keys()):
+        yield f"module {name} {places[name in second]} alone"
+    for name in sorted(first.keys() & second.keys()):
+        if _hash(first, name) != _hash(second, name):
+            yield f"module {name} differs"
 
 
 def _hash(code: Mapping[str, Any], name: str) -> Any:

@@ -81,6 +81,15 @@ def test_what_was_planted_is_found(two, command):
         shutil.rmtree(two / "other")
 
 
+def test_a_module_that_one_run_alone_has_is_said_to_be_there(two, command):
+    Path("mine.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(12, 4)\n")
+    trained("plain", rounds=1)
+    trained("own", rounds=1, model={"factory": "mine:net"}, python_path=["."])
+    for pair in (["plain", "own"], ["own", "plain"]):
+        done = command(["compare", *pair], two)
+        assert "code: module mine in own alone\n" in done.stdout
+
+
 def test_a_flipped_bit_of_one_client_is_found(two, command):
     """It takes effect in the first round that visits the sample."""
     with h5py.File(shutil.copy("small.h5", "flipped.h5"), "r+") as file:
