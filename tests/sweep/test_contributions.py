@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,20 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from matplotlib.collections import LineCollection
 from safetensors.torch import save_file
 
 import hpcfed
 from hpcfed.cli.contributions import command
 from hpcfed.errors import InputError
+from hpcfed.lab.report.paired import MeanEstimate
 from hpcfed.lab.sweep.claims import Claims, RunState
 from hpcfed.lab.sweep.run import Redo
 from hpcfed.lab.sweep.run import prepare as prepare_sweep
 from hpcfed.lab.whatif.coalitions import Contributions, plan_coalitions, run_coalitions
+from hpcfed.lab.whatif.figure import figure_of
 from hpcfed.lab.whatif.shapley import added_in, all_subsets, estimates, random_orders, shapley
-from hpcfed.lab.whatif.values import CoalitionValues, contributed, table, write_contributions
+from hpcfed.lab.whatif.values import NONE, CoalitionValues, Contribution, contributed, table, write_contributions
 from hpcfed.ranks.world import World
 from tests.federations import Arrays, write_federation
 from tests.mpi.recipes import small
@@ -148,6 +152,15 @@ def check_files(found: CoalitionValues, folder: Path) -> None:
     assert len(values) == len(found.values[0])
     assert values["none"] == found.values[0][frozenset()]
     assert (folder / "figures" / "contributions.png").stat().st_size > 1000
+
+
+def test_whiskers_are_of_the_bars():
+    """Bars lie on their side, and so do their intervals: mean ± half width, each in its row."""
+    given = [("a", MeanEstimate(2.0, 0.5, 5)), ("b", MeanEstimate(1.0, 3.0, 5))]
+    clients = [Contribution(k, name, 9, NONE, value, *[math.nan] * 4) for k, (name, value) in enumerate(given)]
+    bars = figure_of(clients, "test_auroc", "5 seeds", has_shapley=True).axes[0].collections
+    (whiskers,) = [bar for bar in bars if isinstance(bar, LineCollection)]
+    assert [line.tolist() for line in whiskers.get_segments()] == [[[1.5, 0], [2.5, 0]], [[-2, 1], [4, 1]]]
 
 
 @pytest.mark.soak

@@ -49,8 +49,13 @@ class Rule:
     is_percentage: bool = False  # whether figures show the column in percent
 
     def __str__(self) -> str:
+        return f"{'largest' if self.largest else 'smallest'} {self.mean}"
+
+    @property
+    def mean(self) -> str:
+        """The compared number in words: ``mean test_loss over the last 10 rounds``."""
         rounds = "the last round" if self.last == 1 else f"the last {self.last} rounds"
-        return f"{'largest' if self.largest else 'smallest'} mean {self.column} over {rounds}"
+        return f"mean {self.column} over {rounds}"
 
     def score(self, record: pd.DataFrame) -> float:
         """Return a run's score, the column's mean over the last rounds; nan if none of them recorded the column.

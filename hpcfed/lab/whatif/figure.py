@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from hpcfed.io.figure import literal
 from hpcfed.io.figure_style import LIGHT, Medium, blank, to_files, to_svg
@@ -17,7 +18,14 @@ MAX_CLIENTS = 40
 
 
 def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -> tuple[str, dict[str, bytes]]:
-    """Draw a bar per client with its interval; return the figure's ``svg`` element, and file name → PNG or PDF.
+    """Return the figure of `figure_of` as ``svg`` element, and file name → PNG or PDF."""
+    figure = figure_of(clients, column, over, has_shapley=has_shapley)
+    files = {f"contributions{suffix}": content for suffix, content in to_files(figure).items()}
+    return to_svg(figure, "contributions"), files
+
+
+def figure_of(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -> Figure:
+    """Draw a bar per client with its interval.
 
     Args:
         clients: the contributions; the `MAX_CLIENTS` largest are drawn.
@@ -34,12 +42,12 @@ def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -
     places = np.arange(len(shown))
     axes.barh(places, np.nan_to_num(means), color=LIGHT.groups[0], height=0.62, zorder=2)
     if known.any():
-        axes.errorbar(means[known], places[known], halves[known], 0, "none", color=LIGHT.text, capsize=3, zorder=3)
+        look: dict[str, Any] = {"fmt": "none", "color": LIGHT.text, "capsize": 3, "zorder": 3}
+        axes.errorbar(means[known], places[known], xerr=halves[known], **look)
     axes.axvline(0, color=LIGHT.text, linewidth=0.8)
     axes.set_yticks(places, [literal(one.name) for one in shown])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     what = f"{title} in {column.replace('_', ' ')}, a gain where positive"
     axes.set_xlabel(f"{what}\nwhiskers: 95 % interval over {over}" if known.any() else what)
-    files = {f"contributions{suffix}": content for suffix, content in to_files(figure).items()}
-    return to_svg(figure, "contributions"), files
+    return figure

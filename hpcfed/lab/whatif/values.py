@@ -88,7 +88,7 @@ class CoalitionValues:
         """Remarks below the table: the rule for v(S), v(all), v(none), rounds, diverged runs, skipped clients."""
         own, mean = self.coalitions, mean_over(self.values)
         every = frozenset(range(len(own.names)))
-        said = [f"v(S): {own.rule}, on the test set of all clients; {_over(own)}"]
+        said = [f"v(S): {own.rule.mean}, on the test set of all clients; {_over(own)}"]
         said.append(f"v(all) {mean[every]:.4g}, v(none) {mean[NOBODY]:.4g}, the initial model's")
         total, computed, needed = rounds_of(own)
         runs = counted(len(own.plan.units), "run")
