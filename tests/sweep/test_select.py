@@ -13,7 +13,7 @@ import pytest
 from hpcfed.errors import InputError
 from hpcfed.io.figure_style import to_files
 from hpcfed.lab.sweep.claims import Claim, RunState
-from hpcfed.lab.sweep.figures import _curve, _lines, _number, _title, draw, table_of
+from hpcfed.lab.sweep.figures import _curve, _heat_map, _lines, _number, _title, draw, table_of
 from hpcfed.lab.sweep.grid import parse_grids
 from hpcfed.lab.sweep.plan import Plan, make_plan
 from hpcfed.lab.sweep.select import Candidate, Rule, candidates, parse_rule, remarks
@@ -197,6 +197,23 @@ def test_a_heat_map_shows_each_mean_at_its_place(plan):
     figures = draw(plan, best, rule)
     assert list(figures) == ["local.lr-algorithm.server_lr.png", "local.lr-algorithm.server_lr.pdf"]
     assert figures["local.lr-algorithm.server_lr.png"].startswith(b"\x89PNG")
+
+
+LOCAL = ",".join(f"{{steps: {steps}, batch_size: 10, lr: 0.1, weight_decay: 0.001}}" for steps in (1, 2))
+
+
+@pytest.mark.parametrize("grids", [["algorithm=fedavg,fedexp", "local.lr=0.1,1"], [f"local={LOCAL}"]])
+def test_the_title_lies_within_the_figure(folder, monkeypatch, grids):
+    """Beside long labels, or over two columns, axes are narrower than a title."""
+    monkeypatch.chdir(folder)
+    plan = make_plan("recipe.yaml", [], parse_grids(grids), [0], None)
+    by_point = {point: Candidate(point, (), 0.52, 0.1) for point in range(len(plan.points))}
+    rule = Rule("clients.global.test.accuracy.worst_decile", 10, True, is_percentage=True)
+    figure = _lines(plan, 0, by_point, rule) if len(grids) == 1 else _heat_map(plan, 0, 1, by_point, rule)
+    figure.draw_without_rendering()
+    (title,) = figure.texts
+    assert 0 <= title.get_window_extent().x0 < title.get_window_extent().x1 <= figure.bbox.width
+    assert _number(0.52, rule) == "52.0"
 
 
 @pytest.mark.every(2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,8 +30,8 @@ from hpcfed.lab.sweep.select import Candidate, Rule
 FONT = 10.5
 CELL = 0.78
 """Side of a heat map's cell, in inches."""
-BROAD = 5
-"""Minimum number of columns with which a heat map's title fits on one line."""
+TITLE, CHARACTER = 10, 0.6
+"""Size of a title in points; width of one of its characters, in that size."""
 LINE = 0.42
 """Distance between the rows of a grid of words, in inches."""
 WIDE, MOST = 8, 40
@@ -110,8 +111,7 @@ def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candid
     axes.set_xlabel(literal(plan.grids[second].key))
     axes.set_ylabel(literal(plan.grids[first].key))
     others = ", best over the other grids" if sum(len(grid.values) > 1 for grid in plan.grids) > 2 else ""
-    title = _title(rule) + others
-    axes.set_title(title.replace(", ", ",\n") if columns < BROAD else title, fontsize=10, loc="left")
+    _set_title(figure, _title(rule) + others)
     return figure
 
 
@@ -140,7 +140,7 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None, symbol=" %"))
     axes.set_xlabel(literal(grid.key))
     axes.set_ylabel(literal(rule.column.replace("_", " ")))
-    axes.set_title(_title(rule), fontsize=10, loc="left")
+    _set_title(figure, _title(rule))
     return figure
 
 
@@ -160,7 +160,7 @@ def _lines(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
         axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None, symbol=" %"))
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel(literal(rule.column.replace("_", " ")))
-    axes.set_title(f"{_title(rule)}, by {literal(grid.key)}", fontsize=10, loc="left")
+    _set_title(figure, f"{_title(rule)}, by {grid.key}")
     return figure
 
 
@@ -203,13 +203,21 @@ def _in_words(label: str) -> str:
 def _number(mean: float, rule: Rule) -> str:
     if math.isnan(mean):
         return "–"
-    return f"{100 * mean:.3g}" if rule.is_percentage else f"{mean:.2g}"
+    return f"{100 * mean:.1f}" if rule.is_percentage else f"{mean:.2g}"
 
 
 def _title(rule: Rule) -> str:
     unit = " (%)" if rule.is_percentage else ""
     rounds = "last round" if rule.last == 1 else f"mean of the last {rule.last} rounds"
-    return literal(f"{rule.column.replace('_', ' ')}{unit}, {rounds}")
+    return f"{rule.column.replace('_', ' ')}{unit}, {rounds}"
+
+
+def _set_title(figure: Figure, title: str) -> None:
+    """Set a title over the whole figure, in lines that fit: axes beside long labels are narrower than a title."""
+    most = int(figure.get_figwidth() * 72 / (CHARACTER * TITLE))
+    parts = title.replace(", ", ",\n").split("\n") if len(title) > most else [title]
+    lines = "\n".join(textwrap.fill(part, most) for part in parts)
+    figure.suptitle(literal(lines), x=0.02, ha="left", fontsize=TITLE)
 
 
 def _file(key: str) -> str:
