@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcfed.io.figure_style import to_files
-from hpcfed.lab.study.forest import PAPER, Forest, ForestPanel, draw_forest, forest_of
+from hpcfed.lab.study.forest import PAPER, Forest, ForestMark, ForestPanel, draw_forest, forest_of
 from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.statistics import corrected
 from hpcfed.lab.study.view import View
@@ -62,6 +62,29 @@ def test_intervals_over_patients_are_those_of_the_page(view):
     own, theirs = (resampled[key, "auroc"][0] for key in ("fedexp", "fedavg"))
     assert forest.values[0].marks[1].over_patients == pytest.approx(np.percentile(own, (2.5, 97.5)))
     assert forest.differences[0].marks[1].over_patients == pytest.approx(np.percentile(own - theirs, (2.5, 97.5)))
+
+
+def test_an_interval_beyond_the_axis_ends_in_an_arrow(view):
+    """Lines and grey bars alike; an interval inside of the axis has none."""
+    forest = forest_of(view, AUROC)
+    for ends, arrows in (((0.4, 0.6), 0), ((0.1, 0.6), 1), ((0.1, 0.9), 2)):
+        for mark in (ForestMark(0.5, (0.45, 0.55), ends), ForestMark(0.5, ends, (0.45, 0.55))):
+            panel = replace(forest.values[0], marks=[mark, None], limits=(0.3, 0.7))
+            (axes,) = draw_forest(forest, [panel], PAPER).axes
+            assert sum(isinstance(line.get_marker(), list) for line in axes.lines) == arrows
+
+
+def test_a_title_stands_above_its_note(view):
+    """A note of two lines, such as that of the mean of sites, is not overlapped by the title above it."""
+    forest = forest_of(view, AUROC)
+    panels = [*forest.values[:2], replace(forest.values[-1], note="4 of 5 sites, 369 of 408 tested, 2 of 5 splits")]
+    figure = draw_forest(forest, panels, PAPER)
+    figure.draw_without_rendering()
+    axes = figure.axes[2]
+    note = next(text for text in axes.texts if text.get_text().startswith("4 of 5"))
+    title = next(text for text in axes.get_children() if getattr(text, "get_text", str)() == "Mean of sites")
+    assert "\n" in note.get_text()
+    assert title.get_window_extent().y0 >= note.get_window_extent().y1
 
 
 def test_nothing_is_drawn_of_nothing(folder):

@@ -260,8 +260,8 @@ def draw_forest(forest: Forest, shown: Sequence[ForestPanel], medium: Medium) ->
             continue
         _draw_panel(axes, forest, shown[k], centres, medium)
         axes.set_ylim(sum(heights), 0)
-        name = "\n".join([*names[k], *("" for _ in notes[k])])
-        axes.set_title(name, loc="left", fontsize=medium.font, fontweight="bold", linespacing=1.15, pad=3)
+        name, pad = "\n".join(names[k]), 3 + SPACED * medium.font * len(notes[k])
+        axes.set_title(name, loc="left", fontsize=medium.font, fontweight="bold", linespacing=1.15, pad=pad)
         note = axes.text(0, 1, "\n".join(notes[k]), transform=axes.transAxes, va="bottom", fontsize=medium.font)
         note.set_in_layout(False)
         axes.set_yticks(centres, titles if k % columns == 0 else [""] * len(titles), fontsize=medium.font)
@@ -313,17 +313,17 @@ def _plain(value: float, _: int) -> str:
 
 
 def _draw_interval(axes: Axes, y: float, ends: Ends, limits: Ends, medium: Medium, *, wide: bool = False) -> None:
-    """Draw an interval as a line, with an arrow at an end beyond the axis; if `wide`, as a grey bar without arrows."""
+    """Draw an interval as a line, if `wide` as a grey bar, with an arrow at an end beyond the axis."""
     low, high = max(ends[0], limits[0]), min(ends[1], limits[1])
-    if wide:
-        shade: dict[str, Any] = {"color": LIGHT.text, "alpha": SHADE}
-        axes.plot([low, high], [y, y], linewidth=0.8 * medium.font, solid_capstyle="butt", zorder=2, **shade)
-        return
-    axes.plot([low, high], [y, y], color=LIGHT.text, linewidth=1.0, solid_capstyle="butt", zorder=3)
-    for end, limit, arrow in ((ends[0], limits[0], "<"), (ends[1], limits[1], ">")):
+    width, alpha, zorder = (0.8 * medium.font, SHADE, 2) if wide else (1.0, 1.0, 3)
+    look: dict[str, Any] = {"color": LIGHT.text, "alpha": alpha, "zorder": zorder}
+    axes.plot([low, high], [y, y], linewidth=width, solid_capstyle="butt", **look)
+    size = width if wide else 6.0
+    for end, limit, side in ((ends[0], limits[0], -1), (ends[1], limits[1], 1)):
         if end < limits[0] or end > limits[1]:
-            axes.plot([limit], [y], marker=arrow, markersize=3.5, color=LIGHT.text, clip_on=False, zorder=3)
-        else:
+            arrow = [(0, -1), (side, 0), (0, 1)]
+            axes.plot([limit], [y], marker=arrow, markersize=size, markeredgewidth=0, clip_on=False, **look)
+        elif not wide:
             axes.plot([end], [y], marker="|", markersize=4.5, color=LIGHT.text, zorder=3)
 
 

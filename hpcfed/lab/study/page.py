@@ -161,9 +161,11 @@ def _comparison(view: View, forest: Forest) -> StudyChapter:
     )
     marks = [mark for panel in forest.values for mark in panel.marks if mark is not None]
     if any(mark.corrected for mark in marks):
-        note += f"Lines: 95 % intervals over {forest.over}, as in the tables; an arrow: it goes on. "
+        note += f"Lines: 95 % intervals over {forest.over}, as in the tables. "
     if forest.of_patients:
         note += "Grey bars: 95 % intervals over patients. "
+    if any(mark.intervals for mark in marks):
+        note += "An arrow: the interval goes on. "
     if forest.has_own_scales:
         note += "Sites have scales of their own. "
     if len(view.sites) > MOST_PANELS:
