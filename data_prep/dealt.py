@@ -98,7 +98,7 @@ class Partition:
         head = f"{_described(self.scheme)}: {sizes}\nskew: {self.skew}"
         if len(self.classes) < 2:
             return head
-        return "\n".join([head, *(line.plain for line in text_heat_map(self.counts, self.names))])
+        return "\n".join([head, *(line.plain for line in text_heat_map(self.counts, self.names, self.classes))])
 
     __repr__ = __str__  # a notebook shows it
 

@@ -82,7 +82,7 @@ def _show(federation: Federation, labels: Labels | None, picture: Path | None, *
     if few:
         console.print(_sites(federation, labels, targets))
     if labels is not None and not _listed(federation, labels):
-        for line in text_heat_map(labels.counts, site_names(federation)):
+        for line in text_heat_map(labels.counts, site_names(federation), labels.names):
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
     for absence in absences(federation, labels) if labels is not None else ():
         console.print(absence, soft_wrap=True)

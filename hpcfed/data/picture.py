@@ -49,13 +49,14 @@ def classes_for_share(counts: np.ndarray, share: float = 0.8) -> np.ndarray:
     return np.minimum(1 + (held < share * held[:, -1:]).sum(axis=1), counts.shape[1])
 
 
-def text_heat_map(counts: np.ndarray, client_names: Sequence[str] = ()) -> list[Text]:
+def text_heat_map(counts: np.ndarray, client_names: Sequence[str] = (), classes: Sequence[str] = ()) -> list[Text]:
     """Return lines of text: clients down, classes across, the share of a client's samples as a shade.
 
-    Neighbouring clients and classes are merged if there are too many to fit.
+    Neighbouring clients and classes are merged if there are too many to fit. Where names of classes do not fit, or
+    there are none, columns have their numbers.
     """
     cells, clients = _merge(counts, MAX_TEXT_ROWS)
-    cells, classes = _merge(cells.T, MAX_TEXT_COLUMNS)
+    cells, columns = _merge(cells.T, MAX_TEXT_COLUMNS)
     cells = cells.T
     shares = cells / np.maximum(cells.sum(axis=1, keepdims=True), 1)
     merged = len(cells) < len(counts)
@@ -63,10 +64,13 @@ def text_heat_map(counts: np.ndarray, client_names: Sequence[str] = ()) -> list[
         names = [_span(clients, row) for row in range(len(cells))]
     else:
         names = short_names(client_names)
-    margin, width = max(6, *map(len, names)), max(2, len(str(counts.shape[1] - 1)) + 1)
-    if width * len(classes[:-1]) > MAX_TEXT_COLUMNS:
+    heads = short_names(classes) if len(classes) == len(cells.T) else []
+    if not heads or len(heads) * (max(map(len, heads)) + 1) > MAX_TEXT_COLUMNS:
+        heads = [str(column) for column in columns[:-1]]
+    margin, width = max(6, *map(len, names)), max(2, *(len(head) + 1 for head in heads))
+    if width * len(heads) > MAX_TEXT_COLUMNS:
         width = 1
-    head = "".join(str(c)[-max(1, width - 1) :].rjust(width) for c in classes[:-1])
+    head = "".join(head[-max(1, width - 1) :].rjust(width) for head in heads)
     lines = [Text(f"{'client':>{margin}} {head}", style="bold")]
     for name, row in zip(names, shares, strict=True):
         line = Text(f"{name:>{margin}} ")
@@ -165,7 +169,7 @@ def _draw_histograms(sizes: np.ndarray, counts: np.ndarray | None, figure: SubFi
     axes = figure.subplots(1, 1 if counts is None else 2, squeeze=False)[0]
     axes[-1].hist(sizes, bins=min(30, max(1, len(np.unique(sizes)))), color="0.6", edgecolor="white")
     axes[-1].set_xlabel("samples per client")
-    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # two need fractions for equal sizes
     for each in axes:
         each.set_ylabel("clients")
         each.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.data.federation import Federation
+from hpcfed.data.sites import class_names
+from hpcfed.io.console import short_names
 from hpcfed.io.figure import literal
 
 if TYPE_CHECKING:
@@ -29,23 +31,33 @@ def samples_height(federation: Federation) -> float:
 
 
 def draw_samples(federation: Federation, figure: SubFigure) -> None:
-    """Draw the first samples of the first clients that are not empty, one row per client."""
+    """Draw samples of the first clients that are not empty, one row per client.
+
+    Images are taken at even distances: those of a folder are sorted by class.
+    """
     clients = np.flatnonzero(federation.sizes)[:CLIENTS].tolist()
     if not clients:
         return
     if federation.task == "next-token":
         _draw_text(federation, clients, figure)
         return
+    names = short_names(class_names(federation))
     grid = figure.subplots(len(clients), SAMPLES, squeeze=False)
     for k, row in zip(clients, grid, strict=True):
         x, y = federation.client(k)
         for axes in row:
             axes.axis("off")
-        for axes, image, label in zip(row, x, y, strict=False):
-            axes.imshow(_as_image(image), cmap="gray")
-            axes.set_title(str(label) if federation.num_classes else "", fontsize=7, pad=2)
+        for axes, place in zip(row, spread_over(len(y)), strict=False):
+            axes.imshow(_as_image(x[place]), cmap="gray")
+            title = names[y[place]] if federation.task == "classification" else str(y[place]) if names else ""
+            axes.set_title(literal(title), fontsize=7, pad=2)
         name = literal(federation.client_name(k)[:16])
         row[0].text(-0.15, 0.5, name, fontsize=7, ha="right", va="center", transform=row[0].transAxes)
+
+
+def spread_over(count: int) -> list[int]:
+    """Return at most `SAMPLES` of `count` positions, at even distances."""
+    return np.linspace(0, count - 1, min(count, SAMPLES)).astype(np.int64).tolist() if count else []
 
 
 def text_of(tokens: np.ndarray, vocabulary: Any) -> str:

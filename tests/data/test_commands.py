@@ -186,6 +186,18 @@ def of_sites(tmp_path: Path, hpcfed: Hpcfed) -> tuple[Path, dict[str, np.ndarray
     return tmp_path / "own.h5", found
 
 
+def test_the_picture_shows_images_of_all_classes_by_name(tmp_path: Path, hpcfed: Hpcfed) -> None:
+    """A folder of images is sorted by class: the first eight of a client would all be of the first one."""
+    y = np.repeat(["cat", "dog", "US$_$"], 10)
+    clients = {name: (np.zeros((30, 1, 4, 4), np.uint8), y) for name in ("north", "south")}
+    write_federation(tmp_path / "f.h5", clients)
+    hpcfed("inspect", tmp_path / "f.h5", "--picture", tmp_path / "f.svg")
+    written = (tmp_path / "f.svg").read_text()
+    assert [written.count(f"<!-- {name} -->") for name in ("cat", "dog", "US$_$")] == [1 + 2 * 3, 1 + 2 * 2, 1 + 2 * 3]
+    assert "<!-- 30 -->" in written
+    assert "<!-- 29.5" not in written  # the histogram of clients of one size
+
+
 def test_sites_are_shown_by_name_with_their_labels_and_shifts(tmp_path: Path, hpcfed: Hpcfed) -> None:
     """The shifts are those of the files' own units, though each site is scaled by itself."""
     path, x = of_sites(tmp_path, hpcfed)

@@ -69,6 +69,7 @@ def test_a_column_words_and_noise(tmp_path):
     assert (first == 1).all()
     assert last.std() == pytest.approx(0.5, rel=0.1)
     assert "classes, clients 2, per_client 1" in str(dealt)
+    assert "  client  x y" in str(dealt).splitlines()
     figure = dealt.plot(tmp_path / "dealt.png")
     assert figure._repr_png_().startswith(b"\x89PNG")  # which a notebook shows without pyplot
     assert (tmp_path / "dealt.png").stat().st_size > 10_000
