@@ -21,7 +21,8 @@ PLACES = ("figures", "tables")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--metric",
-    help="What results, targets and differences are of, on the test set: loss, or one of evaluate.metrics. "
+    help="What results, targets and differences are of, on the test set: loss, or one of evaluate.metrics; KEY:max "
+    "or KEY:min of one whose recipe does not say which values are better. "
     "Default: accuracy, or the loss of runs without one.",
 )
 @click.option(

@@ -234,12 +234,25 @@ def test_results_and_targets_go_by_any_metric_that_the_recipe_names(tmp_path):
     assert compare([run], metric="loss").criterion == LOSS
 
 
+def test_a_finished_run_is_compared_by_a_metric_whose_direction_is_said_later(tmp_path):
+    """Of runs with and without a direction in the recipe, the one that is said counts for both."""
+    silent = with_metrics(tmp_path / "silent", {"gain": "mine:gain"}, gain=[3.0, 1.0, 2.0])
+    says = with_metrics(tmp_path / "says", {"gain": {"whole": "mine:gain", "better": "lower"}}, gain=[3.0, 1.0, 2.0])
+    for metric, larger in (("gain:max", True), ("gain:min", False)):
+        assert compare([silent], [2.0], metric=metric).criterion.higher_is_better is larger
+    assert not compare([silent, says], [2.0], metric="gain").criterion.higher_is_better
+    best = cells(compare([silent], [2.0], metric="gain:max").results[0], "FedAvg")["Best test gain"]
+    assert best == "3"
+
+
 @pytest.mark.parametrize(
     ("metric", "says"),
     [
         ("aurok", "expected one that a run recorded on its test set, got 'aurok'; did you mean 'auroc'"),
         ("brier", "expected one that a run recorded on its test set, got 'brier'; add it to evaluate.metrics"),
-        ("silent", "metric 'silent': without a better direction; add better: higher or lower"),
+        ("silent", "metric 'silent': without a better direction; say it by --metric silent:max or silent:min"),
+        ("silent:up", "expected silent:max or silent:min, got 'silent:up'"),
+        ("auroc:min", "expected auroc:max, got 'auroc:min'"),
         ("turned", "metric 'turned': better in two directions"),
     ],
 )

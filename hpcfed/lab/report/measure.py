@@ -22,6 +22,8 @@ from hpcfed.lab.report.read import Run
 Quantity = Literal["fraction", "loss", "number"]
 """Kind of a column's numbers: fractions, losses or other numbers."""
 LOSSES = ("test_loss", "train_loss", "local_loss")
+DIRECTIONS = {"max": True, "min": False}
+"""Word behind a metric's name → whether larger is better."""
 
 
 def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
@@ -86,6 +88,8 @@ CRITERIA = (
 def choose_criterion(runs: Sequence[Run], metric: str | None = None) -> Criterion:
     """Return the criterion of a metric on the test set; `metric` is its name in recipes.
 
+    Where recipes do not say which values are better, ``:max`` or ``:min`` follows the name.
+
     If `metric` is None, return the first of `CRITERIA` that a run recorded: regression has no accuracy, and some data
     no test set.
 
@@ -98,7 +102,8 @@ def choose_criterion(runs: Sequence[Run], metric: str | None = None) -> Criterio
     return next(recorded, CRITERIA[-1])
 
 
-def _criterion_of(metric: str, runs: Sequence[Run]) -> Criterion:
+def _criterion_of(given: str, runs: Sequence[Run]) -> Criterion:
+    metric, colon, direction = given.partition(":")
     column = f"test_{metric}"
     known = next((item for item in CRITERIA if item.column == column), None)
     with_it = [run for run in runs if np.isfinite(run.column(column)).any()]
@@ -111,13 +116,20 @@ def _criterion_of(metric: str, runs: Sequence[Run]) -> Criterion:
             raise InputError(f"metric {metric!r} {what}", remedy=f"use {' or '.join(names)}" if names else "")
         remedy = "add it to evaluate.metrics" if metric in BUILT_IN else nearest(metric, names)
         raise InputError("metric", expected="one that a run recorded on its test set", got=repr(metric), remedy=remedy)
-    directions = {run.larger_is_better(metric) for run in with_it}
+    recorded = {run.larger_is_better(metric) for run in with_it} - {None}
     if known is not None:
-        return known
-    if len(directions) > 1 or None in directions:
-        what = "better in two directions" if len(directions) > 1 else "without a better direction"
-        raise InputError(f"metric {metric!r}: {what}", remedy="add better: higher or lower to it in evaluate.metrics")
-    return Criterion(column, f"test {metric}", bool(directions.pop()), unit_of(column, with_it))
+        recorded = {known.higher_is_better}
+    if len(recorded) > 1:
+        remedy = "compare runs whose evaluate.metrics agree"
+        raise InputError(f"metric {metric!r}: better in two directions", remedy=remedy)
+    allowed = [f"{metric}:{word}" for word, larger in DIRECTIONS.items() if recorded <= {larger}]
+    if not colon and not recorded:
+        remedy = f"say it by --metric {' or '.join(allowed)}"
+        raise InputError(f"metric {metric!r}: without a better direction", remedy=remedy)
+    if colon and given not in allowed:
+        raise InputError("metric", expected=" or ".join(allowed), got=repr(given))
+    is_larger = bool(recorded.pop()) if recorded else DIRECTIONS[direction]
+    return known or Criterion(column, f"test {metric}", is_larger, unit_of(column, with_it))
 
 
 @dataclass(frozen=True)
