@@ -35,6 +35,7 @@ def place(world, shared_tmp) -> Path:
     def write() -> None:
         write_small(shared_tmp)
         (shared_tmp / "grads.py").write_text(block("python-grads"))
+        (shared_tmp / "drift.py").write_text(block("python-drift"))
         (shared_tmp / "wrong.py").write_text(WRONG)
 
     world.on_root(write)
@@ -56,6 +57,18 @@ def test_the_example_runs_with_its_own_step(world, place):
         assert row["server_lr"] == row["mean_delta_sq"] / row["delta_sq"] > 1
     models = [(result.folder / "model.safetensors").read_bytes() for result in (together, alone)]
     assert models[0] == models[1]
+
+
+@pytest.mark.thinned
+def test_the_client_rule_of_the_page_keeps_its_state(world, place):
+    """Without its term it is FedAvg, bit for bit; with it, the same on any number of ranks."""
+    rules = {"zero": ("drift:drift", 0.0), "drift": ("drift:drift", 0.5)}
+    runs = {name: recipe(place, name, {"factory": factory, "lam": lam}) for name, (factory, lam) in rules.items()}
+    runs["fedavg"] = recipe(place, "fedavg", {"name": "fedavg"})
+    losses = {name: hpcfed.run(run, world=world, quiet=True).metrics[-1]["test_loss"] for name, run in runs.items()}
+    assert losses["zero"] == losses["fedavg"] != losses["drift"]
+    alone = recipe(place, f"alone-{world.rank}", {"factory": "drift:drift", "lam": 0.5})
+    assert hpcfed.run(alone, world=World(), quiet=True).metrics[-1]["test_loss"] == losses["drift"]
 
 
 @pytest.mark.thinned

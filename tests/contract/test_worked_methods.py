@@ -32,6 +32,10 @@ MISTYPED = {
         "class Step(ServerStep):\n    def step(self, w, state, means):\n        return ServerUpdate(w)",
         "expected the arguments w, state, means, context, got w, state, means",
     ),
+    "order": (
+        "class Own(ClientRule):\n    def tilt(self, w, state, shared, context):\n        return Tilt()",
+        "expected the arguments w, shared, client, context, got w, state, shared, context",
+    ),
     "vectors": (
         "class Own(ClientRule):\n    def vectors(self, alike):\n        return ('delta', 'psi')",
         "expected names beside 'delta', which reports_delta says; at least one of the two, got 'delta', 'psi'",

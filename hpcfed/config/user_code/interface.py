@@ -34,7 +34,9 @@ def check_names(what: str, part: object, called: Iterable[str]) -> None:
 
 
 def check_arguments(what: str, part: object, name: str, wanted: object) -> None:
-    """Refuse a function whose arguments differ from those of `wanted`, the protocol's.
+    """Refuse a function whose arguments differ from those of `wanted`, the protocol's, in number or in order.
+
+    Arguments are passed by position, so they may have other names, but none of the protocol's in another place.
 
     Args:
         what: the function, for messages.
@@ -47,12 +49,20 @@ def check_arguments(what: str, part: object, name: str, wanted: object) -> None:
         return
     expected = [key for key in inspect.signature(wanted).parameters if key != "self"]
     found = inspect.signature(function)
-    try:
-        found.bind(*expected)
-    except TypeError:
+    moved = [key for k, key in enumerate(found.parameters) if key in expected and expected[k : k + 1] != [key]]
+    if moved or not _can_be_called(found, len(expected)):
         raise InputError(
             what,
             where=defined_at(part, name),
             expected=f"the arguments {', '.join(expected)}",
             got=", ".join(found.parameters),
-        ) from None
+        )
+
+
+def _can_be_called(signature: inspect.Signature, count: int) -> bool:
+    """Return whether a function takes `count` positional arguments."""
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
