@@ -177,6 +177,9 @@ def test_sampled_orders_share_runs_and_go_on(tmp_path, monkeypatch):
     added = -added_in(random_orders(3, 2), found.values[0])
     assert [one.shapley.mean for one in found.clients] == pytest.approx(added.mean(axis=0))
     assert any("2 random orders" in note for note in found.notes)
+    first = {order[0] for order in random_orders(3, 2)}
+    others = ", ".join(one.name for k, one in enumerate(found.clients) if k not in first)
+    assert f"own: alone was not computed for {others}: no random order begins with them" in found.notes
     page = write_contributions(found).read_text(encoding="utf-8")
     assert "whiskers: 95 % interval over 2 random orders" in page
     every = frozenset(range(3))

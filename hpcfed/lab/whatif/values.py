@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.assembly import assemble
-from hpcfed.errors import counted
+from hpcfed.errors import counted, first_of
 from hpcfed.io.atomic import write_whole, writing
 from hpcfed.lab.frame import as_csv, clients_table
 from hpcfed.lab.report.page import rendered
@@ -103,6 +103,10 @@ class CoalitionValues:
             said.append(f"{why_skipped(masked=self._masked)}: {whose}")
         if own.base.recipe.parameters.keeps_private and own.own_tests:
             said.append("clients outside S are measured with the private part of the initial model")
+        alone = {one.name: math.isnan(one.alone) for one in self.clients if not math.isnan(one.with_all)}
+        if own.orders and any(alone.values()) and not all(alone.values()):
+            names = [name for name, is_unknown in alone.items() if is_unknown]
+            said.append(f"own: alone was not computed for {first_of(names, 3)}: no random order begins with them")
         return said
 
     @property
