@@ -61,7 +61,9 @@ class RoundResult:
     never_drawn: int | None
     """Clients whose private part is still the initial one; None without private parts."""
     vectors: tuple[str, ...] = ()
-    """Names of the reported vectors."""
+    """Names of the vectors that clients report."""
+    num_sent: int = 0
+    """Number of clients who sent theirs, also if they were too few for a masked sum to be opened."""
     server_lr: float | None = None
     local_loss: float | None = None
     gradients: int = 0
@@ -186,10 +188,15 @@ class Simulation:
         if self._buffer.is_large:
             return_freed_memory()
         plan = self.plan(round)
-        if not len(plan.cohort.clients) or self._are_too_few(plan):
-            return self._round_without_clients(plan, requests, written)
+        size = len(plan.cohort.clients)
+        left = size if plan.dropped is None else int((~plan.dropped).sum())
+        if not size or self._are_too_few(left):
+            return self._round_without_clients(plan, left, requests, written)
         trained = self._train(plan, requests, written)
         cohort, sums = plan.cohort, trained.sums
+        left = int((sums.status == DONE).sum())
+        if self._are_too_few(left):  # others failed (on_bad_client: skip)
+            return self._as_it_was(plan, left, sums.requests, sums.written, trained.seconds)
         updates = self._updates(plan, sums) if self._keeps_updates else {}
         reduced = time.perf_counter()
         (means, noted), clip = self._means(plan, sums), self._clip_as_recorded()
@@ -204,6 +211,7 @@ class Simulation:
             cohort=cohort,
             means=replace(means, vectors={}, delta_sq=self._server.delta_sq),
             vectors=tuple(means.vectors),
+            num_sent=left,
             server_lr=update.server_lr,
             metrics={**update.metrics, **noted, **clip},
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
@@ -253,11 +261,8 @@ class Simulation:
         spent = {name: seconds + again.get(name, 0.0) for name, seconds in spent.items()}
         return _Trained(sums, states, spent, better, len(checks), suspicions, attempts=2)
 
-    def _round_without_clients(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
+    def _round_without_clients(self, plan: RoundPlan, left: int, requests: Request, written: int) -> RoundResult:
         """Return a round without training: one Allreduce of the ranks' requests and hashes.
-
-        The model stays as it is; that of a private run whose cohorts are hidden takes a step along noise, as in any
-        other round.
 
         Raises:
             EnvironmentFailure: the ranks' states differ.
@@ -266,6 +271,26 @@ class Simulation:
         started = time.perf_counter()
         ranks = self._buffer.exchange(self._state_hash().value, requests=requests, written=written)
         check_same(ranks["hash"], plan.round, self._world)
+        seconds = {"local": 0.0, "convert": 0.0, "wait": 0.0, "reduce": time.perf_counter() - started}
+        return self._as_it_was(plan, left, ranks["requests"], ranks["written"], seconds)
+
+    def _as_it_was(
+        self, plan: RoundPlan, left: int, requests: np.ndarray, written: np.ndarray, seconds: Mapping[str, float]
+    ) -> RoundResult:
+        """Return a round without means: of no clients, or of `left`, too few for a masked sum to be opened.
+
+        The model stays as it is; that of a private run whose cohorts are hidden takes a step along noise, as in any
+        other round.
+
+        Args:
+            plan: of the round.
+            left: number of clients who have sent.
+            requests, written: of each rank, (P,).
+            seconds: spent so far.
+
+        Raises:
+            Diverged: the model is not finite afterwards.
+        """
         clip = self._clip_as_recorded()
         means, update = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None), None
         if not self._is_bounded or self._parts.masks is not None:
@@ -279,22 +304,22 @@ class Simulation:
         return RoundResult(
             cohort=plan.cohort,
             means=replace(means, vectors={}),
-            vectors=tuple(means.vectors),
+            vectors=self._parts.method.reported(plan.alike),
+            num_sent=left,
             server_lr=None if update is None else update.server_lr,
             metrics={} if update is None else {**update.metrics, **clip},
-            requests=Request(int(np.bitwise_or.reduce(ranks["requests"]))),
-            written=int(ranks["written"].min()),
+            requests=Request(int(np.bitwise_or.reduce(requests))),
+            written=int(written.min()),
             skipped=plan.cohort.clients.tolist(),
-            seconds={"local": 0.0, "convert": 0.0, "wait": 0.0, "reduce": time.perf_counter() - started, "server": 0.0},
+            seconds={**seconds, "server": 0.0},
             state_hash=self._state_hash(),
             units=self._finest(self.magnitudes.predict(dict.fromkeys(means.vectors, np.empty(0)))),
             never_drawn=self._never_drawn(),
         )
 
-    def _are_too_few(self, plan: RoundPlan) -> bool:
-        """Whether fewer clients are left than a secure aggregation opens a sum of."""
-        masks = self._parts.masks
-        return masks is not None and plan.dropped is not None and int((~plan.dropped).sum()) < masks.survivors
+    def _are_too_few(self, left: int) -> bool:
+        """Whether the clients that are left are fewer than a secure aggregation opens a sum of."""
+        return self._parts.masks is not None and left < self._parts.masks.survivors
 
     @property
     def _clip(self) -> float | None:

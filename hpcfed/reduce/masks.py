@@ -67,12 +67,13 @@ class Masks:
         squares = np.abs(counts) * factors**2 * (self.bound(DELTA) * MARGIN) ** 2
         return RoundMasks(self, round, tuple(clients), _unit(squares))
 
-    def bytes_up(self, size: int, left: int, words: int) -> int:
+    def bytes_up(self, size: int, left: int, words: int, *, is_opened: bool) -> int:
         """Return what all clients of a cohort of `size` send, of which `left` get as far as their words.
 
-        Two keys each; both secrets' shares for each other client, encrypted; words; a share of one secret of each.
+        Two keys each; both secrets' shares for each other client, encrypted; words; and, if the sum is opened, a share
+        of one secret of each.
         """
-        shares = size * (size - 1) * (2 * SHARE + TAG) + left * size * SHARE
+        shares = size * (size - 1) * (2 * SHARE + TAG) + is_opened * left * size * SHARE
         return left * 8 * (words + (NUMBERS if self.has_numbers else 0)) + size * 2 * KEY + shares
 
     def bytes_down(self, size: int) -> int:

@@ -94,14 +94,15 @@ class MetricsRows:
         if self._masks is None:
             self.totals["bytes_up"] += size * sent
         else:
-            left = size - len(result.skipped)
+            left = result.num_sent
             if self._privacy is not None:  # the row withholds who was left
                 left = int(size * (1 - self._masks.dropout) + 0.5)
-            self.totals["bytes_up"] += self._masks.bytes_up(size, left, num_sent * self._words)
+            is_opened = self._privacy is not None or len(result.skipped) < size
+            self.totals["bytes_up"] += self._masks.bytes_up(size, left, num_sent * self._words, is_opened=is_opened)
             received += self._masks.bytes_down(size)
         self.totals["bytes_down"] += received
         self.totals["gradients"] += result.gradients if self._privacy is None else 0
-        has_delta = DELTA in result.vectors
+        has_delta = DELTA in result.vectors and not math.isnan(result.means.delta_sq)  # NaN: of a round without means
         self._suspected |= bool(result.suspicions)
         row = {
             "round": round,
@@ -208,12 +209,12 @@ class Recorder:
 
     def remark(self, recipe: Recipe) -> str:
         """Return in words which updates were left out of the rounds; "" if none was. On rank 0."""
-        masked = recipe.secure_aggregation is not None
-        if not masked and recipe.on_bad_client != "skip":
+        masked, skips = recipe.secure_aggregation is not None, recipe.on_bad_client == "skip"
+        if not masked and not skips:
             return ""
         rows = [skipped_in(row) for row in iterate_rounds(self._folder.metrics)]
         skipped = Counter(client for clients in rows for client in clients)
-        return skipped_in_words(skipped, len(rows), masked=masked) if skipped else ""
+        return skipped_in_words(skipped, len(rows), masked=masked, skips=skips) if skipped else ""
 
     def _check(self) -> None:
         for file in (self._rounds, self._hashes, self._clients):

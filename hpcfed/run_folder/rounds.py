@@ -181,27 +181,29 @@ def skipped_in(row: Mapping[str, Any]) -> list[int]:
     return [client for client in found if isinstance(client, int)] if isinstance(found, list) else []
 
 
-def why_skipped(*, masked: bool) -> str:
+def why_skipped(*, masked: bool, skips: bool) -> str:
     """Return the reason, as text, for which rounds left out updates.
 
     Args:
-        masked: whether the recipe has ``secure_aggregation``; then a client that fails ends the run instead.
+        masked: whether the recipe has ``secure_aggregation``.
+        skips: whether it has ``on_bad_client: skip``.
     """
     if masked:
-        return "clients dropped out, or too few were left to open the sum (secure_aggregation)"
+        failed = " or failed" if skips else ""
+        return f"clients dropped out{failed}, or too few were left to open the sum (secure_aggregation)"
     return "updates were left out (on_bad_client: skip)"
 
 
-def skipped_in_words(skipped: Mapping[int, int], rounds: int, *, masked: bool) -> str:
+def skipped_in_words(skipped: Mapping[int, int], rounds: int, *, masked: bool, skips: bool) -> str:
     """Return why rounds left out updates, and of which clients in how many of the rounds.
 
     Args:
         skipped: client → number of rounds.
         rounds: number of all rounds.
-        masked: as for `why_skipped`.
+        masked, skips: as for `why_skipped`.
     """
     whose = first_of([f"client {client} in {count:,}" for client, count in sorted(skipped.items())], MOST_NAMED)
-    return f"{why_skipped(masked=masked)}, of {counted(rounds, 'round')}: {whose}"
+    return f"{why_skipped(masked=masked, skips=skips)}, of {counted(rounds, 'round')}: {whose}"
 
 
 def is_own(name: str) -> bool:

@@ -13,7 +13,7 @@ from dp_accounting import rdp
 
 import hpcfed
 from hpcfed.ranks.world import World
-from hpcfed.reduce.masks import KEY, SHARE, TAG, Masks, RoundMasks
+from hpcfed.reduce.masks import KEY, SHARE, TAG, Masks, RoundMasks, dropouts
 from hpcfed.rng import LARGEST_NORMAL, Purpose
 from tests.mpi.recipes import METHODS, small, write_small
 
@@ -186,11 +186,43 @@ def test_bytes_are_those_of_words_keys_and_shares(place):
     assert row["bytes_down"] == 9 * (4 * parameters + 8 * (2 * KEY + 2 * SHARE + TAG))
 
 
+@pytest.mark.parametrize("survivors", [2, 9])
+def test_those_left_have_sent_their_words_also_in_a_round_of_too_few_who_open_nothing(place, survivors):
+    row = run(place, f"left-{survivors}", secure_aggregation={"dropout": 0.4, "survivors": survivors}, rounds=1)[0]
+    left = 9 - int(dropouts(0, 0.4, 1, 9).sum())
+    assert (2 <= left < 9, len(row["skipped"])) == (True, 9 if survivors > left else 9 - left)
+    words, opened = 8 * (12 * 8 + 8 + 8 * 4 + 4 + 3), 0 if survivors > left else 9 * SHARE
+    assert row["bytes_up"] == 9 * (2 * KEY + 8 * (2 * SHARE + TAG)) + left * (words + opened)
+
+
 def test_no_sum_of_too_few_is_opened(place):
     rows = run(place, "few", secure_aggregation={"dropout": 0.9, "survivors": 9})
     assert [row["skipped"] for row in rows] == [[*range(9)]] * 2
     assert rows[0]["hash"] == rows[1]["hash"]
     assert [row["gradients"] for row in rows] == [0, 0]
+
+
+@pytest.mark.parametrize(("survivors", "skipped"), [(5, [0]), (9, [*range(9)])])
+def test_clients_who_fail_are_no_survivors(place, survivors, skipped):
+    (place / "fails.py").write_text(FAILS)
+    about = {"updates": [{"factory": "fails:Fails"}, CLIP], "python_path": [str(place)], "on_bad_client": "skip"}
+    rows = run(place, f"fails-{survivors}", **about, secure_aggregation={"survivors": survivors})
+    assert [row["skipped"] for row in rows] == [skipped] * 2
+    assert (rows[0]["hash"] == rows[1]["hash"], rows[1]["gradients"] == 0) == (survivors == 9,) * 2
+    assert ([row["delta_sq"] for row in rows] == [None] * 2) == (survivors == 9)
+
+
+FAILS = """
+from hpcfed import UpdatePart
+from hpcfed.updates import Sent
+
+
+class Fails(UpdatePart):
+    def send(self, vectors, state, shared, context):
+        if context.client.client == 0:
+            raise RuntimeError("no link")
+        return Sent(vectors)
+"""
 
 
 def test_an_update_that_is_not_finite_ends_the_run(place):

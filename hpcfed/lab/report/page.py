@@ -140,7 +140,8 @@ def warnings(groups: Sequence[Group]) -> list[str]:
             notes.append(f"{group.label}: {first_of(edited, MOST_NAMED)} {what} named in the certificate.")
         if skipped := sum((Counter(run.skipped) for run in group.runs), Counter()):
             rounds, masked = sum(run.num_rounds for run in group.runs), bool(group.recipe.get("secure_aggregation"))
-            notes.append(f"{group.label}: {skipped_in_words(skipped, rounds, masked=masked)}.")
+            skips = group.recipe.get("on_bad_client") == "skip"
+            notes.append(f"{group.label}: {skipped_in_words(skipped, rounds, masked=masked, skips=skips)}.")
         private = [run for run in group.runs if "privacy" in run.environment and run.num_rounds]
         if private:
             weakest = max(private, key=lambda run: float(run.column("epsilon")[-1]))

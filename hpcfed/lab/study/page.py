@@ -110,7 +110,8 @@ def without_results(view: View) -> list[str]:
         skipped = Counter(site for run in view.results.runs[arm.key] for site in run.skipped)
         if skipped:
             whose = ", ".join(f"{view.sites[site]} in {count}" for site, count in sorted(skipped.items()))
-            why = why_skipped(masked=view.study.recipe.secure_aggregation is not None)
+            recipe = view.study.recipe
+            why = why_skipped(masked=recipe.secure_aggregation is not None, skips=recipe.on_bad_client == "skip")
             found.append(f"{arm.title}: {why}, of {counted(there, 'run')}: {whose}.")
     return found
 

@@ -100,7 +100,8 @@ class CoalitionValues:
             said.append(f"{counted(diverged, 'run')} diverged: values that depend on it are empty")
         if skipped := self._skipped():
             whose = ", ".join(f"{own.names[k]} in {counted(count, 'run')}" for k, count in sorted(skipped.items()))
-            said.append(f"{why_skipped(masked=self._masked)}: {whose}")
+            skips = own.base.recipe.on_bad_client == "skip"
+            said.append(f"{why_skipped(masked=self._masked, skips=skips)}: {whose}")
         if own.base.recipe.parameters.keeps_private and own.own_tests:
             said.append("clients outside S are measured with the private part of the initial model")
         alone = {one.name: math.isnan(one.alone) for one in self.clients if not math.isnan(one.with_all)}
