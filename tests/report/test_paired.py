@@ -117,6 +117,26 @@ def test_numbers_of_other_test_samples_stand_under_the_results(accuracies):
     assert found.differences.note == "many has no difference: its test samples are 7,400, the baseline's 54."
 
 
+def test_a_row_of_dashes_says_which_record_lacks_the_values(accuracies):
+    """Also if numbers of test samples differ, on which only one of the runs was scored."""
+    folders = [accuracies(name, [0.5, 0.6], change={"rounds": k}) for k, name in enumerate(("scored", "plain"))]
+    for folder, count in zip(folders, (54, 7400), strict=True):
+        facts = json.loads((folder / "environment.json").read_text())
+        (folder / "environment.json").write_text(json.dumps({**facts, "evaluated_samples": {"test": count}}))
+    record = folders[1] / "metrics.jsonl"
+    rows = [{**json.loads(line), "test_accuracy": None} for line in record.read_text().splitlines()]
+    record.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for baseline, whose in (
+        ("plain", "scored has no difference: the baseline's"),
+        ("scored", "plain has no difference: its"),
+    ):
+        found = compare(folders, metric="accuracy", baseline=baseline, targets=[0.55])
+        (row,) = found.differences.rows
+        assert row[1:] == ("0", "–", "–")
+        assert found.differences.note == f"{whose} record has no test accuracy."
+        assert not found.results[0].note
+
+
 def test_clients_that_differ_stand_under_their_means(tmp_path):
     """In number, and whether values by client are of as many samples."""
     folders = [write_run(tmp_path / name, change={"rounds": k}) for k, name in enumerate(("all", "fewer", "more"))]

@@ -115,11 +115,24 @@ def other_samples(ours: Run, theirs: Run, column: str) -> str:
     return f"its {part} samples are {_samples(theirs, column)}, the baseline's {_samples(ours, column)}{remedy}"
 
 
+def unrecorded(paired: Sequence[tuple[Run, Run]], criterion: Criterion) -> str:
+    """Return why no pair has both values of the criterion, as text; "" if one has."""
+    has = [(_has(ours, criterion.column), _has(theirs, criterion.column)) for ours, theirs in paired]
+    if any(map(all, has)):
+        return ""
+    of_baseline, of_group = map(any, zip(*has, strict=True))
+    if of_baseline and of_group:
+        return f"no seed has the {criterion.title} in both records"
+    whose = "its" if of_baseline else "the baseline's"
+    return f"{whose} record has no {criterion.title}"
+
+
 def samples_note(groups: Sequence[Group], column: str) -> str:
     """Return a warning that groups were scored on different samples, ``Test samples differ: 74 for FedAvg; …``.
 
-    "" if the groups' first runs agree in the number of samples and in the clients left out.
+    "" if the groups' first runs, of those with scores, agree in the number of samples and in the clients left out.
     """
+    groups = [group for group in groups if _has(group.runs[0], column)]
     if not _differ([group.runs[0] for group in groups], column):
         return ""
     labels: dict[str, list[str]] = {}
@@ -133,6 +146,10 @@ def _differ(runs: Sequence[Run], column: str) -> bool:
     """Whether runs were scored on different samples: their recorded sample counts or left-out clients differ."""
     counts = {run.num_samples(column) for run in runs} - {None}
     return len(counts) > 1 or len({run.left_out(column) for run in runs}) > 1
+
+
+def _has(run: Run, column: str) -> bool:
+    return bool(np.isfinite(run.column(column)).any())
 
 
 def _part(column: str) -> str:
@@ -188,8 +205,8 @@ class PairedDifferences:
         paired: (the baseline's run, the group's run) of each shared seed; never empty.
         final: difference in the criterion's final value; None if no pair has both values.
         rounds: for each target, difference in the rounds to reach it; None if in no pair both runs reached it.
-        why_not: if the runs were scored on different samples, how these differ, as text; `final` and all `rounds` are
-            then None. Otherwise "".
+        why_not: if no pair has both values, or the runs were scored on different samples, what is missing or how these
+            differ, as text; `final` and all `rounds` are then None. Otherwise "".
     """
 
     group: Group
@@ -216,7 +233,7 @@ def paired_differences(
         paired = pairs(baseline, group)
         if group is baseline or not paired:
             continue
-        if why := other_samples(*paired[0], criterion.column):
+        if why := unrecorded(paired, criterion) or other_samples(*paired[0], criterion.column):
             found.append(PairedDifferences(group, paired, None, [None] * len(targets), why))
             continue
         at_end = difference(paired, lambda run: final(run, criterion.column, window))
