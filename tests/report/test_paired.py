@@ -68,6 +68,18 @@ def test_the_table_of_differences(two_groups):
     assert not table.strong
 
 
+@pytest.mark.parametrize(("several", "header"), [(False, "Seed"), (True, "Seeds")])
+def test_a_seed_of_three_numbers_is_one_seed(several, header, accuracies):
+    seeds = [f"batches 2, cohort 1, model {k}" for k in range(1 + several)]
+    folders = []
+    for name, rounds in (("ours", 2), ("theirs", 3)):
+        for k, _ in enumerate(seeds):
+            seed = {"model": k, "cohort": 1, "batches": 2}
+            folders.append(accuracies(f"{name}-{k}", [0.5, 0.6], change={"name": name, "rounds": rounds, "seed": seed}))
+    table = compare(folders, targets=[0.55]).differences
+    assert (table.header[1], table.rows[0][1]) == (header, "; ".join(seeds))
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize("measured", [(), ("run", "without"), ("without",)], ids=["unknown", "counted", "one"])
 def test_scores_of_other_samples_have_no_difference(measured, accuracies, tmp_path, blank_pictures):

@@ -45,8 +45,12 @@ class Group:
 
     @property
     def seeds(self) -> str:
-        separator = "; " if any("," in run.seed for run in self.runs) else ", "
-        return separator.join(run.seed for run in self.runs)
+        return joined([run.seed for run in self.runs])
+
+
+def joined(seeds: Sequence[str]) -> str:
+    """Return seeds as text: ``0, 1``; ``model 0, cohort 1, batches 2; model 1, …``."""
+    return ("; " if any("," in seed for seed in seeds) else ", ").join(seeds)
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from hpcfed.lab.report.clients import GLOBAL, Clients, Fairness
-from hpcfed.lab.report.group import ABSENT, Group, differences, flatten, settings
+from hpcfed.lab.report.group import ABSENT, Group, differences, flatten, joined, settings
 from hpcfed.lab.report.measure import (
     Criterion,
     Quantity,
@@ -150,8 +150,10 @@ def differences_table(
     strong: set[tuple[int, int]] = set()
     shared: dict[str, list[str]] = {}
     notes: list[str] = []
-    for apart in paired_differences(groups, baseline, criterion, targets, window):
-        label, seeds = apart.group.label, ", ".join(apart.seeds)
+    found = paired_differences(groups, baseline, criterion, targets, window)
+    has_several = any(len(apart.seeds) > 1 for apart in found)
+    for apart in found:
+        label, seeds = apart.group.label, joined(apart.seeds)
         if apart.why_not:
             rows.append((label, seeds, *[ABSENT] * (1 + len(targets))))
             notes.append(f"{label} has no difference: {apart.why_not}.")
@@ -168,7 +170,7 @@ def differences_table(
     goals = (f"Rounds to {target_text(target, criterion)}" for target in targets)
     header = (
         "Method",
-        "Seeds" if any("," in row[1] for row in rows) else "Seed",
+        "Seeds" if has_several else "Seed",
         f"Final {criterion.title}{unit}",
         *goals,
     )
