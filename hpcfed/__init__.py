@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -117,3 +118,5 @@ class _Forwarding(MetaPathFinder, Loader):
 
 
 sys.meta_path.insert(0, _Forwarding())
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+"""Runs have it in ``logs/`` of their folders; elsewhere it is for programs that ask for it, not for the screen."""

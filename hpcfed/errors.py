@@ -1,12 +1,13 @@
 """The errors that end a run, each with its exit code and a one-line message.
 
 The line follows one template, ``where: what: expected …, got …; remedy``, so that it can be understood without a
-traceback. A traceback, where one helps, goes to ``logs/rank-R.log`` of the run folder.
+traceback. A traceback, where one helps, goes to ``logs/rank-R.log`` of the run folder (`goes_to_run_folder`).
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,15 @@ MAX_LENGTH = 600
 
 RAISED = (Exception, SystemExit)
 """What a user's code may raise: a script that is imported may call ``sys.exit``, which would end one rank alone."""
+
+
+RUN_LOG = "hpcfed.run_folder"
+"""Name of the log handler that writes to a run folder."""
+
+
+def goes_to_run_folder() -> bool:
+    """Whether this process's log goes to a run folder now: not while a command computes rounds again, or estimates."""
+    return any(handler.name == RUN_LOG for handler in logging.getLogger("hpcfed").handlers)
 
 
 class HpcfedError(Exception):

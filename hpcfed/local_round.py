@@ -21,7 +21,7 @@ from hpcfed.client.solver import Engine, Task
 from hpcfed.client.state_transfer import Move, Moves
 from hpcfed.cohort import Cohort
 from hpcfed.config.user_code.blame import blamed, see_log
-from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, InputError
+from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, InputError, goes_to_run_folder
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import answer, is_fault, is_full
 from hpcfed.ranks.devices import fault
@@ -309,7 +309,8 @@ class Training:
             return failure
         if "overflow" in str(error):  # Python's, and torch's of a number that its type cannot hold
             return Diverged(what, where=place, remedy=LOWER)
-        return EnvironmentFailure(what, where=place, remedy=remedy)
+        unseen = "a run of the recipe writes the traceback to its logs/"
+        return EnvironmentFailure(what, where=place, remedy=remedy if goes_to_run_folder() else unseen)
 
 
 def tiles_of(engine: Engine, plan: RoundPlan, places: Sequence[int]) -> list[list[int]]:

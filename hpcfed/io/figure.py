@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import logging
 import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-log = logging.getLogger("hpcfed")
 
 MISSING = re.compile(r"Glyph (\d+) ")
 """matplotlib's warning of a character that none of a text's fonts has."""
@@ -40,7 +37,9 @@ def rendered(figure: Figure, kind: str, **options: Any) -> bytes:
     if kind != "svg" and not missing <= _SAID:
         _SAID.update(missing)
         shown = "".join(sorted(missing))[:20]
-        log.warning("pictures: no font here has %s: boxes in their place; install one (fonts-noto-cjk, …)", shown)
+        warnings.warn(
+            f"pictures: no font here has {shown}: boxes in their place; install one (fonts-noto-cjk, …)", stacklevel=1
+        )
     return content
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hpcfed.cohort import Cohort
 from hpcfed.data.federation import Federation
-from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, goes_to_run_folder
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import KINDS
 from hpcfed.reduce.finite import LOWER
@@ -133,7 +133,8 @@ def check_sums(
     if not left.any() or (cohort.shares.any() and not cohort.shares[left].any()):
         whose = "with samples" if cohort.shares.any() else "(none has samples)"
         what = f"round {round}: training failed for every client of the cohort {whose}"
-        raise Diverged(what, remedy=f"{LOWER}; logs/ of the run folder has what they raised, if anything")
+        seen = "; logs/ of the run folder has what they raised, if anything" if goes_to_run_folder() else ""
+        raise Diverged(what, remedy=f"{LOWER}{seen}")
     if len(failed):
         what = f"round {round}: rank {ranks[failed[0]]} failed without saying why"
         raise known or EnvironmentFailure(what, remedy="see its log in logs/ of the run folder")

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import own_code_named
-from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
+from hpcfed.errors import RUN_LOG, Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import not_kept
 from hpcfed.run_folder.cut import MODELS
@@ -110,6 +110,7 @@ class _LogFile(logging.FileHandler):
 def own_log(folder: RunFolder, world: World) -> Iterator[None]:
     """Send this rank's log and warnings to ``logs/rank-R.log``, created at the first message."""
     handler = _LogFile(folder.path / "logs" / f"rank-{world.rank}.log", delay=True, encoding="utf-8")
+    handler.set_name(RUN_LOG)
     handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger("hpcfed"), logging.getLogger("py.warnings")]
     for logger in loggers:

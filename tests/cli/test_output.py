@@ -13,6 +13,7 @@ from typing import TextIO
 
 import h5py
 import pytest
+import yaml
 from click.shell_completion import ShellComplete
 
 from hpcfed.cli.main import cli, main
@@ -136,3 +137,55 @@ def test_bash_completes_without_a_space_behind_a_section(command, tmp_path, monk
     assert (done.returncode, done.stderr) == (0, "")
     assert "compopt -o nospace" in done.stdout
     subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
+
+
+FAILS = """
+from hpcfed import UpdatePart
+from hpcfed.updates import Sent
+
+
+class Fails(UpdatePart):
+    how: str
+
+    def send(self, vectors, state, shared, context):
+        if context.client.client == 0 and self.how == "raises":
+            raise ValueError("no link")
+        return Sent({name: vector * float("nan") for name, vector in vectors.items()} if self.how == "all" else vectors)
+"""
+COMMANDS = """
+import sys
+from hpcfed.cli.main import main
+
+for arguments in map(str.split, sys.argv[1:]):
+    try:
+        main(arguments)
+    except SystemExit as left:
+        print("exit code", left.code, flush=True)
+"""
+
+
+def test_what_a_run_logs_of_its_rounds_is_not_printed_where_they_are_computed_again(folder):
+    """Neither is a log named where there is none."""
+    (folder / "fails.py").write_text(FAILS)
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    for how in ("raises", "all"):
+        changes = {"updates": [{"factory": "fails:Fails", "args": {"how": how}}], "on_bad_client": "skip"}
+        (folder / f"{how}.yaml").write_text(json.dumps({**recipe, **changes, "name": how, "output": how}))
+    again = [
+        "verify raises --all",
+        "replay raises --round 1 --client 1",
+        "compare raises raises",
+        "estimate raises.yaml",
+    ]
+    ends = ["replay raises --round 1 --client 0", "estimate all.yaml"]
+    script = [sys.executable, "-c", COMMANDS, "run raises.yaml", *again, *ends]
+    done = subprocess.run(script, cwd=folder, capture_output=True, text=True, encoding="utf-8")
+    assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == ["exit code 0"] * 5 + [
+        "exit code 2"
+    ] * 2
+    of_replay, of_estimate = done.stderr.splitlines()
+    assert of_replay.startswith("hpcfed: round 1, client 0 ")
+    assert of_replay.endswith("in send: ValueError: no link; correct it there")
+    assert of_estimate.startswith("hpcfed: the recipe diverges at once: got round 1: training failed for every client")
+    assert "logs/" not in of_estimate
+    assert "ValueError: no link" in (folder / "raises" / "logs" / "rank-0.log").read_text()

@@ -22,7 +22,7 @@ figure.subplots().set_yticks([0], ["\\ue000"])
 for kind in ("png", "pdf"):
     Path(f"names.{kind}").write_bytes(rendered(figure, kind))
 """
-SAID = "pictures: no font here has \ue000: boxes in their place; install one (fonts-noto-cjk, …)\n"
+SAID = "pictures: no font here has \ue000: boxes in their place; install one (fonts-noto-cjk, …)"
 
 
 @pytest.mark.every(2)
@@ -36,6 +36,6 @@ def test_names_are_drawn_with_fonts_of_the_system(tmp_path: Path, has_font: bool
     drawn = subprocess.run(
         [sys.executable, "-c", DRAW], cwd=tmp_path, env=environment, capture_output=True, text=True, encoding="utf-8"
     )
-    assert (drawn.returncode, drawn.stderr) == (0, "" if has_font else SAID)
+    assert (drawn.returncode, drawn.stderr.count(SAID)) == (0, not has_font)
     assert (b"STIX" in (tmp_path / "names.pdf").read_bytes()) == has_font
     assert (tmp_path / "names.png").read_bytes().startswith(b"\x89PNG")

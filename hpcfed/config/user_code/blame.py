@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import PydanticUserError, ValidationError
 
 from hpcfed.config.user_code.finder import is_blamed
-from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError, InputError, did_you_mean, shown
+from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError, InputError, did_you_mean, goes_to_run_folder, shown
 from hpcfed.ranks.accelerators import is_fault
 from hpcfed.ranks.world import World
 from hpcfed.types import LocalMethod
@@ -152,5 +152,7 @@ def own_code_named(world: World | None = None) -> Iterator[None]:
 
 
 def see_log(world: World | None) -> str:
-    """Return the remedy: where to find the rank's traceback."""
-    return "correct it there" if world is None else f"see the run folder's logs/rank-{world.rank}.log"
+    """Return the remedy: where to find the rank's traceback, if it is written at all."""
+    if world is None or not goes_to_run_folder():
+        return "correct it there"
+    return f"see the run folder's logs/rank-{world.rank}.log"
