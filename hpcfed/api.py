@@ -23,7 +23,7 @@ from hpcfed.config.objects import named_objects
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.blame import own_code_named
 from hpcfed.config.user_code.given import GIVEN, GivenCode, is_given
-from hpcfed.config.user_code.modules import forget, outdated
+from hpcfed.config.user_code.modules import forget, outdated, run_begins
 from hpcfed.config.user_code.one_thread import ONE_THREAD, other_threads
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, nearest
@@ -206,6 +206,7 @@ def _called(
             recipes = [_finding(recipe, given.folders) for recipe in recipes]
             old = outdated(recipes[0].python_path)
             forget(old)
+            run_begins()
             if samples is not None:
                 with own_code_named():  # the samples' own
                     say = nobody if quiet else partial(print, file=Output(sys.stdout), flush=True)

@@ -409,6 +409,59 @@ def test_a_module_of_two_runs_is_recorded_from_each_ones_folder(folder, monkeypa
         assert hpcfed.replay(run.folder, 2, 1).agrees
 
 
+FROM_ANOTHER = """
+from torch import nn
+
+import kinds.one
+
+
+def model():
+    return kinds.one.build()
+"""
+BY_NAME = """
+import importlib
+
+
+def model():
+    return importlib.import_module("kinds.one").build()
+"""
+ALONE = """
+from torch import nn
+
+
+def model():
+    from kinds import two
+    return nn.Linear(12, 4)
+"""
+
+
+def test_a_run_records_what_its_own_recipe_imports_whatever_ran_before(folder, monkeypatch):
+    """In one process, as in a notebook or a sweep; of code that finds modules by name all that are loaded."""
+    monkeypatch.chdir(folder)
+    texts = {"other": FROM_ANOTHER, "named": BY_NAME, "alone": ALONE, "kinds/one": "from .three import build\n"}
+    texts |= {"kinds/__init__": "", "kinds/two": "", "kinds/three": "from torch import nn\n\n\n" + BUILD}
+    (folder / "kinds").mkdir()
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+    kinds = {"kinds", "kinds.one", "kinds.three"}
+    expected = {"other": {"other"} | kinds, "alone": {"alone", "kinds", "kinds.two"}, "named": {"named"} | kinds}
+    for again in range(2):
+        for name in ("alone", "other", "alone", "named"):
+            recipe = small(f"{name}-{again}", model={"factory": f"{name}:model"}, rounds=1)
+            found = {*recorded(hpcfed.run(recipe, quiet=True, fresh=True).folder)["files"]}
+            assert found == expected[name] if name != "named" else found > expected[name]
+    (folder / "kinds" / "three.py").write_text(texts["kinds/three"] + "# edited\n")
+    hpcfed.run(small("alone-0", model={"factory": "alone:model"}, rounds=2), quiet=True)
+    with pytest.raises(hpcfed.InputError, match=r"kinds/three\.py differs"):
+        hpcfed.run(small("other-0", model={"factory": "other:model"}, rounds=2), quiet=True)
+
+
+BUILD = """
+def build():
+    return nn.Linear(12, 4)
+"""
+
+
 def test_a_notebooks_functions_are_recorded_by_their_source(folder, monkeypatch):
     """Cells are compiled and kept as IPython does it; the recipe names `make`, which uses `rule`, which uses `RATE`."""
     notebook = ModuleType("__main__")

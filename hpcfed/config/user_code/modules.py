@@ -6,9 +6,10 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ import xxhash
 
 from hpcfed.config.user_code.capture import Capture
 from hpcfed.config.user_code.finder import GIVEN, NOTEBOOK, as_prefixes, find_in, is_extension, is_own
+from hpcfed.config.user_code.reached import reached
 from hpcfed.config.user_code.values import NotStorable
 from hpcfed.io.text import open_file
 
@@ -55,6 +57,14 @@ class Source:
 
 _loaded: dict[str, tuple[object, Source]] = {}
 """Module → the stamp of its import (see `_stamp`), and its source as read right after."""
+_earlier: dict[str, object] = {}
+"""Modules that were loaded when the present run began → the stamps of their imports."""
+
+
+def run_begins() -> None:
+    """Note which modules are loaded already: by an earlier run of this process, or by the program that calls."""
+    _earlier.clear()
+    _earlier.update({name: _stamp(module) for name, module in [*sys.modules.items()] if isinstance(module, ModuleType)})
 
 
 def outdated(python_path: Sequence[Path]) -> list[str]:
@@ -100,6 +110,8 @@ def _is_edited(name: str) -> bool:
 def loaded(folders: Sequence[Path], references: Iterable[str], leave_out: Iterable[str] = ()) -> dict[str, Source]:
     """Return the sources of the loaded modules that lie under the folders, and of a notebook's callables, by module.
 
+    Modules that were loaded before the run began are left out where the code of the references does not import them.
+
     Args:
         folders: the recipe's.
         references: its ``package.module:name`` texts; the folders that hold these packages count, too.
@@ -112,7 +124,22 @@ def loaded(folders: Sequence[Path], references: Iterable[str], leave_out: Iterab
         root = next((root for root in roots if file.startswith(root)), None)
         if root is not None and name not in ignored:
             found[name] = _source_of(name, file, file[len(root) :])
-    return found | _of_packages(references, folders) | _of_main(references) | _of_given(references)
+    found |= _of_packages(references, folders)
+    without_module = _of_main(references) | _of_given(references)
+    if before := {name for name in found if _earlier.get(name) is _stamp(sys.modules[name])}:
+        named = {text.partition(":")[0] for text in references} - {NOTEBOOK, GIVEN}
+        packages = {name.partition(".")[0] for name in found}
+        used = reached(named, [source.text for source in without_module.values()], partial(_text_of, packages))
+        found = {name: source for name, source in found.items() if used is None or name in used or name not in before}
+    return found | without_module
+
+
+def _text_of(packages: Collection[str], name: str) -> str | None:
+    """Return the text of a user's module, or of one of these packages; None if it has none, "" for all others."""
+    file = _file_of(sys.modules.get(name))
+    if file is None or not (is_own(file) or name.partition(".")[0] in packages):
+        return ""
+    return _source_of(name, file, file).text
 
 
 def _of_packages(references: Sequence[str], python_path: Sequence[Path]) -> dict[str, Source]:

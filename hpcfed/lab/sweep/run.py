@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hpcfed.config.load import dump_yaml, read_yaml
-from hpcfed.config.user_code.modules import forget, outdated
+from hpcfed.config.user_code.modules import forget, outdated, run_begins
 from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped, counted, first_of
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.output import Output
@@ -389,6 +389,7 @@ class _Group:
         folder, recipe, world = RunFolder(unit.recipe.output), unit.recipe, self.world
         beating = self.claims.held(unit.name, number, world.end_at_once) if world.is_root else nullcontext()
         between = _Between(unit, self.progress, self.caught, listens=world.is_root)
+        run_begins()
         try:
             with beating, world.united(), between as reporter:
                 if not world.on_root(lambda: folder.is_finished(recipe)):
