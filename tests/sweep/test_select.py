@@ -20,6 +20,13 @@ from hpcfed.lab.sweep.select import Candidate, Rule, candidates, parse_rule, rem
 from hpcfed.lab.sweep.table import read_results, result_records, summary_records
 
 ROUNDS = 50
+MASKS = ["updates=[{clip: {norm: 1.0, scales: {}}}]", "secure_aggregation={dropout: 0.3}"]
+NOISE = [
+    "updates=[{clip: {norm: 1.0, scales: {}}}]",
+    "means=[{noise: {multiplier: 1.0}}]",
+    "weights=uniform",
+    "evaluate={}",
+]
 
 
 @pytest.fixture
@@ -106,6 +113,40 @@ def test_ties_and_edges_are_reported(plan, scores):
     assert said[0].startswith("tied with local.lr=1, algorithm.server_lr=2: the first")
     assert said[1].startswith("local.lr is best at the edge of its grid, 1:")
     assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "row", "says"),
+    [
+        (
+            ["on_bad_client=skip"],
+            {"skipped": [2]},
+            "updates were left out (on_bad_client: skip), in 1 of 2 finished runs",
+        ),
+        (["on_bad_client=skip"], {"skipped": []}, None),
+        (
+            MASKS,
+            {"skipped": [0, 1]},
+            "clients dropped out, or too few were left to open the sum (secure_aggregation), in 1",
+        ),
+        (
+            NOISE,
+            {"skipped": [], "epsilon": 3.14159},
+            "ε of a run is 3.142 at most (epsilon in results.csv). Choosing among",
+        ),
+    ],
+)
+def test_what_runs_left_out_and_promise_is_said(changes, row, says, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    plan = make_plan("recipe.yaml", ["rounds=1", *changes], parse_grids(["local.lr=0.1,0.3"]), [0], None)
+    states = {}
+    for unit, own in zip(plan.units, (row, {**row, "skipped": []}), strict=True):
+        unit.recipe.output.mkdir(parents=True)
+        (unit.recipe.output / "metrics.jsonl").write_text(json.dumps({"round": 1, "test_loss": 0.5, **own}) + "\n")
+        states[unit.name] = RunState(1, Claim(ending="finished", recipe=unit.digest))
+    rows, rule = read_results(plan, states, None)
+    said = [one for one in remarks(plan, candidates(plan, rows, rule), rule) if not one.startswith("tied")]
+    assert [one[: len(says or "")] for one in said] == ([says] if says else [])
 
 
 def test_runs_that_end_by_their_scores_are_compared_by_their_last_round(folder, monkeypatch):

@@ -13,6 +13,7 @@ import itertools
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.lab.report.read import mixed_code
 from hpcfed.lab.sweep.plan import Plan, Unit
+from hpcfed.run_folder.private import NOT_COVERED
 from hpcfed.run_folder.rounds import COLUMNS, interval_of
 
 if TYPE_CHECKING:
@@ -91,7 +93,8 @@ class Row:
     """A run's row in the table of runs: status, recorded rounds, their seconds, last value of each metric, score.
 
     The score is nan if the run did not finish or `Rule.score` is nan; `message` is the error message, "" without an
-    error; `code` is file → hash of the user's code; `lacks` is `Rule.lacks` of a run that finished.
+    error; `code` is file → hash of the user's code; `lacks` is `Rule.lacks` of a run that finished; `left_out` is why
+    rounds left out updates, as text, "" if none did.
     """
 
     unit: Unit
@@ -103,6 +106,7 @@ class Row:
     message: str
     code: Mapping[str, str] = field(default_factory=dict)  # the user's files with their hashes
     lacks: bool = False
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,9 @@ def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
 
 
 def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
-    """Return warnings on a selection: ties, a best value at its grid's edge, missing or shorter results, other code."""
+    """Return warnings on a selection: ties, a best value at its grid's edge, missing or shorter results, left-out
+    updates, privacy, other code.
+    """
     best = [candidate for candidate in ranked if candidate.rank == 1]
     said = []
     if len(best) > 1:
@@ -225,6 +231,10 @@ def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
         have = "run has" if lacking == 1 else "runs have"
         why = "since it was measured in others or is not finite"
         said.append(f"{lacking} {have} no {rule.column} in some of these rounds, {why}: the mean is over the rest")
+    for why, count in Counter(row.left_out for row in finished if row.left_out).items():
+        said.append(f"{why}, in {count} of {counted(len(finished), 'finished run')}: 'hpcfed report' says whose")
+    if private := [row.metrics["epsilon"] for row in finished if "epsilon" in row.metrics]:
+        said.append(f"ε of a run is {max(private):.4g} at most (epsilon in results.csv). {NOT_COVERED}")
     of_seeds = (mixed_code(row.code for row in one.rows if row.status == "finished") for one in ranked)
     if mixed := next(filter(None, of_seeds), ""):
         said.append(f"seeds of one configuration had different code, {mixed}: see `code` in results.csv")

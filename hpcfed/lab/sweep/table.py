@@ -17,7 +17,7 @@ from hpcfed.lab.sweep.claims import RunState
 from hpcfed.lab.sweep.plan import Plan
 from hpcfed.lab.sweep.select import Candidate, Row, Rule, usual_rule
 from hpcfed.run_folder import code
-from hpcfed.run_folder.rounds import RECORD, count_rounds
+from hpcfed.run_folder.rounds import RECORD, count_rounds, iterate_rounds, skipped_in, why_skipped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +52,7 @@ def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) 
                 message=one.claim.message if one.decided else "",
                 code=code_of(unit.recipe),
                 lacks=status == "finished" and chosen.lacks(record, unit.recipe.evaluate.model_dump()),
+                left_out=_why_left_out(unit.recipe) if status == "finished" else "",
             )
         )
     return rows, chosen
@@ -69,6 +70,14 @@ def _record_of(recipe: Recipe) -> pd.DataFrame:
     path = recipe.output / RECORD
     evaluate = recipe.evaluate.model_dump(include={"every", "train", "clients"})
     return read_record(path, evaluate) if count_rounds(path) else pandas.DataFrame()
+
+
+def _why_left_out(recipe: Recipe) -> str:
+    """Return why rounds of a run left out updates; "" if none did."""
+    masked, skips = recipe.secure_aggregation is not None, recipe.on_bad_client == "skip"
+    if not (masked or skips) or not any(skipped_in(row) for row in iterate_rounds(recipe.output / RECORD)):
+        return ""
+    return why_skipped(masked=masked, skips=skips)
 
 
 def _final(record: pd.DataFrame) -> dict[str, float]:

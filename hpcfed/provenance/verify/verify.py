@@ -526,7 +526,8 @@ class Verifier:
             computed = counted(len(self._computed), "round")
             self._say(f"{self._kept()}{computed} computed, the last one and those on the way to the drawn among them")
             checked = "spot-checked" if code == AGREES else "verified in part"
-            which = f"{_named(self._drawn)} of {total}, from recorded states, bit for bit, {where}"
+            start = "recorded states" if self._measured else "w⁰"
+            which = f"{_named(self._drawn)} of {total}, from {start}, bit for bit, {where}"
             chance = self._chance_missed()
             self._say(f"{checked}: {which}; one wrong round is missed with a probability of {chance:.2g} at most")
         return self._verdict(code)
