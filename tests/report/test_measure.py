@@ -98,6 +98,25 @@ def test_labels_have_the_keys_that_can_change_a_model(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("lists", "labels"),
+    [
+        ([[{"median": {}}], [{"krum": {"attackers": 1}}], None], ["FedAvg (median)", "FedAvg (krum)", "FedAvg"]),
+        (
+            [[{"clip": {"norm": 1.0}}, {"quantize": {"bits": bits, "block": 9}}] for bits in (4, 8)],
+            ["FedAvg (clip + quantize bits 4)", "FedAvg (clip + quantize bits 8)"],
+        ),
+        ([[{"factory": "mine:P", "args": {"a": a}}] for a in (1, 2)], ["FedAvg (mine:P a 1)", "FedAvg (mine:P a 2)"]),
+        ([["sign"], ["cast"]], ['FedAvg (updates ["sign"])', 'FedAvg (updates ["cast"])']),
+    ],
+)
+def test_labels_name_parts_and_the_arguments_that_differ(lists, labels, tmp_path):
+    folders = [
+        write_run(tmp_path / f"run-{k}", change={"updates": parts, "name": "run"}) for k, parts in enumerate(lists)
+    ]
+    assert [group.label for group in group_runs(read_runs(folders))] == labels
+
+
+@pytest.mark.parametrize(
     ("runs", "labels"),
     [
         ([("mnist-fedavg", "fedavg"), ("mnist-fedexp", "fedexp")], ["FedAvg", "FedExP"]),

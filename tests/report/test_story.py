@@ -64,7 +64,7 @@ def test_names_tell_the_runs_apart_and_pairs_say_what_they_share(project):
         assert label in said
     assert "Difference from federated (FedAvg)" in said
     assert "ours (FedExProx-GraDS) and the baseline had the same cohorts and batches." in said
-    of_others = "only-site-3 (FedAvg), pooled (FedAvg) and the baseline had other data or cohorts: such pairs share no"
+    of_others = "only-site-3 (FedAvg), pooled (FedAvg) and the baseline had other data or draws: such pairs share no"
     assert of_others in said
     page = (project / "report" / "report.html").read_text(encoding="utf-8")
     assert "<title>federated (FedAvg), only-site-3 (FedAvg), ours (FedExProx-GraDS)" in page

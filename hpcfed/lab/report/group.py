@@ -17,8 +17,10 @@ NOT_THE_EXPERIMENT = ("seed", "seeds", "secret_commitment", "name", "checkpoint"
 CODE = "code "
 """Prefix of the keys that stand for files of the user's code."""
 ABSENT = "–"
-LONGEST_NAME = 60
+LONGEST_NAME, MAX_VALUE = 60, 24
 FEDAVG_PARTS = ("plain", "none", "step")
+LISTS = ("updates", "means", "down")
+"""Keys of the recipe with a list of parts."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
                 if "data" in apart:
                     apart.pop("data_content", None)
                 apart = {key: values for key, values in apart.items() if key.partition(".")[0] not in left_out}
+                apart = {key: _parts_apart(values) if key in LISTS else values for key, values in apart.items()}
                 for position, index in enumerate(same):
                     labels[index] = _with_keys(label, {key: values[position] for key, values in apart.items()})
     return _numbered(labels)
@@ -193,11 +196,45 @@ def _with_keys(label: str, values: Mapping[str, str]) -> str:
     return f"{label} ({', '.join(shown)})" if shown else label
 
 
+def _parts_apart(values: Sequence[str]) -> Sequence[str]:
+    """Return lists of parts as text: the parts' names, and the arguments by which lists of the same names differ."""
+    lists = [_parts(value) for value in values]
+    known = [parts for parts in lists if parts is not None]
+    if len(known) < len(lists):
+        return values
+    found = []
+    for parts in known:
+        names = [name for name, _ in parts]
+        alike = [other for other in known if [name for name, _ in other] == names]
+        told = [
+            f"{key} {value}"
+            for place, (_, arguments) in enumerate(parts)
+            for key, value in arguments.items()
+            if any(other[place][1].get(key) != value for other in alike)
+        ]
+        found.append(" ".join([" + ".join(names), *told]) or ABSENT)
+    return found
+
+
+def _parts(value: str) -> list[tuple[str, Mapping[str, Any]]] | None:
+    """Return (name, arguments) of each part in a list of the recipe, from its text; None if it is no such list."""
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    entries = [] if value == ABSENT else json.loads(value)
+    for entry in entries if isinstance(entries, list) else [None]:
+        if not isinstance(entry, Mapping):
+            return None
+        name, arguments = (entry["factory"], entry.get("args")) if "factory" in entry else next(iter(entry.items()))
+        found.append((str(name), arguments if isinstance(arguments, Mapping) else {}))
+    return found
+
+
 def _in_words(key: str, value: str) -> str:
+    if key in LISTS and not value.startswith("["):
+        return _shortened(value, 2 * MAX_VALUE)
     return f"{key} {value}" if key.startswith(CODE) else f"{key.rpartition('.')[2]} {_shortened(value)}"
 
 
-def _shortened(value: str, length: int = 24) -> str:
+def _shortened(value: str, length: int = MAX_VALUE) -> str:
     """Return a number with four digits, a path's last component, or the end of a long text, where such texts usually
     differ.
     """

@@ -188,7 +188,7 @@ def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:
     said = []
     for what, labels in shared.items():
         of_whom = "Both runs" if len(shared) == 1 else f"{', '.join(labels)} and the baseline"
-        had = f"had the same {what}" if what else "had other data or cohorts: such pairs share no more than the seed"
+        had = f"had the same {what}" if what else "had other data or draws: such pairs share no more than the seed"
         said.append(f"{of_whom} {had}{', but other batches' if what == 'cohorts' else ''}.")
     return " ".join(said)
 

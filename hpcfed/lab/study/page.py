@@ -106,7 +106,8 @@ def without_results(view: View) -> list[str]:
     for arm in view.study.arms:
         there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]
         if there < all_of:
-            found.append(f"{arm.title}: {all_of - there} of {all_of} runs have no result; means are over the others.")
+            others = "; means are over the others" if there else ""
+            found.append(f"{arm.title}: {all_of - there} of {all_of} runs have no result{others}.")
         skipped = Counter(site for run in view.results.runs[arm.key] for site in run.skipped)
         if skipped:
             whose = ", ".join(f"{view.sites[site]} in {count}" for site, count in sorted(skipped.items()))
