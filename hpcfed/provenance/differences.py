@@ -31,9 +31,13 @@ PACKAGES = ("torch", "numpy")
 """Packages whose version decides the last bits."""
 
 
+NESTED = ("clients", "apart")
+"""Columns with a mapping of scores, whose metrics may be others than those computed here."""
+
+
 def is_score(column: str) -> bool:
     """Whether a column of the record is a score, that is, a result of an evaluation."""
-    return column.startswith(("test_", "train_")) or column in ("clients", "apart")
+    return column.startswith(("test_", "train_")) or column.partition(".")[0] in NESTED
 
 
 class Difference(NamedTuple):
@@ -67,7 +71,7 @@ def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any], *, scores_may_l
     The columns in both rows are compared, except `VARYING_COLUMNS`, such as times. With `scores_may_lack`, a score that
     is None in one of the rows is no difference, since ``evaluate`` may have changed between the two.
     """
-    here = json.loads(line_of(row))
+    recorded, here = _flat_alike(recorded, json.loads(line_of(row)))
     found = [Difference(key, recorded[key], here[key]) for key in recorded.keys() & here.keys() - set(VARYING_COLUMNS)]
     differing = [one for one in found if one.recorded != one.here]
     if scores_may_lack:
@@ -85,13 +89,33 @@ def from_record(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> list[Dif
 
 def not_computed(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
     """Return columns with a recorded value that the computed row does not have, such as an earlier recipe's metrics."""
-    return {key for key in recorded.keys() - row.keys() - {*VARYING_COLUMNS} if recorded[key] is not None}
+    recorded, row = _flat_alike(recorded, row)
+    found = {key for key in recorded.keys() - row.keys() - {*VARYING_COLUMNS} if recorded[key] is not None}
+    return {".".join(key.split(".")[:4]) if key.startswith(f"{NESTED[0]}.") else key for key in found}  # no statistics
 
 
 def lacking(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> set[str]:
     """Return the columns that have a value in the computed row, but none in the recorded one."""
-    here = json.loads(line_of(row))  # null for what is not finite
+    recorded, here = _flat_alike(recorded, json.loads(line_of(row)))  # null for what is not finite
     return {key for key in here.keys() - {*VARYING_COLUMNS} if here[key] is not None and recorded.get(key) is None}
+
+
+def _flat_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return two rows; a `NESTED` column that both have as a mapping is a column for each number in it."""
+    both = [key for key in NESTED if all(isinstance(row.get(key), Mapping) for row in (one, other))]
+    first, second = ({key: value for key, value in row.items() if key not in both} for row in (one, other))
+    for key in both:
+        first |= dict(_numbers_in(one[key], key))
+        second |= dict(_numbers_in(other[key], key))
+    return first, second
+
+
+def _numbers_in(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield name, value
+        return
+    for key, inner in value.items():
+        yield from _numbers_in(inner, f"{name}.{key}")
 
 
 def beyond(recorded: Mapping[str, Any], row: Mapping[str, Any], tolerance: float) -> list[Difference]:

@@ -33,8 +33,8 @@ class RecordedRun:
         checkpoints: rounds after which a checkpoint was kept, ascending.
         environment: content of ``environment.json``.
         result: content of ``result.json``.
-        measured: round of a checkpoint → ``model`` and ``statistics``, the keys of ``evaluate`` that select the scored
-            model, with their values when the checkpoint was written; {} for a damaged checkpoint.
+        measured: round of a checkpoint → the keys of ``evaluate`` that select the scored model or round its scores,
+            with their values when the checkpoint was written, as text; {} for a damaged checkpoint.
     """
 
     folder: Path
@@ -54,7 +54,9 @@ class RecordedRun:
         section = self.code[-1].recipe.evaluate
         following = (self.measured[kept] for kept in self.checkpoints if kept >= round)
         found = next(following, {}).items()
-        return ", ".join(f"evaluate.{key}: {value}" for key, value in found if getattr(section, key, value) != value)
+        return ", ".join(
+            f"evaluate.{key}: {value}" for key, value in found if str(getattr(section, key, value)) != value
+        )
 
     def not_kept(self) -> dict[str, Any]:
         """Return name → SHA-256 of the models that the folder lacks because, by the certificate, they are not kept."""

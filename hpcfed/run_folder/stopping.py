@@ -16,6 +16,8 @@ from hpcfed.config.metrics import Metric, larger_is_better, plain, references
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, counted
 
+SELECTS, ROUNDS_SCORES = ("model", "statistics"), ("batch_size", "precision")
+"""Keys of ``evaluate`` that select the scored model, and by which its scores are rounded otherwise."""
 RECENT_ROUNDS = 10
 """The next round is expected to take as long, without evaluation, as the longest of this number of last rounds."""
 RESERVE = 1.5
@@ -65,7 +67,7 @@ class Stopping:
         rule: the recipe's ``stop``.
         progress: result of `progress` in the checkpoint from which the run continues; None: it starts.
         metrics: the recipe's ``evaluate.metrics``.
-        measured: ``model`` and ``statistics`` of ``evaluate``, which say which model is scored.
+        measured: values of `SELECTS` and `ROUNDS_SCORES`, as text.
     """
 
     def __init__(
@@ -84,8 +86,8 @@ class Stopping:
         self._larger_is_better = {name: known for name, known in directions.items() if known is not None}
         saved = progress or {}
         was = saved.get("measured") or self._measured
-        self.changed = {key: value for key, value in was.items() if value != self._measured.get(key)}
-        """Entries of `measured` in the checkpoint that differ from those now."""
+        self.changed = {key: was[key] for key in SELECTS if key in was and was[key] != self._measured.get(key)}
+        """Entries of `measured` in the checkpoint that select another model than now."""
         if self.changed:  # the model: its scores are not comparable with those to come
             saved = {key: saved.get(key) for key in ("rule", "reason")}
         self._marks = {DEFAULT_MEASURE: BestScore(saved.get("best"), saved.get("since_best", 0))}
@@ -202,7 +204,7 @@ class Stopping:
 def stopping_of(recipe: Recipe, progress: Mapping[str, Any] | None) -> Stopping:
     """Return a recipe's early stopping; `progress` as in `Stopping`."""
     section = recipe.evaluate
-    measured = {"model": section.model, "statistics": section.statistics}
+    measured = {key: str(getattr(section, key)) for key in (*SELECTS, *ROUNDS_SCORES)}
     return Stopping(recipe.stop, progress, section.metrics, measured)
 
 

@@ -142,9 +142,30 @@ def test_that_went_on_with_another_model_to_measure(folder, command):
     for options in (["--all"], ["--rounds", 1]):
         done = command(["verify", "run", *options], folder)
         assert done.returncode == 5, done.stdout
-        assert re.search(
-            r"scores of \d rounds? are of another model, with evaluate.model: last: they are not", done.stdout
-        )
+        assert re.search(r"scores of \d rounds? were measured with evaluate.model: last: they are not", done.stdout)
+
+
+CLIENTS = {"every": 1, "clients": {"every": 1}}
+OF_CLIENTS = "clients.csv: auroc, clients.global.train.auroc, test_auroc"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "note"),
+    [
+        ({"batch_size": 7}, {}, "scores of 3 rounds were measured with evaluate.batch_size: 7: they are not checked"),
+        (
+            CLIENTS,
+            {**CLIENTS, "metrics": ["auroc"]},
+            "the record lacks scores of 3 computed rounds that the recipe asks",
+        ),
+        ({**CLIENTS, "metrics": ["auroc"]}, CLIENTS, f"recipe does not measure are not checked: {OF_CLIENTS}"),
+    ],
+)
+def test_that_went_on_with_other_chunks_or_measures_of_clients(before, after, note, folder, command):
+    trained(rounds=3, checkpoint={"every": 1}, evaluate=before)
+    trained(rounds=6, checkpoint={"every": 1}, evaluate=after)
+    done = command(["verify", "run", "--all"], folder)
+    assert (done.returncode, note in done.stdout) == (5, True), done.stdout
 
 
 @pytest.mark.soak

@@ -196,7 +196,7 @@ def _with_keys(label: str, values: Mapping[str, str]) -> str:
     return f"{label} ({', '.join(shown)})" if shown else label
 
 
-def _parts_apart(values: Sequence[str]) -> Sequence[str]:
+def _parts_apart(values: list[str]) -> list[str]:
     """Return lists of parts as text: the parts' names, and the arguments by which lists of the same names differ."""
     lists = [_parts(value) for value in values]
     known = [parts for parts in lists if parts is not None]

@@ -82,13 +82,22 @@ class RecordedTables:
         if len(kept) != len(here):
             yield Fault(CLIENTS, f"has {len(kept)} rows of round {round}, not {len(here)}")
             return
+        measured = self._metrics_of(round) | {*UNMEASURED_COLUMNS}
         for number, (own, other) in enumerate(zip(kept, here, strict=True), start=1):
             self.unknown |= {name for name in own.keys() - other.keys() if own[name]}
             for name in own.keys() & other.keys():
+                if not own[name] and name not in measured:  # since `evaluate.metrics` has it
+                    continue
                 if own[name] != other[name] and not (tolerance and _is_near(name, own[name], other, tolerance)):
                     values = f"{own[name]} recorded, {other[name]} here"
                     yield Fault(CLIENTS, f"row {number} of round {round}: {name} {values}")
                     return
+
+    def _metrics_of(self, round: int) -> set[str]:
+        """Return the metrics that a round's row of the record has over clients."""
+        models = self._run.rows[round - 1].get("clients")
+        splits = [split for one in models.values() for split in one.values()] if isinstance(models, Mapping) else []
+        return {metric for split in splits for metric in split}
 
     def _rows(self, round: int) -> Iterator[Mapping[str, str]]:
         if round not in self._places:

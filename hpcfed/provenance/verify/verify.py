@@ -504,7 +504,7 @@ class Verifier:
             count = counted(len(self._unscored), "computed round")
             self._notes.append(f"the record lacks scores of {count} that the recipe asks for")
         self._notes += [
-            f"scores of {counted(count, 'round')} are of another model, with {other}: they are not checked"
+            f"scores of {counted(count, 'round')} were measured with {other}: they are not checked"
             for other, count in self._remeasured.items()
         ]
         status = self._run.result.get("status", "unfinished")
