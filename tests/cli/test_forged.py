@@ -549,7 +549,7 @@ def test_rounds_before_a_metric_of_ones_own_are_computed(tmp_path):
     )
     recipe = small(tmp_path / "run", data=str(tmp_path / "small.h5"), python_path=[str(tmp_path)])
     hpcfed.run(recipe, quiet=True)
-    recipe["evaluate"] = {"metrics": {"right": "own_metric:right"}}
+    recipe["evaluate"] = {**recipe["evaluate"], "metrics": {"right": "own_metric:right"}}
     run = hpcfed.run(recipe | {"rounds": 5}, quiet=True).folder
     said: list[str] = []
     assert verify(Verification(run, None, 0), World(), said.append) == 5, said
