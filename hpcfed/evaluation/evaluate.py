@@ -283,11 +283,11 @@ class Evaluator:
 
         Samples are read again for this in the first evaluation alone that has such sums.
         """
-        of_no_number = np.flatnonzero(~np.isfinite(chunks).all(axis=(1, 2))).tolist()
-        if not of_no_number or ("x", "test set") in self._said:
+        not_finite = np.flatnonzero(~np.isfinite(chunks).all(axis=(1, 2))).tolist()
+        if not not_finite or ("x", "test set") in self._said:
             return
         self._said.add(("x", "test set"))
-        for chunk in of_no_number:
+        for chunk in not_finite:
             start, stop = bounds[chunk : chunk + 2].tolist()
             x, _ = self._federation.test(start, stop)
             if flaws := int(np.count_nonzero(~np.isfinite(x))):
