@@ -547,6 +547,7 @@ class Simulation:
             return means, 0
         self._parts.watchdog.stage(f"round {plan.round}: robust mean", waits=True)
         found, exchanges, places = dict(means), 0, np.flatnonzero(counts).tolist()
+        rule.check_size(len(places), f"round {plan.round}: means")
         for name in (name for name in means if name != MOVED):
             bounds = sums.bounds[name] * np.abs(plan.factors) if name == DELTA else sums.bounds[name]
             about = places, cohort.shares[counts], bounds[counts], self._dtype

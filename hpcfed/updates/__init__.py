@@ -23,14 +23,13 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.config.updates import ChainPart
 from hpcfed.config.user_code.blame import defined_at
 from hpcfed.config.user_code.interface import check_arguments, check_names
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, nearest, shown
 from hpcfed.types import Method, Part
 from hpcfed.updates._base import CARRIED, DELTA_ITSELF, NORMS, SUM, TWICE, MeansPart, PartContext, Sent, UpdatePart
 from hpcfed.updates._chain import Chain
 from hpcfed.updates._robust import ClientVectors, RobustMean
 from hpcfed.updates.attack import Attack
 from hpcfed.updates.clip import Clip
-from hpcfed.updates.krum import Krum
 from hpcfed.updates.trimmed_mean import TrimmedMean
 from hpcfed.updates.weight import Weight
 
@@ -170,12 +169,17 @@ def check_size(recipe: Recipe, chain: Chain, fewest: int) -> None:
     Raises:
         InputError: with the reason.
     """
-    if not isinstance(chain.robust, Krum):
+    if (rule := chain.robust) is None:
+        return
+    what = f"means: {recipe.means[0].name or recipe.means[0].factory}"
+    if not isinstance(rule.least, int):
+        raise InputError(f"{what}: its least", expected="a number of clients", got=shown(rule.least))
+    if rule.least <= 1:
         return
     if recipe.cohort.sampling == "bernoulli" and not fewest:
-        what = "means: krum with cohort.sampling: bernoulli, whose cohorts may be too small"
+        what += " with cohort.sampling: bernoulli, whose cohorts may be too small"
         raise InputError(what, remedy="leave sampling out, or use another mean")
-    chain.robust.check_size(fewest)
+    rule.check_size(fewest, what)
 
 
 def check(recipe: Recipe, chain: Chain, method: Method, num_clients: int, num_classes: int | None) -> None:
@@ -235,10 +239,11 @@ def remarks(recipe: Recipe, chain: Chain, method: Method, fewest: int, most_memb
     """Yield a line for each setting of a part without effect in cohorts of so many members at least and at most, for
     one by which skipped clients end the run, and for each part of the user's that does not say whether what it loses
     may be carried on."""
-    if isinstance(chain.robust, Krum) and recipe.on_bad_client == "skip":
-        spare = fewest - chain.robust.least
-        if spare < max(1, chain.robust.attackers):
-            what = f"means: krum needs {chain.robust.least} clients of a cohort's {fewest}"
+    if (rule := chain.robust) is not None and rule.least > 1 and recipe.on_bad_client == "skip":
+        spare = fewest - rule.least
+        if spare < max(1, getattr(rule, "attackers", 1)):
+            name = recipe.means[0].name or recipe.means[0].factory
+            what = f"means: {name} needs {rule.least} clients of a cohort's {fewest}"
             yield f"{what}; on_bad_client: skip ends the run where it skips {f'more than {spare}' if spare else 'any'}"
     if isinstance(chain.robust, TrimmedMean) and not chain.robust.cut(most_members):
         what = f"means: trimmed-mean: fraction {chain.robust.fraction:g} of {most_members} clients"

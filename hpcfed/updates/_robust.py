@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from hpcfed.errors import InputError, counted
 from hpcfed.types import Means
 from hpcfed.updates._base import MeansPart, PartContext
 
@@ -61,6 +62,20 @@ class RobustMean(MeansPart):
     replaces_mean: ClassVar[bool] = True
     holds_all: ClassVar[bool] = True
     """Whether each rank needs the vectors of all clients, not of those alone that it trained."""
+
+    @property
+    def least(self) -> int:
+        """Clients that a round must have; a recipe whose cohorts may have fewer is refused."""
+        return 1
+
+    def check_size(self, size: int, what: str) -> None:
+        """Refuse `size` clients that are too few.
+
+        Raises:
+            InputError: saying how many `what` needs.
+        """
+        if size < self.least:
+            raise InputError(what, expected=f"{counted(self.least, 'client')} or more in a round", got=str(size))
 
     def of(self, vectors: ClientVectors, context: PartContext) -> Tensor:
         """Return what takes the place of a vector's mean, (d,), float64, on the host; pure, the same on every rank."""

@@ -20,7 +20,6 @@ from pydantic import Field
 
 from hpcfed.arithmetic.elementary import quotient
 from hpcfed.arithmetic.sums import sum_over_first
-from hpcfed.errors import InputError, counted
 from hpcfed.updates._base import PartContext
 from hpcfed.updates._robust import ClientVectors, RobustMean
 
@@ -36,25 +35,13 @@ class Krum(RobustMean):
 
     @property
     def least(self) -> int:
-        """Clients that a round must have."""
         return max(2 * self.attackers + 3, self.attackers + 2 + self.selected)
-
-    def check_size(self, size: int) -> None:
-        """Refuse a cohort of too few clients.
-
-        Raises:
-            InputError: saying how many are needed.
-        """
-        if size < self.least:
-            what = f"means: krum with {counted(self.attackers, 'attacker')}, {self.selected} selected"
-            raise InputError(what, expected=f"{self.least} clients or more in a round", got=str(size))
 
     def of(self, vectors: ClientVectors, context: PartContext) -> Tensor:
         import numpy as np
 
         squares = vectors.squared_distances()
         size = len(squares)
-        self.check_size(size)
         others = np.sort(squares + np.diag(np.full(size, np.inf)), axis=1)
         scores = sum_over_first(others[:, : size - self.attackers - 2].T.copy())
         chosen = np.sort(np.argsort(scores, kind="stable")[: self.selected])

@@ -13,6 +13,10 @@ from hpcfed import RobustMean
 class MeanAroundMedian(RobustMean):
     attackers: int
 
+    @property
+    def least(self):
+        return self.attackers + 1
+
     def of(self, vectors, context):
         rows = vectors.rows().double()  # (m, d), the clients in the cohort's order, on each rank
         ordered = rows.sort(dim=0, stable=True).values

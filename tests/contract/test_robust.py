@@ -165,6 +165,16 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "sums": ({"algorithm": {"name": "feddyn", "alpha": 0.1}, "means": ["median"]}, "median with feddyn has no meaning"),
     "norms": ({"algorithm": "fedexp", "means": ["geometric-median"]}, "geometric-median with fedexp has no meaning"),
     "empty": ({"means": [{"factory": "empty:Empty"}]}, "Empty has no 'of'"),
+    "few for one's own": ({"means": [{"factory": "empty:Many"}]}, "empty:Many: expected 10 clients or more.*got 9"),
+    "skipped": (
+        {
+            "updates": [{"factory": "noisy:Noise", "args": {"clients": [1, 4], "scale": 1e300}}],
+            "means": [{"factory": "empty:Many", "args": {"fewest": 8}}],
+            "on_bad_client": "skip",
+        },
+        "^round 1: means: expected 8 clients or more in a round, got 7",
+    ),
+    "no number": ({"means": [{"factory": "empty:Odd"}]}, "empty:Odd: its least: expected a number of clients, got '2'"),
     "shape": ({"means": [{"factory": "empty:Short"}]}, "its answer.*expected"),
     "memory": ({"means": [{"factory": "empty:Counting"}]}, "a different vector"),
 }
@@ -181,6 +191,21 @@ class Empty(RobustMean):
 class Short(RobustMean):
     def of(self, vectors, context):
         return vectors.mean[1:]
+
+
+class Many(RobustMean):
+    fewest: int = 10
+
+    @property
+    def least(self):
+        return self.fewest
+
+    def of(self, vectors, context):
+        return vectors.mean
+
+
+class Odd(Many):
+    fewest: str = "2"
 
 
 class Counting(RobustMean):
