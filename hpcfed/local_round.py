@@ -25,11 +25,11 @@ from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, Inp
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import answer, is_fault, is_full
 from hpcfed.ranks.devices import fault
-from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
 from hpcfed.reduce.checks import checked, client_label
 from hpcfed.reduce.finite import LOWER
+from hpcfed.reduce.weighted_update import Updates, WeightedUpdate
 from hpcfed.rng import Purpose
-from hpcfed.types import DELTA, ClientInfo, LocalResult, RoundContext, State, TileMethod, Update
+from hpcfed.types import DELTA, ClientInfo, LocalResult, Method, RoundContext, State, TileMethod, Update
 
 log = logging.getLogger("hpcfed")
 
@@ -98,7 +98,7 @@ class Training:
         moving_seconds: what this rank has waited for clients' states in the last round.
     """
 
-    def __init__(self, parts: Parts, buffer: RoundBuffer, averaged: AveragedBuffers):
+    def __init__(self, parts: Parts, buffer: Updates, averaged: AveragedBuffers):
         self._parts, self._buffer, self._averaged = parts, buffer, averaged
         self.moving_seconds = 0.0
         self._moves = Moves(parts.clients, lambda: parts.method.local.begin(parts.initial_w), parts.world)
@@ -174,31 +174,23 @@ class Training:
         """Train some clients, add their updates to the buffer, and their next states to `states`."""
         parts, buffer, members = self._parts, self._buffer, self._members(plan, places)
         names = parts.method.reported(plan.alike)
-        joined: list[tuple[TileUpdate, int, State | None]] = []
+        joined: list[tuple[WeightedUpdate, int, State | None]] = []
         # All Δs of a tile are valid until the next tile.
         joins = len(members) > 1 and not parts.skips_bad and len({member.task.tilt.mu for member in members}) == 1
         sends = joins and bool(parts.chain.updates)
         reported = self._reported(plan, members, self._solved(plan, members), together=sends)
-        for member, (local, update) in zip(members, reported, strict=True):
+        for member, (local, report) in zip(members, reported, strict=True):
             client = member.task.client
             parts.model.check_threads()
-            vectors, scalars = self._checked(plan, member, local, update, names)
-            next_state = self._next_state(plan, member, local, update)  # before the sum: then it can be trained again
-            if joins and vectors.keys() == {DELTA} and (sends or vectors[DELTA] is local.delta):
-                weights = member.place, member.weight, member.factor, local.loss_sum, local.steps
-                joined.append((TileUpdate(*weights, scalars, vectors[DELTA]), client, next_state))
-                continue
-            added = buffer.add(
-                member.place,
-                member.weight,
-                vectors,
-                scalars=scalars,
-                factor=member.factor,
-                loss_sum=local.loss_sum,
-                steps=local.steps,
-                skips=parts.skips_bad,
+            vectors, scalars = self._checked(plan, member, local, report, names)
+            next_state = self._next_state(plan, member, local, report)  # before the sum: then it can be trained again
+            update = WeightedUpdate(
+                member.place, member.weight, vectors, local.loss_sum, local.steps, scalars, member.factor
             )
-            if not added:
+            if joins and vectors.keys() == {DELTA} and (sends or vectors[DELTA] is local.delta):
+                joined.append((update, client, next_state))
+                continue
+            if not buffer.add(update, skips=parts.skips_bad):
                 log.warning("%s: skipped, its update is not finite", client_label(parts.federation, plan.round, client))
                 continue
             if next_state is not None:
@@ -311,6 +303,13 @@ class Training:
             return Diverged(what, where=place, remedy=LOWER)
         unseen = "a run of the recipe writes the traceback to its logs/"
         return EnvironmentFailure(what, where=place, remedy=remedy if goes_to_run_folder() else unseen)
+
+
+def reported_names(
+    method: Method, averaged: AveragedBuffers, *, alike: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the vectors and of the scalars that clients send in a round, averaged buffers among them."""
+    return (*method.reported(alike), *averaged.entries), (*method.local.scalars, *averaged.scalars)
 
 
 def tiles_of(engine: Engine, plan: RoundPlan, places: Sequence[int]) -> list[list[int]]:

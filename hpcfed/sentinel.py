@@ -16,24 +16,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.state_store import ClientStates
 from hpcfed.errors import RAISED
-from hpcfed.local_round import RoundPlan, Training
+from hpcfed.local_round import RoundPlan, Training, reported_names
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import answer, upload
-from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
-from hpcfed.reduce.update_hash import hash_of_update
+from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.update_hash import HashKeeper
 from hpcfed.rng import Purpose, stream
-from hpcfed.types import DELTA, State
+from hpcfed.types import State
 
 log = logging.getLogger("hpcfed")
 
@@ -187,14 +186,12 @@ class Sentinel:
 
     def _trained_again(self, plan: RoundPlan, check: Check, state: State | None) -> list[int]:
         """Train a client once more; return the hash of each update."""
-        names = (*self._parts.method.reported(plan.alike), *self._averaged.entries)
-        scalars = (*self._parts.method.local.scalars, *self._averaged.scalars)
-        keeper = _HashKeeper(names, scalars)
+        keeper = HashKeeper(*reported_names(self._parts.method, self._averaged, alike=plan.alike))
         states = _OneState(self._parts.clients, int(plan.cohort.clients[check.place]), state)
         parts = replace(self._parts, clients=cast(ClientStates, states), skips_bad=False)
         copies = self._parts.engine.tile if check.variant == "slots" else 1
-        Training(parts, cast(RoundBuffer, keeper), self._averaged).train_tile(plan, [check.place] * copies, {})
-        return keeper.hashes
+        Training(parts, keeper, self._averaged).train_tile(plan, [check.place] * copies, {})
+        return [found for _, found in keeper.hashes]
 
 
 class _OneState:
@@ -206,30 +203,6 @@ class _OneState:
     def get(self, client: int) -> State | None:
         """Return a client's state."""
         return self._state if client == self._client else self._states.get(client)
-
-
-class _HashKeeper:
-    """Takes updates in the place of a round's buffer, and keeps their hashes."""
-
-    is_torn = False
-
-    def __init__(self, names: Sequence[str], scalars: Sequence[str]):
-        self._names, self._scalars = tuple(names), tuple(scalars)
-        self.hashes: list[int] = []
-
-    def add(self, place: int, weight: float, vectors: Mapping[str, Tensor], **about: Any) -> bool:
-        """Keep the hash of an update; see `RoundBuffer.add`."""
-        scalars = [float(about["scalars"][name]) for name in self._scalars]
-        self.hashes.append(hash_of_update(vectors, self._names, scalars))
-        return True
-
-    def check_own(self, *about: Any, **how: Any) -> None:
-        """Accept any private part: the round's buffer has checked it."""
-
-    def add_tile(self, updates: Sequence[TileUpdate]) -> None:
-        """Keep the hashes of a tile's updates; see `RoundBuffer.add_tile`."""
-        for update in updates:
-            self.add(update.place, update.weight, {DELTA: update.delta}, scalars=update.scalars)
 
 
 def _copied(state: State | None) -> State | None:

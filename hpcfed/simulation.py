@@ -20,7 +20,7 @@ from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.work import are_ones, common_to_all, effective_steps_and_factors, skip_correction
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged, EnvironmentFailure, InputError
-from hpcfed.local_round import RoundPlan, Training
+from hpcfed.local_round import RoundPlan, Training, reported_names
 from hpcfed.parts import Parts
 from hpcfed.ranks.platform.malloc import return_freed_memory
 from hpcfed.ranks.world import PATIENCE
@@ -239,7 +239,7 @@ class Simulation:
             Diverged, EnvironmentFailure: as `round` does.
         """
         round, cohort, ranks, masks = plan.round, plan.cohort, plan.ranks, self._parts.masks
-        vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
+        vectors, _ = reported_names(self._parts.method, self.buffers, alike=plan.alike)
         counts = counts_of(vectors, cohort.counts, plan.factors)
         units: Mapping[str, Units] = self.magnitudes.predict(counts) if masks is None else masks.units(counts)
         checks = self._sentinel.draw(plan)
@@ -377,7 +377,7 @@ class Simulation:
             Diverged, EnvironmentFailure: as `round` does.
         """
         round = plan.round
-        scalars = (*self._parts.method.local.scalars, *self.buffers.scalars)
+        _, scalars = reported_names(self._parts.method, self.buffers, alike=plan.alike)
         own = int(np.count_nonzero(np.equal(plan.ranks, self._world.rank)))
         watched = [check.place for check in checks]
         masks = None

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import mul
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -41,33 +41,11 @@ from hpcfed.reduce.rows import Number, Numbers, Words, read_together, rows_of
 from hpcfed.reduce.slots import DONE, FAILED, RANK_SLOT, SKIPPED, Sums, client_slot
 from hpcfed.reduce.units import Units
 from hpcfed.reduce.update_hash import hash_of_update
+from hpcfed.reduce.weighted_update import WeightedUpdate
 from hpcfed.types import DELTA, MOVED, State
 
 KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """By the recipe's ``reduction``."""
-
-
-class _Report(NamedTuple):
-    """Weight and scalars of an update that waits to be added."""
-
-    place: int
-    weight: float
-    factor: float
-    loss_sum: Number
-    steps: int
-    scalars: Sequence[float]
-
-
-class TileUpdate(NamedTuple):
-    """The update of a client of a tile that sends Δ alone; the arguments of `RoundBuffer.add`."""
-
-    place: int
-    weight: float
-    factor: float
-    loss_sum: Number
-    steps: int
-    scalars: Mapping[str, float]
-    delta: Tensor
 
 
 class RoundBuffer:
@@ -133,8 +111,8 @@ class RoundBuffer:
         self._scalars: tuple[str, ...] = ()
         self._layout: tuple[object, ...] = ()
         self._at_once = min(rows_of(entries, device) for entries in (num_entries, *self._others.values()))
-        self._waiting = list[_Report]()
-        self._unread: list[tuple[list[_Report], list[tuple[Numbers, Numbers]]]] = []
+        self._waiting = list[WeightedUpdate]()
+        self._unread: list[tuple[list[WeightedUpdate], list[tuple[Numbers, Numbers]]]] = []
         self._own_parts = list[Unread]()
         self.is_torn = False
         self.failure: HpcfedError | None = None
@@ -237,64 +215,44 @@ class RoundBuffer:
         of_clients, of_ranks = (self._kind.slot_words * num_bytes // 8 for num_bytes in slots)
         return sum(map(mul, words, entries)), of_clients, of_ranks
 
-    def add(
-        self,
-        place: int,
-        weight: float,
-        vectors: Mapping[str, Tensor],
-        *,
-        scalars: Mapping[str, float] | None = None,
-        factor: float = 1.0,
-        loss_sum: Number,
-        steps: int,
-        skips: bool = False,
-    ) -> bool:
-        """Add one client's update, and fill the slot of its `place` in the cohort.
-
-        Every vector counts `weight` times, |S| p_i; Δ_i, named "delta", and its norm are multiplied by `factor`
-        besides. With `skips`, an update that is not finite is not added but skipped.
-
-        Returns:
-            Whether it was added.
-        """
-        own_scalars = [float(scalars[name]) for name in self._scalars] if scalars else []
+    def add(self, update: WeightedUpdate, *, skips: bool = False) -> bool:
+        """Add one client's update, and fill the slot of its place; see `Updates`."""
+        place, weight, vectors = update.place, update.weight, update.vectors
+        scalars = self._ordered(update)
         if skips:
             largest_entries = (float(vectors[name].abs().max()) for name in self._sums)
-            if not all(map(math.isfinite, (*own_scalars, *largest_entries))):
+            if not all(map(math.isfinite, (*scalars, *largest_entries))):
                 self.skip(place)
                 return False
         if self._masked is not None:
-            self._masked.check(vectors, loss_sum)
+            self._masked.check(vectors, update.loss_sum)
         started = time.perf_counter()
         self.is_torn = True  # until the update is added whole
-        report = _Report(place, weight, factor, loss_sum, steps, own_scalars)
         if self._at_once > 1:
             for name, total in self._sums.items():
                 total.rows.put(len(self._waiting), vectors[name])
-            self._waiting.append(report)
+            self._waiting.append(update._replace(vectors={}))
             if len(self._waiting) == self._at_once:
                 self._add_waiting()
         else:
             added = [
-                total.add(vectors[name], weight * factor if name == DELTA else weight)
+                total.add(vectors[name], weight * update.factor if name == DELTA else weight)
                 for name, total in self._sums.items()
             ]
-            self._fill([report], [(_several(squared), _several(largest)) for squared, largest in added])
-        self._hash(place, vectors, own_scalars)
-        if self.kept is not None:
-            self._keep(self.kept, place, vectors, factor)
+            pairs = [(_several(squared), _several(largest)) for squared, largest in added]
+            self._fill([update._replace(vectors={})], pairs)
+        self._hash(update, scalars)
+        self._keep(update)
         self._status[place] = DONE
         self.is_torn = False
         self.seconds["pack"] += time.perf_counter() - started
         return True
 
-    def add_tile(self, updates: Sequence[TileUpdate]) -> None:
-        """Add the updates of a tile, as `add` does one by one."""
+    def add_tile(self, updates: Sequence[WeightedUpdate]) -> None:
+        """Add the updates of a tile; see `Updates`."""
         if self._at_once == 1 or len(self._sums) > 1 or self._masked is not None:
             for update in updates:
-                place, weight, factor, loss_sum, steps, scalars, delta = update
-                vectors = {DELTA: delta}
-                self.add(place, weight, vectors, scalars=scalars, factor=factor, loss_sum=loss_sum, steps=steps)
+                self.add(update)
             return
         started, left = time.perf_counter(), list(updates)
         self.is_torn = bool(left)
@@ -302,29 +260,32 @@ class RoundBuffer:
             row = len(self._waiting)
             some, left = left[: self._at_once - row], left[self._at_once - row :]
             for total in self._sums.values():
-                total.rows.put_all(row, [update.delta for update in some])
-            for place, weight, factor, loss_sum, steps, scalars, delta in some:
-                own_scalars = [float(scalars[name]) for name in self._scalars]
-                self._waiting.append(_Report(place, weight, factor, loss_sum, steps, own_scalars))
-                self._hash(place, {DELTA: delta}, own_scalars)
-                if self.kept is not None:
-                    self._keep(self.kept, place, {DELTA: delta}, factor)
+                total.rows.put_all(row, [update.vectors[DELTA] for update in some])
+            for update in some:
+                self._waiting.append(update._replace(vectors={}))
+                self._hash(update, self._ordered(update))
+                self._keep(update)
             if len(self._waiting) == self._at_once:
                 self._add_waiting()
             self._status[[update.place for update in some]] = DONE
         self.is_torn = False
         self.seconds["pack"] += time.perf_counter() - started
 
-    @staticmethod
-    def _keep(kept: KeptVectors, place: int, vectors: Mapping[str, Tensor], factor: float) -> None:
-        """Keep an update, Δ_i as its sum has it."""
-        for name, vector in vectors.items():
-            kept.keep(place, name, vector, factor if name == DELTA else 1.0)
+    def _ordered(self, update: WeightedUpdate) -> list[float]:
+        """Return the scalars of an update in the round's order."""
+        return [float(update.scalars[name]) for name in self._scalars]
 
-    def _hash(self, place: int, vectors: Mapping[str, Tensor], scalars: Sequence[float]) -> None:
+    def _keep(self, update: WeightedUpdate) -> None:
+        """Keep an update where they are kept, Δ_i as its sum has it."""
+        if self.kept is not None:
+            for name, vector in update.vectors.items():
+                self.kept.keep(update.place, name, vector, update.factor if name == DELTA else 1.0)
+
+    def _hash(self, update: WeightedUpdate, scalars: Sequence[float]) -> None:
         """Write the hash of an update where it is wanted."""
+        place = update.place
         if self._hashes_updates or place in self._to_check:
-            found = hash_of_update(vectors, self.names, scalars)
+            found = hash_of_update(update.vectors, self.names, scalars)
             if self._hashes_updates:
                 self._clients["hash"][place] = found
             if place in self._to_check:
@@ -339,32 +300,32 @@ class RoundBuffer:
         """Add the waiting updates to the sums."""
         if not self._waiting:
             return
-        weights = np.array([report.weight for report in self._waiting])
-        factors = np.array([report.factor for report in self._waiting])
+        weights = np.array([update.weight for update in self._waiting])
+        factors = np.array([update.factor for update in self._waiting])
         added = [total.add_rows(weights * factors if name == DELTA else weights) for name, total in self._sums.items()]
         self._fill(list(self._waiting), added)
         self._waiting.clear()
 
-    def _fill(self, reports: list[_Report], added: list[tuple[Numbers, Numbers]]) -> None:
+    def _fill(self, updates: list[WeightedUpdate], added: list[tuple[Numbers, Numbers]]) -> None:
         """Write the scalars of updates into their slots; a device's are kept for one copy before the reduction."""
         if self._device.type == "cpu":
-            self._write(reports, added)
+            self._write(updates, added)
         else:
-            self._unread.append((reports, added))
+            self._unread.append((updates, added))
 
     def _read_back(self) -> None:
         """Fill in the scalars that wait; those on a device come in one copy."""
         there = [
             number
-            for reports, added in self._unread
-            for number in (*(one for pair in added for one in pair), *(report.loss_sum for report in reports))
+            for updates, added in self._unread
+            for number in (*(one for pair in added for one in pair), *(update.loss_sum for update in updates))
             if isinstance(number, Tensor)
         ]
         pieces = iter(read_together([*there, *(own.sums for own in self._own_parts)]))
-        for reports, added in self._unread:
+        for updates, added in self._unread:
             pairs = [tuple(next(pieces) if isinstance(one, Tensor) else one for one in pair) for pair in added]
-            losses = [next(pieces)[0] if isinstance(each.loss_sum, Tensor) else each.loss_sum for each in reports]
-            self._write([each._replace(loss_sum=loss) for each, loss in zip(reports, losses, strict=True)], pairs)
+            losses = [next(pieces)[0] if isinstance(each.loss_sum, Tensor) else each.loss_sum for each in updates]
+            self._write([each._replace(loss_sum=loss) for each, loss in zip(updates, losses, strict=True)], pairs)
         for place, failure in failures(self._own_parts, pieces):
             self._status[place] = FAILED
             self.failure = self.failure or failure
@@ -372,43 +333,35 @@ class RoundBuffer:
         self._own_parts.clear()
 
     def check_own(self, place: int, own: State, where: Callable[[], str], *, at_once: bool = False) -> None:
-        """Refuse a client's private part that is not finite; a device's in `settle`, by its one wait, unless `at_once`.
-
-        Args:
-            place: the client's, in the cohort.
-            own: its private part.
-            where: returns the words for the client.
-            at_once: whether another client may be trained in its place.
-
-        Raises:
-            Diverged: naming what is not finite.
-        """
+        """Refuse a private part that is not finite, a device's in `settle`, by its one wait; see `Updates`."""
         if self._device.type == "cpu" or at_once:
             check_own(own)
         else:
             self._own_parts.append(unread(place, own, where))
 
-    def _write(self, reports: Sequence[_Report], added: Sequence[Sequence[Numbers]]) -> None:
+    def _write(self, updates: Sequence[WeightedUpdate], added: Sequence[Sequence[Numbers]]) -> None:
         """Write the scalars of updates (n,), from the squared norms and largest entries, (n,), of each vector."""
         if self._masked is not None:
-            self._add_numbers(self._masked, reports, dict(zip(self._sums, added, strict=True)))
+            self._add_numbers(self._masked, updates, dict(zip(self._sums, added, strict=True)))
             return
-        slots, places = self._clients, [report.place for report in reports]
-        slots["loss_sum"][places] = [report.loss_sum for report in reports]
-        slots["steps"][places] = [report.steps for report in reports]
+        slots, places = self._clients, [update.place for update in updates]
+        slots["loss_sum"][places] = [update.loss_sum for update in updates]
+        slots["steps"][places] = [update.steps for update in updates]
         if self._scalars:
-            slots["scalars"][places] = [report.scalars for report in reports]
+            slots["scalars"][places] = [self._ordered(update) for update in updates]
         for number, (name, (squared, largest)) in enumerate(zip(self._sums, added, strict=True)):
             slots["bounds"][places, number] = largest
             if name == DELTA:
-                slots["delta_sq"][places] = squared * np.square([report.factor for report in reports])
+                slots["delta_sq"][places] = squared * np.square([update.factor for update in updates])
 
     @staticmethod
-    def _add_numbers(masked: MaskedSum, reports: Sequence[_Report], added: Mapping[str, Sequence[Numbers]]) -> None:
+    def _add_numbers(
+        masked: MaskedSum, updates: Sequence[WeightedUpdate], added: Mapping[str, Sequence[Numbers]]
+    ) -> None:
         """Add the squared norms, losses and steps of updates to the numbers that are masked."""
-        squares = np.asarray(added[DELTA][0]) if DELTA in added else np.zeros(len(reports))
-        for report, square in zip(reports, squares.tolist(), strict=True):
-            masked.add(abs(report.weight) * report.factor**2, square, float(report.loss_sum), report.steps)
+        squares = np.asarray(added[DELTA][0]) if DELTA in added else np.zeros(len(updates))
+        for update, square in zip(updates, squares.tolist(), strict=True):
+            masked.add(abs(update.weight) * update.factor**2, square, float(update.loss_sum), update.steps)
 
     def _sent(self) -> list[int]:
         """Return the places of the clients whose updates are in the sums, as far as the slots tell."""

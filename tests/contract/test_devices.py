@@ -13,6 +13,7 @@ from hpcfed.ranks.devices import DeviceSlot, RankDevices, assign, names, take_de
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.device import INTERFACE, DistributedSum, address_of, device_sum
+from hpcfed.reduce.weighted_update import WeightedUpdate
 
 A, B, C, D = "GPU-a", "GPU-b", "GPU-c", "GPU-d"
 SLICES = ("MIG-1", "MIG-2", "MIG-3")
@@ -167,7 +168,9 @@ def test_sums_in_the_devices_memory_are_those_on_the_host(dtype, through, world)
             buffer.open({"delta": (1.0, 2.0**-40)[: 1 + round % 2], "other": (0.5,)}, cohort_size)
             for place in range(world.rank, cohort_size, world.size):
                 vector = torch.full((16,), 0.1 * (place + round), dtype=dtype)
-                buffer.add(place, 0.3, {"delta": vector, "other": -vector}, loss_sum=0.7 * place, steps=place)
+                buffer.add(
+                    WeightedUpdate(place, 0.3, {"delta": vector, "other": -vector}, loss_sum=0.7 * place, steps=place)
+                )
             told.append(buffer.reduce(7 + world.rank, 0.5, requests=world.rank, written=round))
         for name, vector in told[0].vectors.items():
             assert torch.equal(vector, told[1].vectors[name])

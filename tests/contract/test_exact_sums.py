@@ -11,6 +11,7 @@ import torch
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.exact import BLOCK, ExactSum, to_float64
 from hpcfed.reduce.slots import DONE, FAILED
+from hpcfed.reduce.weighted_update import WeightedUpdate
 
 CLIENTS = 24
 UNITS = {torch.float32: (2.0**-44,), torch.float64: (2.0**-20, 2.0**-64)}
@@ -105,7 +106,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
             if place % world.size == world.rank:
                 vector = torch.full((size,), place - 3.0, dtype=dtype)
                 vectors = {"delta": vector, "other": 2 * vector}
-                buffer.add(place, 0.5, vectors, loss_sum=loss, steps=place + 7)
+                buffer.add(WeightedUpdate(place, 0.5, vectors, loss_sum=loss, steps=place + 7))
         if world.rank == world.size - 1:
             buffer.fail(len(losses))
         sums = buffer.reduce(state_hash=-5 - world.rank, local_seconds=0.125 * world.rank, requests=1 << world.rank)
@@ -129,8 +130,8 @@ def test_a_vector_that_is_not_finite_marks_its_client_whichever_vector_it_is(wor
     buffer.open(dict.fromkeys(("delta", "other"), (2.0**-40,)), 2)
     if world.is_root:
         bad = torch.full((8,), math.nan)
-        buffer.add(0, 0.5, {"delta": torch.ones(8), "other": bad}, loss_sum=0.0, steps=1)
-        buffer.add(1, 0.5, {"delta": torch.ones(8), "other": torch.ones(8)}, loss_sum=0.0, steps=1)
+        buffer.add(WeightedUpdate(0, 0.5, {"delta": torch.ones(8), "other": bad}, loss_sum=0.0, steps=1))
+        buffer.add(WeightedUpdate(1, 0.5, {"delta": torch.ones(8), "other": torch.ones(8)}, loss_sum=0.0, steps=1))
     bounds = buffer.reduce(0, 0.0).bounds
     assert {name: np.isfinite(own).tolist() for name, own in bounds.items()} == {
         "delta": [True, True],
@@ -148,7 +149,7 @@ def test_a_factor_counts_for_the_first_vector_alone(world):
         buffer.open(units, 1)
         if world.is_root:
             vectors = {"delta": torch.full((8,), 2.0).double(), "other": torch.full((8,), 5.0).double()}
-            buffer.add(0, 0.5, vectors, factor=3.0, loss_sum=0.0, steps=1)
+            buffer.add(WeightedUpdate(0, 0.5, vectors, factor=3.0, loss_sum=0.0, steps=1))
         sums = buffer.reduce(0, 0.0)
         assert {name: vector.tolist() for name, vector in sums.vectors.items()} == {
             name: [{"delta": 3.0, "other": 2.5}[name]] * 8 for name in units
@@ -171,7 +172,7 @@ def test_sums_in_pieces_are_those_of_the_whole(kind, dtype, trained, world):
         for place in range(trained):
             if place % world.size == world.rank:
                 reported = {"delta": vectors[place], "other": -vectors[place]}
-                buffer.add(place, weights[place], reported, loss_sum=0.5 * place, steps=place)
+                buffer.add(WeightedUpdate(place, weights[place], reported, loss_sum=0.5 * place, steps=place))
         found.append(buffer.reduce(7, 0.0))
     whole, pieces = found
     assert pieces.steps.tolist() == whole.steps.tolist() == [*range(trained), *[0] * (CLIENTS - trained)]

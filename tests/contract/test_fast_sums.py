@@ -17,6 +17,7 @@ from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.fast import BLOCK, FastSum
 from hpcfed.reduce.slots import DONE, FAILED
+from hpcfed.reduce.weighted_update import WeightedUpdate
 from tests.mpi.recipes import small, write_small
 
 SIZE = BLOCK + 7
@@ -30,7 +31,7 @@ def test_sums_and_norms_are_right_to_single_precision(world):
         buffer.open({"delta": ()}, len(vectors))
         for place, vector in enumerate(vectors):
             if place % world.size == world.rank:
-                buffer.add(place, 0.2, {"delta": vector}, loss_sum=0.0, steps=1)
+                buffer.add(WeightedUpdate(place, 0.2, {"delta": vector}, loss_sum=0.0, steps=1))
         sums = buffer.reduce(0, 0.0)
         exact = 0.2 * vectors.double().mean(0)
         assert sums.vectors["delta"].dtype == torch.float64
@@ -45,7 +46,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(world):
     buffer.open({"delta": ()}, len(losses) + 1)
     for place, loss in enumerate(losses):
         if place % world.size == world.rank:
-            buffer.add(place, 0.5, {"delta": torch.ones(16)}, loss_sum=loss, steps=2**40 + place)
+            buffer.add(WeightedUpdate(place, 0.5, {"delta": torch.ones(16)}, loss_sum=loss, steps=2**40 + place))
     if world.rank == world.size - 1:
         buffer.fail(len(losses))
     sums = buffer.reduce(state_hash=-(2**62) - world.rank, local_seconds=0.1 + world.rank)

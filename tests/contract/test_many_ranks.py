@@ -13,6 +13,7 @@ from hpcfed.ranks.placement import Placement, homes, spread
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.slots import RANK_SLOT, client_slot
+from hpcfed.reduce.weighted_update import WeightedUpdate
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
 RANKS, PER_NODE = 4096, 8
@@ -74,7 +75,7 @@ def test_a_round_of_the_last_of_many_ranks() -> None:
     vectors, clients, ranks = buffer.sizes([1], 10_000)
     assert (vectors, 8 * clients, 8 * ranks) == (64, 10_000 * client_slot(1).itemsize, 40 << 12)
     buffer.open({"delta": (2.0**-30,)}, 2)
-    buffer.add(1, 1.0, {"delta": torch.full((64,), 0.5)}, loss_sum=3.0, steps=4)
+    buffer.add(WeightedUpdate(1, 1.0, {"delta": torch.full((64,), 0.5)}, loss_sum=3.0, steps=4))
     sums = buffer.reduce(77, 0.25, requests=1, written=2)
     assert sums.vectors["delta"].tolist() == [0.25] * 64
     assert (sums.hashes[-1], sums.hashes[:-1].any(), sums.local_seconds[-1]) == (77, False, 0.25)

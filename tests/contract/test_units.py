@@ -18,6 +18,7 @@ import hpcfed
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.units import SUMMABLE, Magnitudes, Terms, Units, exact_terms, suffice, units_for
+from hpcfed.reduce.weighted_update import WeightedUpdate
 from tests.federations import write_federation
 from tests.mpi.recipes import small
 
@@ -35,7 +36,7 @@ def reduced(
         attempts += 1
         buffer.open({"delta": units}, len(vectors))
         for place in range(world.rank, len(vectors), world.size):
-            buffer.add(place, float(counts[place]), {"delta": vectors[place]}, loss_sum=0.0, steps=1)
+            buffer.add(WeightedUpdate(place, float(counts[place]), {"delta": vectors[place]}, loss_sum=0.0, steps=1))
         sums = buffer.reduce(0, 0.0)
         terms = exact_terms(sums.bounds["delta"], counts, vectors.shape[1])
         if suffice(units, terms, vectors.dtype):

@@ -16,6 +16,7 @@ from hpcfed.reduce import memory
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.slots import Sums
 from hpcfed.reduce.units import Units
+from hpcfed.reduce.weighted_update import WeightedUpdate
 from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_same_result import left_by
 
@@ -62,7 +63,7 @@ def reduced(world, kind: str, idle: int | None = None) -> list[Sums]:
         buffer.open(units, world.size, expected=world.rank != idle)
         if world.rank != idle:
             own = one_a_rank(world, number, tuple(units))[world.rank]
-            buffer.add(world.rank, 0.5, own, loss_sum=0.25 + world.rank, steps=3)
+            buffer.add(WeightedUpdate(world.rank, 0.5, own, loss_sum=0.25 + world.rank, steps=3))
         found.append(buffer.reduce(number, 0.0))
     return found
 
@@ -110,7 +111,7 @@ def test_one_rank_with_a_device_is_enough_to_leave_them_to_mpi(world, small_is_l
     for number, units in enumerate(LAYOUTS[:2]):
         buffer.open(units, world.size)
         own = torch.full((SIZE,), 1.0 + world.rank)
-        buffer.add(world.rank, 1.0, {"delta": own}, loss_sum=0.0, steps=1)
+        buffer.add(WeightedUpdate(world.rank, 1.0, {"delta": own}, loss_sum=0.0, steps=1))
         found = buffer.reduce(number, 0.0).vectors["delta"]
         assert torch.equal(found, torch.full_like(found, (1 + world.size) / 2))
 

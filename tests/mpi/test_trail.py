@@ -18,6 +18,7 @@ from hpcfed.io.atomic import to_disk
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.update_hash import hash_of_update
+from hpcfed.reduce.weighted_update import WeightedUpdate
 from hpcfed.run_folder.certificate import faults, read_certificate
 from hpcfed.run_folder.checkpoint.restore import damage_of
 from hpcfed.run_folder.checkpoint.writer import Retention, manifests, remove_all_but, round_of
@@ -90,7 +91,8 @@ def test_a_skipped_client_has_no_hash():
     buffer.open({"delta": (2.0**-20,)}, 2)
     good, bad = torch.ones(4), torch.full((4,), torch.inf)
     assert [
-        buffer.add(place, 1.0, {"delta": v}, loss_sum=0.0, steps=1, skips=True) for place, v in ((0, bad), (1, good))
+        buffer.add(WeightedUpdate(place, 1.0, {"delta": v}, loss_sum=0.0, steps=1), skips=True)
+        for place, v in ((0, bad), (1, good))
     ] == [
         False,
         True,

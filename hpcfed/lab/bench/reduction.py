@@ -12,6 +12,7 @@ import torch
 
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import KINDS, RoundBuffer
+from hpcfed.reduce.weighted_update import WeightedUpdate
 
 WARM_UP = 2
 UNIT = 2.0**-44
@@ -90,7 +91,7 @@ def _measure(world: World, kind: str, vector: torch.Tensor, repeats: int) -> Red
 
 def _pack(buffer: RoundBuffer, vector: torch.Tensor, world: World) -> None:
     buffer.open({"delta": (UNIT,)}, world.size)
-    buffer.add(world.rank, 1.0, {"delta": vector}, loss_sum=0.0, steps=1)
+    buffer.add(WeightedUpdate(world.rank, 1.0, {"delta": vector}, loss_sum=0.0, steps=1))
 
 
 def _copied(world: World, words: np.ndarray, entries: int) -> np.ndarray:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Protocol
 
 from torch import Tensor
 
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.solver import Engine, StepCallback, Task
 from hpcfed.cohort import members
-from hpcfed.errors import RAISED, HpcfedError
-from hpcfed.local_round import RoundPlan, Training
+from hpcfed.errors import RAISED
+from hpcfed.local_round import RoundPlan, Training, reported_names
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import answer, check_refusals
-from hpcfed.reduce.buffer import RoundBuffer, TileUpdate
-from hpcfed.reduce.finite import check_own
-from hpcfed.reduce.rows import Number
-from hpcfed.reduce.update_hash import hash_of_update
-from hpcfed.types import DELTA, LocalResult, State
+from hpcfed.reduce.update_hash import HashKeeper
+from hpcfed.reduce.weighted_update import WeightedUpdate
+from hpcfed.types import LocalResult
 
 
 @dataclass(frozen=True)
@@ -42,58 +40,18 @@ class ClientReport:
     hash: int
 
 
-class _ReportKeeper:
-    """Substitute for a `RoundBuffer` that keeps a copy of each update instead of adding it to the round's sum."""
+class _ReportKeeper(HashKeeper):
+    """Keeps a copy of each update, too, by the client's place."""
 
-    is_torn = False
+    def __init__(self, names: Sequence[str], scalars: Sequence[str]):
+        super().__init__(names, scalars)
+        self.kept: dict[int, WeightedUpdate] = {}
 
-    def __init__(self, parts: Parts, plan: RoundPlan, averaged: AveragedBuffers):
-        self.names = (*parts.method.reported(plan.alike), *averaged.entries)
-        self.scalars = (*parts.method.local.scalars, *averaged.scalars)
-        self.kept: dict[int, tuple[dict[str, Tensor], dict[str, float], float, int]] = {}
-
-    def add(
-        self,
-        place: int,
-        weight: float,
-        vectors: Mapping[str, Tensor],
-        *,
-        scalars: Mapping[str, float],
-        loss_sum: Number,
-        steps: int,
-        **_: object,  # of the sum
-    ) -> bool:
-        """Keep an update; see `RoundBuffer.add`."""
-        copies = {name: vectors[name].detach().clone() for name in self.names}
-        self.kept[place] = copies, {name: float(scalars[name]) for name in self.scalars}, float(loss_sum), steps
-        return True
-
-    def add_tile(self, updates: Sequence[TileUpdate]) -> None:
-        """Keep the updates of a tile; see `RoundBuffer.add_tile`."""
-        for place, _, _, loss_sum, steps, scalars, delta in updates:
-            self.add(place, 0.0, {DELTA: delta}, scalars=scalars, loss_sum=loss_sum, steps=steps)
-
-    def hash(self, place: int) -> int:
-        """Return the hash, as in ``update-hashes.bin``, of the update of the client at index `place` of the cohort."""
-        vectors, scalars, _, _ = self.kept[place]
-        return hash_of_update(vectors, self.names, list(scalars.values()))
-
-    def check_own(self, place: int, own: State, where: Callable[[], str], *, at_once: bool = False) -> None:
-        """Refuse a private part that is not finite; see `RoundBuffer.check_own`."""
-        check_own(own)
-
-    def is_filled(self, place: int) -> bool:
-        """Whether the update of the client at index `place` of the cohort has been kept."""
-        return place in self.kept
-
-    def skip(self, place: int) -> None:
-        """Do nothing: a client that is left out has no update to keep; see `RoundBuffer.skip`."""
-
-    def fail(self, place: int) -> None:
-        """Do nothing: `Training` returns the failure; see `RoundBuffer.fail`."""
-
-    def abandon(self, failure: HpcfedError) -> None:
-        """Do nothing: `Training` returns the device's failure; see `RoundBuffer.abandon`."""
+    def add(self, update: WeightedUpdate, *, skips: bool = False) -> bool:
+        copies = {name: update.vectors[name].detach().clone() for name in self.names}
+        scalars = {name: float(update.scalars[name]) for name in self.scalars}
+        self.kept[update.place] = update._replace(vectors=copies, scalars=scalars, loss_sum=float(update.loss_sum))
+        return super().add(update)
 
 
 class SolveProbe(Protocol):
@@ -144,17 +102,21 @@ def reports_of(
         Diverged, EnvironmentFailure, InputError: the training of a client failed.
     """
     averaged = AveragedBuffers(parts.model)
-    updates, engine = _ReportKeeper(parts, plan, averaged), _WatchedEngine(parts.engine, watch)
-    training = Training(replace(parts, engine=engine, skips_bad=False), cast(RoundBuffer, updates), averaged)
+    keeper, engine = (
+        _ReportKeeper(*reported_names(parts.method, averaged, alike=plan.alike)),
+        _WatchedEngine(parts.engine, watch),
+    )
+    training = Training(replace(parts, engine=engine, skips_bad=False), keeper, averaged)
     own = sorted(places)
     _, failure = training(_part_of(plan, own))
     if failure is not None:
         raise failure
     check_refusals(parts.model.vector.device)
     found = {}
-    for place, (vectors, scalars, loss_sum, steps) in updates.kept.items():
-        client = int(plan.cohort.clients[own[place]])
-        found[client] = ClientReport(vectors, scalars, loss_sum, steps, engine.tasks[client], updates.hash(place))
+    for place, hash in keeper.hashes:
+        client, kept = int(plan.cohort.clients[own[place]]), keeper.kept[place]
+        about = kept.vectors, kept.scalars, float(kept.loss_sum), kept.steps
+        found[client] = ClientReport(*about, engine.tasks[client], hash)
     return found
 
 
@@ -169,8 +131,8 @@ def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]
     averaged = AveragedBuffers(parts.model)
     found: list[list[int]] = []
     for tile in tiles:
-        updates = _ReportKeeper(parts, plan, averaged)
-        training = Training(replace(parts, skips_bad=False), cast(RoundBuffer, updates), averaged)
+        keeper = HashKeeper(*reported_names(parts.method, averaged, alike=plan.alike))
+        training = Training(replace(parts, skips_bad=False), keeper, averaged)
         try:
             training.train_tile(_part_of(plan, tile), range(len(tile)), {})
         except RAISED as error:
@@ -178,7 +140,7 @@ def hashes_in_tiles(parts: Parts, plan: RoundPlan, tiles: Sequence[Sequence[int]
             found.append([])
             continue
         check_refusals(parts.model.vector.device)
-        found.append([updates.hash(place) for place in range(len(tile))])
+        found.append([hash for _, hash in sorted(keeper.hashes)])
     return found
 
 
