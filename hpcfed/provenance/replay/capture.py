@@ -102,10 +102,8 @@ def reports_of(
         Diverged, EnvironmentFailure, InputError: the training of a client failed.
     """
     averaged = AveragedBuffers(parts.model)
-    keeper, engine = (
-        _ReportKeeper(*reported_names(parts.method, averaged, alike=plan.alike)),
-        _WatchedEngine(parts.engine, watch),
-    )
+    keeper = _ReportKeeper(*reported_names(parts.method, averaged, alike=plan.alike))
+    engine = _WatchedEngine(parts.engine, watch)
     training = Training(replace(parts, engine=engine, skips_bad=False), keeper, averaged)
     own = sorted(places)
     _, failure = training(_part_of(plan, own))
