@@ -218,10 +218,9 @@ class RoundBuffer:
     def add(self, update: WeightedUpdate, *, skips: bool = False) -> bool:
         """Add one client's update, and fill the slot of its place; see `Updates`."""
         place, weight, vectors = update.place, update.weight, update.vectors
-        scalars = self._ordered(update)
         if skips:
             largest_entries = (float(vectors[name].abs().max()) for name in self._sums)
-            if not all(map(math.isfinite, (*scalars, *largest_entries))):
+            if not all(map(math.isfinite, (*self._ordered(update), *largest_entries))):
                 self.skip(place)
                 return False
         if self._masked is not None:
@@ -231,7 +230,7 @@ class RoundBuffer:
         if self._at_once > 1:
             for name, total in self._sums.items():
                 total.rows.put(len(self._waiting), vectors[name])
-            self._waiting.append(update._replace(vectors={}))
+            self._waiting.append(update.without_vectors())
             if len(self._waiting) == self._at_once:
                 self._add_waiting()
         else:
@@ -240,8 +239,8 @@ class RoundBuffer:
                 for name, total in self._sums.items()
             ]
             pairs = [(_several(squared), _several(largest)) for squared, largest in added]
-            self._fill([update._replace(vectors={})], pairs)
-        self._hash(update, scalars)
+            self._fill([update.without_vectors()], pairs)
+        self._hash(update)
         self._keep(update)
         self._status[place] = DONE
         self.is_torn = False
@@ -262,8 +261,8 @@ class RoundBuffer:
             for total in self._sums.values():
                 total.rows.put_all(row, [update.vectors[DELTA] for update in some])
             for update in some:
-                self._waiting.append(update._replace(vectors={}))
-                self._hash(update, self._ordered(update))
+                self._waiting.append(update.without_vectors())
+                self._hash(update)
                 self._keep(update)
             if len(self._waiting) == self._at_once:
                 self._add_waiting()
@@ -281,11 +280,11 @@ class RoundBuffer:
             for name, vector in update.vectors.items():
                 self.kept.keep(update.place, name, vector, update.factor if name == DELTA else 1.0)
 
-    def _hash(self, update: WeightedUpdate, scalars: Sequence[float]) -> None:
+    def _hash(self, update: WeightedUpdate) -> None:
         """Write the hash of an update where it is wanted."""
         place = update.place
         if self._hashes_updates or place in self._to_check:
-            found = hash_of_update(update.vectors, self.names, scalars)
+            found = hash_of_update(update.vectors, self.names, self._ordered(update))
             if self._hashes_updates:
                 self._clients["hash"][place] = found
             if place in self._to_check:

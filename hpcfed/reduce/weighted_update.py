@@ -34,6 +34,10 @@ class WeightedUpdate(NamedTuple):
     scalars: Mapping[str, float] = MappingProxyType({})
     factor: float = 1.0
 
+    def without_vectors(self) -> WeightedUpdate:
+        """Return the same without the memory of its vectors."""
+        return WeightedUpdate(self.place, self.weight, {}, self.loss_sum, self.steps, self.scalars, self.factor)
+
 
 class Updates(Protocol):
     """What takes the updates of the clients that a rank trains: a round's buffer, or a keeper of them."""
