@@ -68,10 +68,11 @@ def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
     return str(pandas.DataFrame(plain, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
-def clients_table(path: Path) -> pd.DataFrame:
-    """Return a run's ``clients.csv`` as a table of strings: a row per round, model, split and client.
+def clients_table(path: Path, *, typed: bool = False) -> pd.DataFrame:
+    """Return a run's ``clients.csv`` as a table: a row per round, model, split and client.
 
-    A half-written last line is dropped; an empty file gives an empty table.
+    Cells are strings, "" if empty; with `typed`, pandas infers each column's type. A half-written last line is dropped;
+    an empty file gives an empty table.
 
     Raises:
         InputError: the file cannot be read, or is not CSV.
@@ -81,6 +82,8 @@ def clients_table(path: Path) -> pd.DataFrame:
     try:
         text = read_text(path, MAX_TABLE_BYTES)
         whole = io.StringIO(text[: text.rfind("\n") + 1])
+        if typed:
+            return pandas.read_csv(whole)
         return pandas.read_csv(whole, dtype=str, keep_default_na=False, index_col=False).fillna("")
     except pandas.errors.EmptyDataError:
         return pandas.DataFrame()

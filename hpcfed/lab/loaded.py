@@ -15,7 +15,7 @@ from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.recorded import modules_of, recorded_code
 from hpcfed.errors import InputError, counted
-from hpcfed.io.text import open_file
+from hpcfed.lab.frame import clients_table
 from hpcfed.lab.report.read import CLIENTS, RECIPE, read_json
 from hpcfed.provenance.code_of_rounds import with_references
 from hpcfed.run_folder.certificate import not_kept
@@ -120,16 +120,8 @@ class LoadedRun:
         Raises:
             InputError: the file is damaged.
         """
-        import pandas
-
         path = self.folder / CLIENTS
-        if not path.exists():
-            return None
-        try:
-            with open_file(path) as file:
-                return pandas.read_csv(file)
-        except (OSError, ValueError) as error:  # ValueError: pandas's, too
-            raise InputError("cannot be read", where=str(path), got=str(error)) from error
+        return clients_table(path, typed=True) if path.exists() else None
 
     @cached_property
     def module(self) -> nn.Module:

@@ -45,6 +45,8 @@ def test_what_was_recorded_comes_back_as_a_table(finished):
     assert run.clients is None
     (finished.folder / "clients.csv").write_text("round,client,accuracy\n3,0,0.5\n")
     assert hpcfed.load(finished.folder).clients["accuracy"].tolist() == [0.5]
+    (finished.folder / "clients.csv").write_text("round,client,accuracy\n3,0,0.5\n3,1,0.2")  # of 0.25: being written
+    assert hpcfed.load(finished.folder).clients["accuracy"].tolist() == [0.5]
 
 
 def test_a_matrix_that_not_all_rounds_measured_comes_back(tmp_path, monkeypatch):
