@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -12,14 +13,17 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import reproduce
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, Stopped
 from hpcfed.lab.report.read import read_run
 from hpcfed.lab.reproduce.catalogue import experiments, find
-from hpcfed.lab.reproduce.classes import class_counts
+from hpcfed.lab.reproduce.classes import class_counts, compare_classes
+from hpcfed.lab.reproduce.experiment import Case, Data, Experiment, Measure
 from hpcfed.lab.reproduce.figures import draw
 from hpcfed.lab.reproduce.inputs import Places, lacking, prepare
 from hpcfed.ranks.signals import Signals
 from hpcfed.ranks.world import World
+from tests.federations import blobs, write_federation
 from tests.launch import ROOT, launch
 from tests.mpi.recipes import write_small
 
@@ -240,6 +244,25 @@ def test_classes_are_counted_from_the_largest():
     assert class_counts(labels, offsets, 3, 0.6).tolist() == [1, 1]
     assert class_counts(labels, offsets, 3, 0.8).tolist() == [2, 1]
     assert class_counts(labels, offsets, 3, 1.0).tolist() == [3, 1]
+
+
+def test_classes_of_a_single_client_have_no_deviation(tmp_path):
+    one = Case(title="pooled", data=Data(file=str(write_federation(tmp_path / "one.h5", **blobs(1)))))
+    experiment = Experiment(name="own", title="Classes", cases={"pooled": one}, measure=Measure(kind="classes"))
+    table, _ = compare_classes(experiment, Places(tmp_path), tmp_path / "figures")
+    assert all(re.fullmatch(r"\d\.00", row[2]) for row in table.rows)
+
+
+def test_noise_on_features_needs_no_test_set(tmp_path):
+    data = Data(source="linear-regression", options={"dimension": 4}, clients=2)
+    plain, noisy = data, data.model_copy(update={"noise": 0.5})
+    x = []
+    for one in (plain, noisy):
+        list(prepare(one, 0, Places(tmp_path)))
+        with Federation.open(Places(tmp_path).federation(one, 0)) as federation:
+            x.append([federation.client(k)[0] for k in range(2)])
+    np.testing.assert_allclose(x[0][0], x[1][0], rtol=1e-6)  # the first client has none
+    assert 0.3 < np.std(x[1][1] - x[0][1]) < 0.7
 
 
 def test_data_that_is_not_whole_is_named_and_left_out(command, tmp_path):

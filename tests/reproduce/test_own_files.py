@@ -113,6 +113,16 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"cases.tuned.paper.fedavg": [20]},
         ("cases.tuned.paper.fedavg: expected a number per target, 2 in all, got [20]",),
     ),
+    "a published mean without deviation": (
+        {"measure": {"kind": "published"}, "cases.tuned.paper": {"fedavg": [81.2, None]}},
+        ("cases.tuned.paper.fedavg: expected mean and deviation, 2 in all, got [81.2, None]",),
+    ),
+    "a site's mean in other words": (
+        {"measure": {"kind": "sites"}, "small": None, "cases": {
+            name: {"title": name, "data": {"source": "leaf-synthetic"}, "paper": {"fedavg": ["0.7 ± 0.1", "0.7 +-"]}}
+            for name in ("sites", "pooled")}},
+        ("cases.sites.paper.fedavg: expected texts such as '0.731 ± 0.019', got '0.7 +-'",),
+    ),
     "a metric without direction": (
         {"recipe.evaluate.metrics": {"my_accuracy": {"whole": "mine:f"}}, "measure.column": "test_my_accuracy",
          "measure.figures": []},

@@ -78,7 +78,7 @@ def test_an_own_metric_is_no_percentage_whatever_its_name(command, tmp_path: Pat
             "local": {"steps": 1, "batch_size": 5, "lr": 0.1},
             "evaluate": {"every": 1, "metrics": metrics},
         },
-        "cases": {name: {"title": name, "data": {"file": f"{name}.h5"}} for name in ("sites", "pooled")},
+        "cases": {name: {"title": name, "data": {"file": f"{name}.h5"}, "paper": {}} for name in ("sites", "pooled")},
         "methods": {"fedavg": {"title": "FedAvg", "recipe": {"algorithm": "fedavg"}}},
         "measure": {"kind": "sites", "column": "test_my_accuracy"},
     }
@@ -88,6 +88,11 @@ def test_an_own_metric_is_no_percentage_whatever_its_name(command, tmp_path: Pat
     table = (tmp_path / "out/own/table.md").read_text()
     assert "| FedAvg | 87.500 | 87.500 | 87.500 |" in table
     assert "My_accuracy of the last evaluated model" in table
+    own["cases"]["sites"]["paper"] = {"fedavg": ["80", "81", "82", "83"]}
+    (tmp_path / "own.yaml").write_text(json.dumps(own))
+    done = command(["reproduce", "own.yaml", "--output", "out", "--table"], tmp_path)
+    assert done.returncode == 2
+    assert "cases.sites.paper: expected at most 3 numbers, of each client's test set and of all, got 4" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hpcfed.lab.reproduce.measure import SettingRuns, best_of, last_rounds, roun
 from hpcfed.lab.reproduce.plan import Setting
 from hpcfed.lab.reproduce.projections import projections
 from hpcfed.lab.reproduce.published import HEADER, rows, verdict
-from hpcfed.lab.reproduce.table import make_table, setting_records
+from hpcfed.lab.reproduce.table import _ratio, make_table, setting_records
 from hpcfed.lab.sweep.grid import parse_grids, points
 from tests.report.conftest import NUM_PARAMETERS, make_rows, write_run
 
@@ -70,6 +70,7 @@ def test_a_ratio_is_in_the_papers_unit(unit, ratio, tmp_path):
     table = make_table(experiment, measured(tmp_path, alike))
     (row,) = [row for row in table.rows if row[2] == WITHOUT]
     assert row[table.header.index("Ratio")] == ratio
+    assert _ratio(3.0, 0.0) == "–"  # a paper may write 0
 
 
 @pytest.mark.parametrize(("window", "rounds"), [(1, "2"), (2, "3")])

@@ -269,8 +269,9 @@ def _check_seeds(experiment: Experiment, case: Case, content: Content) -> None:
 
 def _check_targets(experiment: Experiment, key: str, case: Case, recipes: Mapping[str, Recipe]) -> None:
     """Check a case's targets, and the paper's numbers beside them."""
-    column, goals = experiment.measure.column, [target for target in case.targets if isinstance(target, Goal)]
-    if experiment.measure.kind == "rounds" and not case.targets:
+    column, kind = experiment.measure.column, experiment.measure.kind
+    goals = [target for target in case.targets if isinstance(target, Goal)]
+    if kind == "rounds" and not case.targets:
         raise InputError(f"{key}.targets", expected="at least one, for kind: rounds", got="none")
     for goal in goals:
         if goal.of not in recipes:
@@ -290,12 +291,23 @@ def _check_targets(experiment: Experiment, key: str, case: Case, recipes: Mappin
         remedy = f"did you mean {value / 100:g}?" if 1 < value <= 100 else ""
         expected = f"{column}, a share between 0 and 1"
         raise InputError(f"{key}.targets", expected=expected, got=f"{value:g}", remedy=remedy)
-    count = {"rounds": len(values or goals), "final": 1, "best": 1, "published": 2}.get(experiment.measure.kind)
+    count = {"rounds": len(values or goals), "final": 1, "best": 1, "published": 2}.get(kind)
     for method, numbers in case.paper.items():
-        if count is not None and len(numbers) != count:
-            words = {"rounds": "a number per target", "published": "mean and deviation"}.get(experiment.measure.kind)
+        whole = kind != "published" or all(isinstance(number, int | float) for number in numbers)
+        if count is not None and not (whole and len(numbers) == count):
+            words = {"rounds": "a number per target", "published": "mean and deviation"}.get(kind)
             words = f"{words or 'the final value'}, {count} in all"
             raise InputError(f"{key}.paper.{method}", expected=words, got=shown(numbers))
+        if kind == "sites" and (bad := [text for text in numbers if text is not None and not _is_mean(str(text))]):
+            raise InputError(f"{key}.paper.{method}", expected="texts such as '0.731 ± 0.019'", got=shown(bad[0]))
+
+
+def _is_mean(text: str) -> bool:
+    mean, sign, deviation = text.partition("±")
+    try:
+        return all(float(number) >= 0 for number in ([mean, deviation] if sign else [mean]))
+    except ValueError:
+        return False
 
 
 def _period(column: str, recipe: Recipe) -> int:

@@ -47,7 +47,8 @@ def compare_classes(experiment: Experiment, places: Places, folder: Path) -> tup
     rows = []
     for case in experiment.cases.values():
         for share, counts in found[case.title].items():
-            rows.append((case.title, f"{share:.0%}", f"{counts.mean():.2f} ± {counts.std(ddof=1):.2f}"))
+            deviation = f" ± {counts.std(ddof=1):.2f}" if len(counts) > 1 else ""
+            rows.append((case.title, f"{share:.0%}", f"{counts.mean():.2f}{deviation}"))
     header = ("Case", "Share of the data", "Classes")
     note = f"Mean ± standard deviation over clients. {experiment.note}".strip()
     pictures = [_draw(found, share, folder) for share in SHARES]

@@ -187,14 +187,15 @@ def _load(data: Data, seed: int, places: Places) -> Dataset:
 
 
 def _with_noise(dataset: Dataset, noise: float, dealt: Split, seed: int) -> Dataset:
-    if not noise or dataset.test_x is None:
+    if not noise:
         return dataset
     x = np.empty(dataset.x.shape, np.float32)
     for client in range(dealt.num_clients):
         rows = np.flatnonzero(dealt.owner == client)
         x[rows] = with_noise(dataset.x[rows], noise, client, dealt.num_clients, seed)
-    scale = 255 if dataset.test_x.dtype == np.uint8 else 1
-    return replace(dataset, x=x, test_x=dataset.test_x.astype(np.float32) / np.float32(scale))
+    if (test_x := dataset.test_x) is not None:
+        test_x = test_x.astype(np.float32) / np.float32(255 if test_x.dtype == np.uint8 else 1)
+    return replace(dataset, x=x, test_x=test_x)
 
 
 def _with_test(dataset: Dataset, data: Data) -> Dataset:

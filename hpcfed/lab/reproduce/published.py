@@ -78,5 +78,5 @@ def _published(case: Case, method: str) -> Spread | None:
     numbers = case.paper.get(method)
     if numbers is None:
         return None
-    mean, deviation = (float(number) / 100 for number in numbers if number is not None)
+    mean, deviation = (float(number) / 100 for number in numbers if number is not None)  # `checks`: there are two
     return Spread(mean, deviation, RUNS)

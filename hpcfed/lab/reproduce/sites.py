@@ -83,7 +83,7 @@ def check_sites(experiment: Experiment, places: Places) -> None:
     """Check that the data of case ``sites`` has a test set per client, and that of ``pooled`` one common test set.
 
     Raises:
-        InputError: either has the wrong kind of test set.
+        InputError: either has the wrong kind of test set, or a method has more published means than test sets.
     """
     with _federations(experiment, places):
         pass
@@ -98,6 +98,11 @@ def _federations(experiment: Experiment, places: Places) -> Iterator[tuple[Feder
         if sites.test_offsets is None or pooled.test_offsets is not None:
             expected = "clients' test sets in case 'sites' and a common one in case 'pooled', for kind: sites"
             raise InputError("data", where=experiment.name, expected=expected)
+        most = sites.num_clients + 1
+        for name, case in experiment.cases.items():
+            if more := next((len(numbers) for numbers in case.paper.values() if len(numbers) > most), 0):
+                expected = f"at most {most} numbers, of each client's test set and of all"
+                raise InputError(f"cases.{name}.paper", where=experiment.name, expected=expected, got=str(more))
         yield sites, pooled
 
 

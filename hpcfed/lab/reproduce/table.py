@@ -252,7 +252,7 @@ def _number(value: float) -> str:
 
 
 def _ratio(number: float, reference: float | None) -> str:
-    return ABSENT if reference is None or math.isnan(number / reference) else f"{number / reference:.2f}"
+    return ABSENT if not reference or math.isnan(number / reference) else f"{number / reference:.2f}"
 
 
 def _exact(paper: Number | None) -> float:
