@@ -12,11 +12,12 @@ from hpcfed.cohort import Cohorts
 from hpcfed.config.recipe import Recipe
 from hpcfed.lab.reproduce.bounds import measure_bounds
 from hpcfed.lab.reproduce.catalogue import experiments
-from hpcfed.lab.reproduce.dynamics import Problem, constants, measure_dynamics
+from hpcfed.lab.reproduce.dynamics import constants, measure_dynamics
 from hpcfed.lab.reproduce.inputs import Places, prepare
 from hpcfed.lab.reproduce.plan import lay_out
 from hpcfed.lab.reproduce.session import ReproduceSession
 from hpcfed.lab.reproduce.surrogate import measure_surrogate, with_fixed_budgets
+from hpcfed.lab.reproduce.theorems import Problem
 from hpcfed.ranks.world import World
 
 ROUNDS = 4

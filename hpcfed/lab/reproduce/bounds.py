@@ -16,7 +16,7 @@ Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, appendices C.2 and C.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +24,7 @@ import numpy as np
 
 from hpcfed.assembly import assemble
 from hpcfed.config.recipe import Recipe
-from hpcfed.lab.report.tables import Table
-from hpcfed.lab.reproduce.dynamics import Problem, at_most
-from hpcfed.lab.reproduce.experiment import Experiment
-from hpcfed.lab.reproduce.figures import draw_lines
-from hpcfed.lab.reproduce.plan import ExperimentLayout
+from hpcfed.lab.reproduce.theorems import Problem, TheoremTable, held, weights_of
 from hpcfed.ranks.world import World
 
 
@@ -62,7 +58,7 @@ def measure_bounds(recipe: Recipe, problem: Problem) -> Bounds:
     curvature = problem.squares.mean(axis=0)
     with parts.clients:
         for number in range(1, recipe.rounds + 1):
-            w = parts.model.named(simulation.w)["weight"].numpy().reshape(-1).astype(np.float64)
+            w = weights_of(parts.model, simulation.w).astype(np.float64)
             gradients, away = problem.gradients(w), w - optimum
             slope = gradients.mean(axis=0)
             variance = ((gradients - slope) ** 2).sum(axis=1).mean()
@@ -83,44 +79,20 @@ def measure_bounds(recipe: Recipe, problem: Problem) -> Bounds:
     )
 
 
-def compare_bounds(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting of `layout`; return a table, and the PNG files of a figure per case, drawn into `folder`.
-
-    ``18 of 20`` in the table: the bound holds for 18 of the numbers of rounds T = 1, …, 20.
-
-    Raises:
-        InputError: the federation's task is not regression.
-        EnvironmentFailure: the disk refuses.
-    """
-    rows: list[tuple[str, ...]] = []
-    pictures = []
-    for name, case in experiment.cases.items():
-        lines: dict[str, tuple[Sequence[float], np.ndarray]] = {}
-        for number, setting in enumerate(layout.settings):
-            if setting.case != name:
-                continue
-            recipe, title = layout.recipe_of(number), experiment.methods[setting.method].title
-            problem = Problem.read(recipe.data)
-            one = measure_bounds(recipe, problem)
-            product = recipe.local.lr * int(recipe.local.steps or 1) * problem.smoothness
-            cells = [held(one.loss, one.loss_bound), held(one.slope, one.slope_bound)]
-            steps = f"{one.server_lr.min():.3g} to {one.server_lr.max():.3g}"
-            rows.append((case.title, title, f"{product:.3f}", *cells, steps))
-            lines[title] = range(1, len(one.loss) + 1), one.loss / one.loss_bound
-        if lines:
-            labels = "round", "left side over right side of eq. (55)"
-            pictures.append(draw_lines(folder, f"{name}-bounds", lines, labels, level=1))
-    header = ("Case", "Method", "η_l τ L", "Theorem 1, eq. (55)", "Theorem 2, eq. (76)", "η_g")
-    note = (
-        "Numbers T of rounds for which each bound holds, and the left side's share of the right one after the last. "
-        f"Both theorems need η_l τ L ≤ 1/6. {experiment.note}"
-    )
-    return Table(experiment.title, header, tuple(rows), note.strip()), pictures
+def _measured(recipe: Recipe, _: Path) -> tuple[Sequence[str], Mapping[str, np.ndarray]]:
+    problem = Problem.read(recipe.data)
+    one = measure_bounds(recipe, problem)
+    product = recipe.local.lr * int(recipe.local.steps or 1) * problem.smoothness
+    sides = held(one.loss, one.loss_bound), held(one.slope, one.slope_bound)
+    steps = f"{one.server_lr.min():.3g} to {one.server_lr.max():.3g}"
+    return (f"{product:.3f}", *sides, steps), {"bounds": one.loss / one.loss_bound}
 
 
-def held(left: np.ndarray, right: np.ndarray) -> str:
-    """Return text such as ``18 of 20, 0.93``: how many of T entries have left ≤ right, and the last left / right.
-
-    `left` and `right` are (T,) each.
-    """
-    return f"{int(at_most(left, right).sum())} of {len(left)}, {left[-1] / right[-1]:.2g}"
+BOUNDS = TheoremTable(
+    columns=("η_l τ L", "Theorem 1, eq. (55)", "Theorem 2, eq. (76)", "η_g"),
+    note="Numbers T of rounds for which each bound holds, and the left side's share of the right one after the last. "
+    "Both theorems need η_l τ L ≤ 1/6.",
+    labels={"bounds": "left side over right side of eq. (55)"},
+    measure=_measured,
+    level=1,
+)

@@ -30,66 +30,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from hpcfed.assembly import assemble
 from hpcfed.config.recipe import Recipe
-from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError
-from hpcfed.lab.report.tables import Table
-from hpcfed.lab.reproduce.experiment import Experiment
-from hpcfed.lab.reproduce.figures import draw_lines
-from hpcfed.lab.reproduce.plan import ExperimentLayout
+from hpcfed.lab.report.group import ABSENT
+from hpcfed.lab.reproduce.theorems import Problem, TheoremTable, at_most, held, weights_of
 from hpcfed.ranks.world import World
-
-SLACK = 1e-9
-"""Rounding error allowed in a comparison, relative to its larger side."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The clients' losses ½‖A_k w − b_k‖²: `squares` is A_kᵀA_k, (N, d, d), and `linear` is A_kᵀb_k, (N, d)."""
-
-    squares: np.ndarray
-    linear: np.ndarray
-
-    @classmethod
-    def read(cls, path: Path) -> Problem:
-        """Read the clients' data from a federation file with one real target per sample.
-
-        Raises:
-            InputError: the federation's task is not regression.
-        """
-        with Federation.open(path) as federation:
-            if federation.task != "regression":
-                expected = "a regression, for kind: dynamics, bounds or surrogate"
-                raise InputError("data", where=str(path), expected=expected, got=federation.task)
-            clients = [federation.client(k) for k in range(federation.num_clients)]
-        pairs = [(x.reshape(len(x), -1).astype(np.float64), y.reshape(-1).astype(np.float64)) for x, y in clients]
-        return cls(np.array([x.T @ x for x, _ in pairs]), np.array([x.T @ y for x, y in pairs]))
-
-    @cached_property
-    def smoothness(self) -> float:
-        """L, the largest eigenvalue of all clients' A_kᵀA_k."""
-        return float(np.linalg.eigvalsh(self.squares).max())
-
-    @property
-    def convexity(self) -> float:
-        """ρ, the smallest eigenvalue of all clients' A_kᵀA_k; 0 if a client has fewer samples than features."""
-        return float(max(np.linalg.eigvalsh(self.squares).min(), 0.0))
-
-    @property
-    def minimum(self) -> np.ndarray:
-        """w*, (d,), the minimizer of the mean loss; of several, the one of least norm."""
-        found: np.ndarray = np.linalg.lstsq(self.squares.mean(axis=0), self.linear.mean(axis=0))[0]
-        return found
-
-    def gradients(self, w: np.ndarray) -> np.ndarray:
-        """Return each client's gradient, (N, d), at `w`: a common point, (d,), or a point per client, (N, d)."""
-        return np.einsum("kij,kj->ki", self.squares, np.broadcast_to(w, self.linear.shape)) - self.linear
 
 
 @dataclass(frozen=True)
@@ -157,12 +106,6 @@ def nonconvex_constant(alpha: float, smoothness: float, share: float) -> float:
     return (a**2 * p**2 - 4 * a * s * p**2 - 32 * s**2 - 16 * s**2 * p - 24 * s**2 * p**2) / (2 * a * scale)
 
 
-def at_most(smaller: np.ndarray, larger: np.ndarray) -> np.ndarray:
-    """Return elementwise whether smaller ≤ larger, up to rounding (`SLACK`)."""
-    held: np.ndarray = smaller <= larger * (1 + SLACK)
-    return held
-
-
 def measure_dynamics(recipe: Recipe, problem: Problem) -> Dynamics:
     """Train a resolved recipe (FedDyn, linear model, uniform weights); return the lemmas' terms in each round.
 
@@ -175,7 +118,7 @@ def measure_dynamics(recipe: Recipe, problem: Problem) -> Dynamics:
     optimum = problem.minimum
     at_optimum, curvature = problem.gradients(optimum), problem.squares.mean(axis=0)
     states = np.zeros_like(problem.linear)
-    w = gamma = parts.model.named(simulation.w)["weight"].numpy().reshape(-1)
+    w = gamma = weights_of(parts.model, simulation.w)
     start = (float(((states - at_optimum) ** 2).sum(axis=1).mean()), *_error(gamma - optimum, curvature))
     points, rounds = [start], []
     with parts.clients:
@@ -184,10 +127,9 @@ def measure_dynamics(recipe: Recipe, problem: Problem) -> Dynamics:
             before = states[cohort]
             for client in cohort.tolist():
                 state = parts.clients.get(client) or {}
-                states[client] = parts.model.named(state["h"])["weight"].numpy().reshape(-1)
+                states[client] = weights_of(parts.model, state["h"])
             models = w - (states[cohort] - before) / alpha
-            w, h = (parts.model.named(vector)["weight"].numpy().reshape(-1)
-                    for vector in (simulation.w, simulation.server["h"]))  # fmt: skip
+            w, h = (weights_of(parts.model, vector) for vector in (simulation.w, simulation.server["h"]))
             drift, last, gamma = ((models - gamma) ** 2).sum(axis=1).mean(), gamma, w + h / alpha
             exact = np.zeros_like(states)
             exact[cohort] = models
@@ -204,66 +146,38 @@ def _error(difference: np.ndarray, curvature: np.ndarray) -> tuple[float, float,
     return float(difference @ difference), float(difference @ slope) / 2, float(slope @ slope)
 
 
-def compare_dynamics(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting of `layout`; return a table, and the PNG files of two figures per case, drawn into `folder`.
-
-    ``18 of 20`` in the table: a lemma holds in 18 of 20 rounds; a theorem holds for 18 of the numbers of rounds T = 1,
-    …, 20.
-
-    Raises:
-        InputError: the federation's task is not regression.
-        EnvironmentFailure: the disk refuses.
-    """
-    rows: list[tuple[str, ...]] = []
-    found: dict[str, dict[str, Dynamics]] = {name: {} for name in experiment.cases}
-    for number, setting in enumerate(layout.settings):
-        recipe = layout.recipe_of(number)
-        problem = Problem.read(recipe.data)
-        one = measure_dynamics(recipe, problem)
-        case, method = experiment.cases[setting.case], experiment.methods[setting.method]
-        found[setting.case][method.title] = one
-        rows.append((case.title, method.title, *_cells(one, recipe, problem)))
-    header = ("Case", "Method", "α/L", "Lemma 1", "Lemma 3", "Lemma 7", "Theorem 2", "Theorem 3", "Theorem 4",
-              "C_t", "ε_t", "‖h_t‖²", "Largest gap")  # fmt: skip
-    note = (
-        "Rounds in which each lemma, and numbers T of rounds for which each theorem holds, with the left side's share "
-        f"of the right one after the last round; terms after the first and the last round. {experiment.note}"
-    ).strip()
-    pictures = [path for name, own in found.items() if own for path in _draw(name, own, folder)]
-    return Table(experiment.title, header, tuple(rows), note), pictures
-
-
-def _cells(one: Dynamics, recipe: Recipe, problem: Problem) -> Sequence[str]:
-    alpha, smoothness, total = recipe.algorithm.model_dump()["alpha"], problem.smoothness, len(one.drift)
-    clients = len(problem.linear)
+def _measured(recipe: Recipe, _: Path) -> tuple[Sequence[str], Mapping[str, np.ndarray]]:
+    problem, alpha = Problem.read(recipe.data), recipe.algorithm.model_dump()["alpha"]
+    one, smoothness = measure_dynamics(recipe, problem), problem.smoothness
+    clients, total, tracked = len(problem.linear), len(one.drift), one.tracked[1:]
     cohort = recipe.cohort.size_in(clients) or clients
-    bounded = cohort == clients and alpha >= 25 * smoothness
-    counts = [int(at_most(one.moved, one.drift).sum()), int(at_most(one.server, one.tracked[1:]).sum())]
-    terms = [f"{values[0]:.2g} → {values[-1]:.2g}" for values in (one.tracked[1:], one.drift, one.server)]
-    first = f"{int(one.falls(alpha, smoothness).sum())} of {total}" if bounded else "–"
-    held = [f"{count} of {total}" for count in counts]
     share, convexity = cohort / clients, problem.convexity
-    theorems = [
-        _theorem(one.convex_bound(alpha, smoothness, share), applies=alpha >= 25 * smoothness),
-        _theorem(
-            one.convex_bound(alpha, smoothness, share, convexity),
-            applies=convexity > 0 and alpha >= max(5 * convexity / share, 30 * smoothness),
-        ),
-        _theorem(one.nonconvex_bound(alpha, smoothness, share), applies=alpha >= 20 * smoothness / share),
+    bounded = cohort == clients and alpha >= 25 * smoothness
+    lemmas = [
+        f"{int(one.falls(alpha, smoothness).sum())} of {total}" if bounded else ABSENT,
+        f"{int(at_most(one.moved, one.drift).sum())} of {total}",
+        f"{int(at_most(one.server, tracked).sum())} of {total}",
     ]
-    return f"{alpha / smoothness:.2f}", first, *held, *theorems, *terms, f"{one.gap.max():.1e}"
+    theorems = [
+        (alpha >= 25 * smoothness, one.convex_bound(alpha, smoothness, share)),
+        (
+            convexity > 0 and alpha >= max(5 * convexity / share, 30 * smoothness),
+            one.convex_bound(alpha, smoothness, share, convexity),
+        ),
+        (alpha >= 20 * smoothness / share, one.nonconvex_bound(alpha, smoothness, share)),
+    ]
+    sides = [held(*both) if applies else ABSENT for applies, both in theorems]
+    terms = [f"{values[0]:.2g} → {values[-1]:.2g}" for values in (tracked, one.drift, one.server)]
+    cells = f"{alpha / smoothness:.2f}", *lemmas, *sides, *terms, f"{one.gap.max():.1e}"
+    return cells, {"tracked": tracked, "drift": one.drift}
 
 
-def _theorem(sides: tuple[np.ndarray, np.ndarray], *, applies: bool) -> str:
-    left, right = sides
-    return f"{int(at_most(left, right).sum())} of {len(left)}, {left[-1] / right[-1]:.2g}" if applies else "–"
-
-
-def _draw(name: str, found: Mapping[str, Dynamics], folder: Path) -> list[Path]:
-    """Draw a figure of C_t and one of ε_t against rounds, with a line per method; return the PNG files."""
-    written = []
-    for word, label in (("tracked", "C_t"), ("drift", "ε_t")):
-        columns = {title: getattr(one, word)[-len(one.drift) :] for title, one in found.items()}
-        lines = {title: (range(1, len(column) + 1), column) for title, column in columns.items()}
-        written.append(draw_lines(folder, f"{name}-{word}", lines, ("round", label), logarithmic=True))
-    return written
+DYNAMICS = TheoremTable(
+    columns=("α/L", "Lemma 1", "Lemma 3", "Lemma 7", "Theorem 2", "Theorem 3", "Theorem 4", "C_t", "ε_t", "‖h_t‖²",
+             "Largest gap"),
+    note="Rounds in which each lemma, and numbers T of rounds for which each theorem holds, with the left side's share "
+    "of the right one after the last round; terms after the first and the last round.",
+    labels={"tracked": "C_t", "drift": "ε_t"},
+    measure=_measured,
+    logarithmic=True,
+)  # fmt: skip

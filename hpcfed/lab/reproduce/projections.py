@@ -32,11 +32,11 @@ from safetensors.numpy import load_file
 from hpcfed.data.federation import Federation
 from hpcfed.lab.report.read import Run
 from hpcfed.lab.report.tables import Table
-from hpcfed.lab.reproduce.dynamics import SLACK, at_most
 from hpcfed.lab.reproduce.experiment import Experiment
 from hpcfed.lab.reproduce.figures import draw_lines
 from hpcfed.lab.reproduce.inputs import Places
 from hpcfed.lab.reproduce.measure import SettingRuns
+from hpcfed.lab.reproduce.theorems import SLACK, at_most
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 
 

@@ -11,10 +11,10 @@ from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole, writing
 from hpcfed.lab.frame import as_csv
 from hpcfed.lab.report.tables import Table
-from hpcfed.lab.reproduce.bounds import compare_bounds
+from hpcfed.lab.reproduce.bounds import BOUNDS
 from hpcfed.lab.reproduce.classes import compare_classes
 from hpcfed.lab.reproduce.coefficients import compare_coefficients
-from hpcfed.lab.reproduce.dynamics import compare_dynamics
+from hpcfed.lab.reproduce.dynamics import DYNAMICS
 from hpcfed.lab.reproduce.experiment import Experiment
 from hpcfed.lab.reproduce.figures import draw
 from hpcfed.lab.reproduce.inputs import Places, is_prepared, lacking, prepare
@@ -22,7 +22,7 @@ from hpcfed.lab.reproduce.measure import left_out, read_settings
 from hpcfed.lab.reproduce.plan import ExperimentLayout, folder_of, lay_out
 from hpcfed.lab.reproduce.projections import compare_projections
 from hpcfed.lab.reproduce.sites import check_sites, compare_sites
-from hpcfed.lab.reproduce.surrogate import compare_surrogate
+from hpcfed.lab.reproduce.surrogate import SURROGATE
 from hpcfed.lab.reproduce.table import make_table, markdown, setting_records
 from hpcfed.lab.sweep.claims import Claims
 from hpcfed.lab.sweep.failures import endings, raise_if_failed
@@ -32,9 +32,9 @@ from hpcfed.ranks.world import World
 
 UNRECORDED = {
     "coefficients": compare_coefficients,
-    "bounds": compare_bounds,
-    "dynamics": compare_dynamics,
-    "surrogate": compare_surrogate,
+    "bounds": BOUNDS.compare,
+    "dynamics": DYNAMICS.compare,
+    "surrogate": SURROGATE.compare,
 }
 """Kind of measure that needs no recorded runs → function that makes its table and figures."""
 

@@ -16,7 +16,7 @@ Reference: Boukhari et al., GeL, appendix C.4, eq. (11); constants: Wang et al.,
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +26,8 @@ from hpcfed.assembly import assemble
 from hpcfed.cohort import Cohorts
 from hpcfed.config.recipe import Budget, Recipe
 from hpcfed.io.atomic import write_whole, writing
-from hpcfed.lab.report.tables import Table
-from hpcfed.lab.reproduce.bounds import held
 from hpcfed.lab.reproduce.coefficients import constants, weights
-from hpcfed.lab.reproduce.dynamics import Problem
-from hpcfed.lab.reproduce.experiment import Experiment
-from hpcfed.lab.reproduce.figures import draw_lines
-from hpcfed.lab.reproduce.plan import ExperimentLayout
+from hpcfed.lab.reproduce.theorems import Problem, TheoremTable, held, weights_of
 from hpcfed.ranks.world import World
 
 
@@ -87,7 +82,7 @@ def measure_surrogate(recipe: Recipe, problem: Problem) -> SurrogateBound:
     points = []
     with parts.clients:
         for number in range(1, recipe.rounds + 1):
-            x = parts.model.named(simulation.w)["weight"].numpy().reshape(-1).astype(np.float64)
+            x = weights_of(parts.model, simulation.w).astype(np.float64)
             gradients = problem.gradients(x)
             slope = w @ gradients
             points.append((slope @ slope, w @ (gradients**2).sum(axis=1)))
@@ -102,35 +97,20 @@ def measure_surrogate(recipe: Recipe, problem: Problem) -> SurrogateBound:
     return SurrogateBound(slopes.cumsum() / rounds, bound, start, lr * effective * smoothness, drift, w.max() / w.min())
 
 
-def compare_surrogate(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Train each setting of `layout`; return a table, and the PNG files of a figure per case, drawn into `folder`.
+def _measured(recipe: Recipe, folder: Path) -> tuple[Sequence[str], Mapping[str, np.ndarray]]:
+    problem = Problem.read(recipe.data)
+    one = measure_surrogate(with_fixed_budgets(recipe, len(problem.linear), folder), problem)
+    share = f"{one.start[-1] / one.bound[-1]:.2g}"
+    cells = f"{one.step:.3f}", f"{one.drift:.3f}", held(one.slope, one.bound), share, f"{one.unevenness:.2f}"
+    return cells, {"surrogate": one.slope / one.bound}
 
-    ``18 of 20`` in the table: the bound holds for 18 of the numbers of rounds T = 1, …, 20.
 
-    Raises:
-        InputError: the federation's task is not regression.
-        EnvironmentFailure: the disk refuses.
-    """
-    rows: list[tuple[str, ...]] = []
-    lines: dict[str, dict[str, tuple[Sequence[float], np.ndarray]]] = {name: {} for name in experiment.cases}
-    for number, setting in enumerate(layout.settings):
-        recipe = layout.recipe_of(number)
-        case, title = experiment.cases[setting.case], experiment.methods[setting.method].title
-        problem = Problem.read(recipe.data)
-        one = measure_surrogate(with_fixed_budgets(recipe, len(problem.linear), folder), problem)
-        shares = f"{one.start[-1] / one.bound[-1]:.2g}"
-        conditions = f"{one.step:.3f}", f"{one.drift:.3f}"
-        rows.append((case.title, title, *conditions, held(one.slope, one.bound), shares, f"{one.unevenness:.2f}"))
-        lines[setting.case][title] = range(1, len(one.slope) + 1), one.slope / one.bound
-    header = ("Case", "Method", "η_l τ_eff L", "12 η_l² L² C", "Theorem 2", "First term", "w_i")
-    note = (
-        "Numbers T of rounds for which the bound holds, and the left side's share of the right one after the last; the "
-        "first term's share of the right side there; the largest w_i over the least. The theorem needs at "
-        f"most 1/2 and 1 in the third and fourth column. {experiment.note}"
-    )
-    pictures = [
-        draw_lines(folder, f"{name}-surrogate", own, ("round", "left side over right side of Theorem 2"), level=1)
-        for name, own in lines.items()
-        if own
-    ]
-    return Table(experiment.title, header, tuple(rows), note.strip()), pictures
+SURROGATE = TheoremTable(
+    columns=("η_l τ_eff L", "12 η_l² L² C", "Theorem 2", "First term", "w_i"),
+    note="Numbers T of rounds for which the bound holds, and the left side's share of the right one after the last; "
+    "the first term's share of the right side there; the largest w_i over the least. The theorem needs at most 1/2 and "
+    "1 in the third and fourth column.",
+    labels={"surrogate": "left side over right side of Theorem 2"},
+    measure=_measured,
+    level=1,
+)
