@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,6 +43,18 @@ def write_whole(path: Path, content: bytes | str | Iterable[bytes]) -> None:
     except Exception:  # of the disk, or of what yields the pieces
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_files(folder: Path, files: Mapping[str, bytes | str]) -> None:
+    """Write `files`, name → content, into a folder, each as `write_whole`; the folder is made if there are any.
+
+    Raises:
+        EnvironmentFailure: the system refuses, with its reason.
+    """
+    with writing(folder):
+        for name, content in files.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / name, content)
 
 
 def write_new(path: Path, content: bytes | str) -> bool:

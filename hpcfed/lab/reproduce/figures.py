@@ -11,7 +11,7 @@ from pathlib import Path
 
 from numpy.typing import ArrayLike
 
-from hpcfed.io.atomic import write_whole, writing
+from hpcfed.io.atomic import write_files
 from hpcfed.io.figure_style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.lab.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
 from hpcfed.lab.reproduce.experiment import AGAINST, Case, Experiment, Goal
@@ -38,12 +38,11 @@ def draw(experiment: Experiment, measured: Sequence[SettingRuns], folder: Path) 
     Raises:
         EnvironmentFailure: the disk refuses.
     """
-    written = []
+    files: dict[str, bytes] = {}
     for name, (case, settings) in by_case(experiment, measured).items():
-        for file, content in _figures(experiment, name, case, settings):
-            _write(folder, file, content)
-            written.append(folder / file)
-    return [path for path in written if path.suffix == ".png"]
+        files |= dict(_figures(experiment, name, case, settings))
+    write_files(folder, files)
+    return [folder / file for file in files if file.endswith(".png")]
 
 
 def draw_lines(
@@ -81,15 +80,8 @@ def draw_lines(
     axes.set_ylabel(labels[1])
     if lines:
         axes.legend(frameon=False)
-    for suffix, content in to_files(figure).items():
-        _write(folder, name + suffix, content)
+    write_files(folder, {name + suffix: content for suffix, content in to_files(figure).items()})
     return folder / f"{name}.png"
-
-
-def _write(folder: Path, file: str, content: bytes) -> None:
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / file, content)
 
 
 def _figures(

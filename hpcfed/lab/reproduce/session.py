@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import InputError
-from hpcfed.io.atomic import write_whole, writing
+from hpcfed.io.atomic import write_files
 from hpcfed.lab.frame import as_csv
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.reproduce.bounds import BOUNDS
@@ -190,12 +190,9 @@ class ReproduceSession:
             if experiment.measure.figures and any(len(one.runs) > 1 for one in measured):
                 remark = f"Figures: mean over seeds, and a band of ± one standard deviation. {remark}"
         table = replace(table, note=f"{table.note} {remark}".strip())
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / "table.md", markdown(table))
-            if records:
-                write_whole(folder / "settings.csv", as_csv(records))
-        return ExperimentResult(table, [folder / "table.md", *[folder / "settings.csv"] * bool(records), *pictures])
+        files = {"table.md": markdown(table)} | ({"settings.csv": as_csv(records)} if records else {})
+        write_files(folder, files)
+        return ExperimentResult(table, [*(folder / name for name in files), *pictures])
 
     def _layout(self, experiment: Experiment, methods: Sequence[str] = ()) -> ExperimentLayout:
         return lay_out(experiment, self.scale, self.places, self.rounds, to_targets=self.to_targets, methods=methods)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hpcfed.errors import Diverged, InputError
-from hpcfed.io.atomic import write_whole, writing
+from hpcfed.io.atomic import write_files
 from hpcfed.lab.report.files import latex_of_table
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.sweep.claims import Claim, Claims
@@ -82,6 +82,8 @@ def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False)
         InputError: a run's record is damaged, or no run recorded the rule's column.
         EnvironmentFailure: the disk refuses.
     """
+    from hpcfed.lab.sweep.figures import draw
+
     for states in states_until_stable(plan, Claims(plan.folder, "report")):
         rows, chosen = read_results(plan, states, rule)
         done = [row for row in rows if row.status == "finished"]
@@ -93,17 +95,7 @@ def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False)
         write_tables(plan, result_records(plan, rows, chosen), summary_records(plan, ranked), parquet=parquet)
     outcome = RankedSweep(plan, tuple(rows), tuple(ranked), chosen)
     head, cells = outcome.whole_table
-    with writing(plan.folder):
-        write_whole(plan.folder / "summary.tex", latex_of_table(Table(f"{plan.name}: {plan}", head, tuple(cells))))
-    _write_figures(outcome)
+    table = Table(f"{plan.name}: {plan}", head, tuple(cells))
+    write_files(plan.folder, {"summary.tex": latex_of_table(table)})
+    write_files(plan.folder / "figures", draw(plan, ranked, chosen))
     return outcome
-
-
-def _write_figures(outcome: RankedSweep) -> None:
-    from hpcfed.lab.sweep.figures import draw
-
-    folder = outcome.plan.folder / "figures"
-    with writing(folder):
-        for name, content in draw(outcome.plan, outcome.ranked, outcome.rule).items():
-            folder.mkdir(exist_ok=True)
-            write_whole(folder / name, content)

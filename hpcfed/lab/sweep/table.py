@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.recipe import Recipe
-from hpcfed.io.atomic import write_whole, writing
+from hpcfed.io.atomic import write_files
 from hpcfed.lab.frame import as_csv
 from hpcfed.lab.frame import record as read_record
 from hpcfed.lab.report.read import read_code
@@ -134,11 +134,8 @@ def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record
     Raises:
         EnvironmentFailure: the disk refuses.
     """
-    with writing(plan.folder):
-        write_whole(plan.folder / "results.csv", as_csv(results))
-        write_whole(plan.folder / "summary.csv", as_csv(summary))
-        if parquet:
-            write_whole(plan.folder / "results.parquet", _parquet(results))
+    tables = {"results.csv": as_csv(results), "summary.csv": as_csv(summary)}
+    write_files(plan.folder, tables | ({"results.parquet": _parquet(results)} if parquet else {}))
 
 
 def settings_of(plan: Plan, point: int) -> Record:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hpcfed.assembly import assemble
 from hpcfed.errors import counted, first_of
-from hpcfed.io.atomic import write_whole, writing
+from hpcfed.io.atomic import write_files
 from hpcfed.lab.frame import as_csv, clients_table
 from hpcfed.lab.report.page import rendered
 from hpcfed.lab.report.paired import MeanEstimate
@@ -92,7 +92,7 @@ class CoalitionValues:
         said.append(f"v(all) {mean[every]:.4g}, v(none) {mean[NOBODY]:.4g}, the initial model's")
         total, computed, needed = rounds_of(own)
         runs = counted(len(own.plan.units), "run")
-        most = "up to " if _stops_by_scores(own) else ""
+        most = "up to " if own.base.recipe.stop.by_scores else ""
         said.append(f"{runs}; rounds computed: {most}{computed:,} of {total:,}; needed: {most}{needed:,}")
         if most:
             said.append("each subset's run ends by its own scores (stop), so that numbers of rounds differ")
@@ -119,10 +119,6 @@ class CoalitionValues:
         runs = [row.unit.recipe for row in self.rows if self._masked or row.unit.recipe.on_bad_client == "skip"]
         records = (read_rounds(recipe.output / RECORD) for recipe in runs if (recipe.output / RECORD).exists())
         return Counter(k for record in records for k in {k for row in record for k in skipped_in(row)})
-
-
-def _stops_by_scores(coalitions: Coalitions) -> bool:
-    return bool(coalitions.base.recipe.stop.by_scores)
 
 
 def _over(coalitions: Coalitions) -> str:
@@ -226,17 +222,14 @@ def write_contributions(found: CoalitionValues) -> Path:
     folder, own = found.coalitions.plan.folder, found.coalitions
     has_shapley = own.orders is None or bool(own.orders)
     figure, files = draw(found.clients, own.rule.column, _drawn(own), has_shapley=has_shapley)
-    with writing(folder):
-        refuse_link(folder / FIGURES)
-        write_whole(folder / TABLE, as_csv([_record(one) for one in found.clients]))
-        write_whole(folder / VALUES, as_csv(_value_records(found)))
-        (folder / FIGURES).mkdir(exist_ok=True)
-        for name, content in files.items():
-            write_whole(folder / FIGURES / name, content)
-        head, rows = table(found)
-        about = {"run": str(own.base.folder), "federation": str(own.base.recipe.data), "seeds": ", ".join(own.seeds)}
-        facts = {"name": own.base.recipe.name, "about": about, "head": head, "rows": rows, "notes": found.notes}
-        write_whole(folder / PAGE, rendered("contributions.html.j2", "lab/whatif", **facts, figure=figure))
+    refuse_link(folder / FIGURES)
+    head, rows = table(found)
+    about = {"run": str(own.base.folder), "federation": str(own.base.recipe.data), "seeds": ", ".join(own.seeds)}
+    facts = {"name": own.base.recipe.name, "about": about, "head": head, "rows": rows, "notes": found.notes}
+    page = rendered("contributions.html.j2", "lab/whatif", **facts, figure=figure)
+    tables = {TABLE: as_csv([_record(one) for one in found.clients]), VALUES: as_csv(_value_records(found))}
+    write_files(folder / FIGURES, files)
+    write_files(folder, {**tables, PAGE: page})
     return folder / PAGE
 
 
