@@ -68,14 +68,8 @@ def render_page(
 ) -> str:
     """Return the HTML of the page: results, chapters, recipes and runs; the page loads no other file.
 
-    Args:
-        groups: the compared groups.
-        results: tables at the top of the page.
-        chapters: the sections after them.
-        recipes: table of the keys in which recipes differ; None for a single group.
-        runs: table of all runs.
-        waiting: run folders left out because they have no rounds yet.
-        has_files: whether figures and tables are also written as files.
+    `recipes` is the table of the keys in which recipes differ, None for a single group. `waiting` has the run folders
+    left out because they have no rounds yet; `has_files` says whether figures and tables are also written as files.
     """
     return rendered(
         "page.html.j2",
@@ -97,12 +91,9 @@ def render_page(
 
 
 def rendered(template: str, *rooms: str, **content: Any) -> str:
-    """Return a page's HTML, with the colours of the light and the dark scheme.
+    """Return a page's HTML, with the colours of the light and the dark scheme, from a template and its variables.
 
-    Args:
-        template: file name of the template.
-        rooms: folders of the package `hpcfed` in which templates are sought, in this order.
-        content: the template's variables.
+    The file `template` is sought in the folders `rooms` of the package `hpcfed`, in this order.
     """
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader("hpcfed", room) for room in rooms]),

@@ -80,15 +80,16 @@ def shared_draws(ours: Run, theirs: Run) -> str:
     """
 
     def same(*keys: str) -> bool:
-        return all(_value(ours.recipe, key) == _value(theirs.recipe, key) for key in keys)
+        return all(value_at(ours.recipe, key) == value_at(theirs.recipe, key) for key in keys)
 
     drawn = same("data_content", "cohort", "secret_commitment")
-    if not (drawn and (_value(ours.recipe, "data_content") is not None or same("data"))):
+    if not (drawn and (value_at(ours.recipe, "data_content") is not None or same("data"))):
         return ""
     return "cohorts and batches" if same("local.batch_size", "local.augment") else "cohorts"
 
 
-def _value(recipe: Mapping[str, Any], key: str) -> Any:
+def value_at(recipe: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key, such as ``local.lr``; None if there is no such key."""
     value: Any = recipe
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -161,7 +162,7 @@ def _samples(run: Run, column: str) -> str:
 
     If the number of samples is not recorded: ``those of all clients but mono``.
     """
-    names = _value(run.environment, "without.clients")
+    names = value_at(run.environment, "without.clients")
     names = names if isinstance(names, Mapping) else {}
     left_out = ", ".join(str(names.get(number, number)) for number in run.left_out(column))
     count = run.num_samples(column)
@@ -252,25 +253,21 @@ def difference_curve(
     """Return rounds, mean differences of `column` over the pairs, and half-widths of their intervals, (E,) each.
 
     A difference is the group's value minus the baseline's, each averaged over `window` evaluations; the E rounds are
-    those in which every run has such a value. With a single pair, half-widths are 0.
+    those in which every run has such a value. With a single pair, half-widths are 0. `paired` is not empty.
     """
-    shared = min((run.num_rounds for pair in paired for run in pair), default=0)
-    apart = np.array(
-        [
-            moving(theirs.column(column), window)[:shared] - moving(ours.column(column), window)[:shared]
-            for ours, theirs in paired
-        ]
-    ).reshape(len(paired), shared)
-    common = np.flatnonzero(np.isfinite(apart).all(axis=0)) if paired else np.array([], dtype=np.intp)
+    shared = min(run.num_rounds for pair in paired for run in pair)
+    values = np.array([[moving(run.column(column), window)[:shared] for run in pair] for pair in paired])
+    apart = values[:, 1] - values[:, 0]  # (pairs, shared)
+    common = np.flatnonzero(np.isfinite(apart).all(axis=0))
     apart = apart[:, common]
     half = np.zeros(len(common))
     if len(paired) > 1:
         half = student(len(paired) - 1) * apart.std(axis=0, ddof=1) / math.sqrt(len(paired))
-    return common + 1.0, apart.mean(axis=0) if paired else half, half
+    return common + 1.0, apart.mean(axis=0), half
 
 
-def student(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """Return t such that |T| ≤ t has probability `confidence` for Student's T with `freedom` ≥ 1 degrees of freedom."""
+def student(freedom: float) -> float:
+    """Return t such that |T| ≤ t has probability `CONFIDENCE` for Student's T with `freedom` ≥ 1 degrees of freedom."""
     from scipy.special import stdtrit  # what scipy.stats.t asks, which takes two seconds longer to import
 
-    return float(stdtrit(freedom, (1 + confidence) / 2))
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -166,14 +166,14 @@ def _is_run(folder: Path) -> bool:
 
 
 def _runs_at(folder: Path, *, is_in_sweep: bool) -> list[Path]:
-    """Return `folder` if it is a run, else the runs in it, one per seed; in a sweep both, if seeds were added later."""
-    seeds = _seeds_in(folder) if is_in_sweep or not _is_run(folder) else []
+    """Return `folder` if it is a run, else its runs ``seed-…``, one per entry of the recipe's ``seeds``.
+
+    In a sweep return both, if seeds were added later.
+    """
+    if _is_run(folder) and not is_in_sweep:
+        return [folder]
+    seeds = [child for child in _folders_in(folder) if child.name.startswith("seed-") and _is_run(child)]
     return [folder, *seeds] if _is_run(folder) else seeds
-
-
-def _seeds_in(folder: Path) -> list[Path]:
-    """Return the run folders ``seed-…`` in `folder`, one per entry of the recipe's ``seeds``."""
-    return [child for child in _folders_in(folder) if child.name.startswith("seed-") and _is_run(child)]
 
 
 def _folders_in(folder: Path) -> list[Path]:
@@ -248,8 +248,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 def mixed_code(codes: Iterable[Mapping[str, str]]) -> str:
     """Return the first file of the user's code that differs between runs, with its hashes, as text; "" if none does.
 
-    Args:
-        codes: the result of `read_code` for each run.
+    `codes` has the result of `read_code` for each run.
     """
     hashes: dict[str, dict[str, None]] = {}
     for one in codes:
