@@ -16,6 +16,7 @@ from hpcfed.config.load import load_recipe
 from hpcfed.config.metrics import BUILT_IN, DIRECTIONS, direction_of_column, is_matrix, is_share
 from hpcfed.config.recipe import CohortSection, Recipe, Seeds
 from hpcfed.errors import InputError, nearest, shown
+from hpcfed.lab.report.paired import value_at
 from hpcfed.lab.reproduce.experiment import AGAINST, STEPS_OF_AVERAGE, Case, Content, Data, Experiment, Goal
 from hpcfed.lab.sweep.grid import parse_grids, points
 from hpcfed.run_folder.rounds import COLUMNS
@@ -74,14 +75,10 @@ NEEDS: Mapping[str, Sequence[Need]] = {
 
 
 def check(experiment: Experiment, where: str) -> None:
-    """Raise an error if an experiment's keys contradict each other, at full scale or in a small variant.
-
-    Args:
-        experiment: the experiment at full scale.
-        where: path of the experiment's file, for the message.
+    """Check that the keys of an experiment, at full scale, contradict each other neither there nor in a small variant.
 
     Raises:
-        InputError: with the file, the key, the expected and the actual value.
+        InputError: they do; with the file's path `where`, the key, the expected and the actual value.
     """
     try:
         _check_names(experiment)
@@ -231,16 +228,8 @@ def _recipe(experiment: Experiment, case: str, method: str, scale: str, where: s
     for key, expected, has in NEEDS.get(experiment.measure.kind, ()):
         if not has(recipe):
             expected = f"{expected}, for kind: {experiment.measure.kind}"
-            raise InputError(key, where=where, expected=expected, got=shown(_value(recipe, key)))
+            raise InputError(key, where=where, expected=expected, got=shown(value_at(recipe.model_dump(), key)))
     return recipe
-
-
-def _value(recipe: Recipe, key: str) -> Any:
-    """Return the value of a dotted key in a recipe; None if the recipe has no such key."""
-    value: Any = recipe.model_dump()
-    for part in key.split("."):
-        value = value[int(part)] if isinstance(value, list | tuple) else (value or {}).get(part)
-    return value
 
 
 def _with_steps(content: Content) -> Content:

@@ -59,8 +59,7 @@ def lay_out(
     """Return all runs of an experiment whose data is prepared: cases × methods × grid points × seeds.
 
     Args:
-        experiment: the experiment at that scale, limited to the cases that have data.
-        scale: ``full`` or ``small``.
+        experiment, scale: the experiment at that scale, limited to the cases that have data.
         places: folders of data and runs.
         rounds: maximum number of rounds per run; a run that has recorded more keeps them. None: the experiment's own.
         to_targets: whether a run ends once it reaches its case's hardest target; without effect if no target is a
