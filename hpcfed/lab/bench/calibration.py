@@ -62,14 +62,8 @@ def calibrate(
 ) -> Calibration:
     """Time a recipe's rounds with each of `CHOICES`, each run in a process of its own.
 
-    Args:
-        source: the recipe's file.
-        changes: overrides of the recipe.
-        folder: folder for the output of the runs.
-        rounds, warm_up: rounds to time in each turn, and rounds before them that are not timed.
-        repeats: number of turns.
-        ranks: number of ranks of each run.
-        say: receives a line of progress per turn.
+    Each of `repeats` turns has `warm_up` rounds and then `rounds` timed ones, on `ranks` ranks. `changes` are overrides
+    of the recipe `source`; the runs write into `folder`; `say` receives a line of progress per turn.
 
     Raises:
         InputError, EnvironmentFailure: the recipe cannot be run.

@@ -24,6 +24,7 @@ from hpcfed.lab.export.formats import is_initial, private_names
 from hpcfed.lab.export.preparation import dtype_of, fill_of, is_bytes, scaling
 from hpcfed.lab.loaded import LoadedRun
 from hpcfed.lab.report.clients import GLOBAL, read_clients
+from hpcfed.lab.report.group import ABSENT
 from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE, read_mapping
 from hpcfed.run_folder.identity import WITHOUT_EFFECT
 from hpcfed.run_folder.private import NOT_COVERED, in_words
@@ -32,7 +33,6 @@ from hpcfed.types import PERSONAL
 from hpcfed.version import __version__
 
 MAX_LISTED = 12
-ABSENT = "–"
 OUTPUTS = {
     "classification": "a score for each class, before the softmax",
     "multi-label": "the log-odds of each label",
@@ -91,12 +91,13 @@ def card(loaded: LoadedRun, files: Sequence[ExportedModel], prepared: ExportedMo
             else _sites(loaded, federation, PERSONAL if is_personal else GLOBAL),
         ]
     metrics = list(_metrics(rows))
+    method = loaded.environment.get("method") or loaded.recipe.algorithm.name or loaded.recipe.algorithm.factory
     parts += [
         "## Metrics over all",
         *(["Of the common model, not of this personal one."] if is_personal and metrics else []),
         _table(("Measure", "Value", "Round"), metrics) if metrics else "The run measured none.",
         "## Method and recipe",
-        f"{_method(loaded)}; the complete recipe:",
+        f"{method}; the complete recipe:",
         f"```yaml\n{_recipe(loaded)}```",
         *(
             ["## Privacy", f"{promised[0].upper()}{promised[1:]}. {NOT_COVERED}"]
@@ -226,10 +227,6 @@ def _metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]
         last = next((row for row in reversed(rows) if isinstance(row.get(name), int | float)), None)
         if last is not None:
             yield name, _number(last[name]), str(last["round"])
-
-
-def _method(loaded: LoadedRun) -> str:
-    return str(loaded.environment.get("method") or loaded.recipe.algorithm.name or loaded.recipe.algorithm.factory)
 
 
 def _promised(loaded: LoadedRun, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -17,9 +17,7 @@ SUFFIX = ".input.json"
 def preparation(federation: Federation, dtype: str) -> str:
     """Return, as JSON, how rows become the model's input x and what the model's outputs mean.
 
-    Args:
-        federation: the run's federation file.
-        dtype: the run's dtype; x has it unless samples are tokens.
+    x has the run's `dtype` unless samples are tokens.
     """
     source = federation.source
     found = {

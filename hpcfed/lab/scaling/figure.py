@@ -43,7 +43,8 @@ def _time(axes: Axes, study: ScalingStudy) -> None:
     if modelled:
         axes.plot(*_line(modelled, lambda row: row.modelled or 0.0), "--", color=MODEL, label="model of cost")
     if study.predictions:
-        label = f"predicted, cohorts of {' to '.join(f'{size:g}' for size in _ends(study.predictions))}"
+        cohorts = [row.cohort for row in study.predictions]
+        label = f"predicted, cohorts of {' to '.join(f'{size:g}' for size in sorted({min(cohorts), max(cohorts)}))}"
         axes.plot(*_line(study.predictions, lambda row: row.modelled or 0.0), **PREDICTED, label=label)
     first = rows[0]
     slope = 1 if study.mode == "strong" else 0
@@ -61,11 +62,6 @@ def _values(axes: Axes, study: ScalingStudy, label: str, value: Callable[[Scalin
         axes.plot(*_line(study.predictions, value), **PREDICTED)
     axes.set_ylim(bottom=0)
     _ranks(axes, label)
-
-
-def _ends(rows: Sequence[ScalingRow]) -> list[float]:
-    cohorts = {row.cohort for row in rows}
-    return sorted({min(cohorts), max(cohorts)})
 
 
 def _line(rows: Sequence[ScalingRow], value: Callable[[ScalingRow], float]) -> tuple[list[int], list[float]]:

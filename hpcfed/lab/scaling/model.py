@@ -81,11 +81,7 @@ class TestedPrediction:
 
 
 def fit(measured: Sequence[RankTimes]) -> CostModel:
-    """Return the model fitted to all samples that are neither held out nor crowded.
-
-    Args:
-        measured: measurements with at least one sample to fit.
-    """
+    """Return the model fitted to all samples that are neither held out nor crowded, of which there is at least one."""
     samples = [sample for one in measured for sample in one.samples if _fits(sample)]
     probes = [(one.ranks, size, seconds) for one in measured if _fits_any(one) for size, seconds in one.allreduce]
     latency, byte = network_of(probes)

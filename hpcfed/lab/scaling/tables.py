@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group
 from rich.table import Table
@@ -62,20 +62,15 @@ def _predictions(rows: Sequence[ScalingRow]) -> Table:
 
 
 def _model(model: CostModel) -> Table:
+    bandwidth = f"{1e-9 / model.byte:.4g} GB/s" if model.byte else "not measured"
     table = blank("parameter", "value")
     table.add_column("")
-    for name, value, meaning in _parameters(model):
-        table.add_row(name, value, meaning)
+    table.add_row("fixed", f"{1e3 * model.fixed:.4g} ms", "of every round, on every rank")
+    table.add_row("member", f"{1e6 * model.member:.4g} µs", "for each member of the cohort, on every rank")
+    table.add_row("sample", f"{1e6 * model.sample:.4g} µs", "for each sample visited, on its rank")
+    table.add_row("latency", f"{1e6 * model.latency:.4g} µs", "of a message of the Allreduce")
+    table.add_row("bandwidth", bandwidth, "of its messages")
     return table
-
-
-def _parameters(model: CostModel) -> Iterator[tuple[str, str, str]]:
-    yield "fixed", f"{1e3 * model.fixed:.4g} ms", "of every round, on every rank"
-    yield "member", f"{1e6 * model.member:.4g} µs", "for each member of the cohort, on every rank"
-    yield "sample", f"{1e6 * model.sample:.4g} µs", "for each sample visited, on its rank"
-    yield "latency", f"{1e6 * model.latency:.4g} µs", "of a message of the Allreduce"
-    bandwidth = f"{1e-9 / model.byte:.4g} GB/s" if model.byte else "not measured"
-    yield "bandwidth", bandwidth, "of its messages"
 
 
 def _tested(study: ScalingStudy) -> Table:

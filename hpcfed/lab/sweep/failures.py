@@ -23,10 +23,7 @@ def endings(plan: Plan) -> dict[str, Claim]:
 def raise_if_failed(plan: Plan, ended: Mapping[str, Claim], *, takes_fresh: bool = True) -> None:
     """Raise an error if runs were refused, failed or lost; it states their number and the first one's message.
 
-    Args:
-        plan: the plan of the runs.
-        ended: run name → claim, see `endings`.
-        takes_fresh: whether the command has the option ``--fresh``, which the error may then suggest.
+    `ended` is the result of `endings`; `takes_fresh` says whether the command has ``--fresh``, to suggest it.
 
     Raises:
         InputError: all of these runs were refused, so that the recipe must change.

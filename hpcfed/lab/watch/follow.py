@@ -44,10 +44,7 @@ class Watch:
         return not self._begin_later and all(run.is_over for run in self.runs)
 
     def look(self, *, waits: bool = False) -> None:
-        """Find runs and read their new lines.
-
-        Args:
-            waits: whether to accept folders that do not exist yet or have no run yet.
+        """Find runs and read their new lines; with `waits`, folders that do not exist or have no run yet are accepted.
 
         Raises:
             InputError: there is no run, or a run's file is damaged.

@@ -29,6 +29,8 @@ CURVES = (("test_accuracy", "test accuracy"), ("test_loss", "test loss"), ("trai
 MOST_SITES = 12
 """Maximum number of clients that are shown by name."""
 LOCAL = ("local_loss", "local training loss")
+IN_A_LINE = {"test loss": "test_loss", "local loss": "local_loss", "η_g": "server_lr"}
+"""Word in a run's line of plain text → column of the record."""
 
 
 def view(runs: Sequence[WatchedRun], width: int, height: int) -> RenderableType:
@@ -51,9 +53,7 @@ def plain(run: WatchedRun) -> str:
     cells = [
         f"round {run.done}/{run.rounds}",
         _accuracy(run) and f"accuracy {_accuracy(run)}",
-        _number(run.last("test_loss")) and f"test loss {_number(run.last('test_loss'))}",
-        _number(run.last("local_loss")) and f"local loss {_number(run.last('local_loss'))}",
-        _number(run.last("server_lr")) and f"η_g {_number(run.last('server_lr'))}",
+        *(f"{word} {text}" for word, column in IN_A_LINE.items() if (text := _number(run.last(column)))),
         _pace(run),
         _imbalance(run) and f"imbalance {_imbalance(run)}",
         _state(run).plain,

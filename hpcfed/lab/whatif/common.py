@@ -24,9 +24,7 @@ from hpcfed.run_folder.folder import RunFolder
 def base_of(run: Path, data: Path | None, code: Path | None) -> RecordedRun:
     """Load the recorded run that is repeated without some clients.
 
-    Args:
-        run: the run's folder.
-        data, code: present paths of the federation file and of the user's code; None if they have not moved.
+    `data` and `code` are the present paths of its federation file and of the user's code; None if they have not moved.
 
     Raises:
         InputError: the run cannot be read, or it is private (``secret_seed``).
