@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +12,15 @@ import numpy as np
 
 from data_prep.tables import cells
 from data_prep.tables.read import blocks, is_parquet, plain
-from hpcfed.api import trained_module
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, did_you_mean, first_of
 from hpcfed.lab.export.formats import is_initial, private_names
 from hpcfed.lab.export.preparation import preparation
 from hpcfed.lab.loaded import LoadedRun, load, recorded_code_of
-from hpcfed.run_folder.files import EVALUATED
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow
-    from torch import nn
-
-MODEL = "model.safetensors"
 
 
 def predict(
@@ -59,7 +54,7 @@ def predict(
     import pandas
     import torch
 
-    loaded = load(run, data=data, accept_code=accept_code)
+    loaded = load(run, data=data, accept_code=accept_code, run_code=run_code)
     with Federation.open(loaded.recipe.data) as federation:
         steps: dict[str, Any] = json.loads(preparation(federation, loaded.recipe.dtype))
         client = None if site is None else federation.client_number(site)
@@ -74,7 +69,9 @@ def predict(
         raise InputError("the table has no row to predict")
     is_csv = isinstance(rows, str | Path) and not is_parquet(Path(rows))
     x = prepared(columns, steps, name, first_row=2 if is_csv else 1, decimal_comma=decimal_comma)
-    with _module(loaded, client, run_code) as module, torch.no_grad():
+    runs_recorded = run_code and loaded.recipe.model.factory is not None
+    with recorded_code_of(loaded) if runs_recorded else nullcontext(), torch.no_grad():  # forward may import, too
+        module = loaded.evaluated if client is None else loaded.evaluated_of(client)
         output = module(torch.tensor(x, dtype=getattr(torch, steps["dtype"]))).double()
     return pandas.DataFrame(dict(_named(output.reshape(len(x), -1), steps, targets)))
 
@@ -162,9 +159,8 @@ def _joined(parts: list[Any]) -> Any:
     import pyarrow
 
     kinds = {part.type for part in parts}
-    parts = (
-        parts if len(kinds) == 1 and pyarrow.null() not in kinds else [part.cast(pyarrow.string()) for part in parts]
-    )
+    if len(kinds) > 1 or pyarrow.null() in kinds:
+        parts = [part.cast(pyarrow.string()) for part in parts]
     return pyarrow.chunked_array(parts).combine_chunks()
 
 
@@ -260,17 +256,6 @@ def _scaling(scaling: Mapping[str, Any] | None, site: str | None) -> tuple[np.nd
             raise InputError("the run's features are scaled by site", remedy=remedy)
         scaling = scaling["sites"][names.index(site)]
     return np.array(scaling["mean"], float), np.array(scaling["std"], float)
-
-
-@contextmanager
-def _module(loaded: LoadedRun, client: int | None, run_code: bool) -> Iterator[nn.Module]:
-    """Yield the evaluated module; with `run_code`, a user's model is built from the code recorded in the run folder."""
-    if not run_code or loaded.recipe.model.factory is None:
-        yield loaded.evaluated if client is None else loaded.evaluated_of(client)
-        return
-    name = EVALUATED if (loaded.folder / EVALUATED).exists() else MODEL
-    with recorded_code_of(loaded) as recipe:
-        yield trained_module(recipe, loaded.folder / name, client, accept_code=True)
 
 
 def _named(output: Any, steps: Mapping[str, Any], targets: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -190,3 +190,7 @@ def test_a_model_given_from_python_predicts_by_its_recorded_code(run):
     with pytest.raises(InputError, match="the model was an object of Python; --run-code"):
         hpcfed.predict(model, ROWS, site="north")
     pd.testing.assert_frame_equal(hpcfed.predict(model, ROWS, site="north", run_code=True), here)
+    for weights in model.glob("model*.safetensors"):
+        weights.unlink()
+    with pytest.raises(InputError, match="no trained model yet"):
+        hpcfed.predict(model, ROWS, site="north", run_code=True)
