@@ -208,6 +208,13 @@ def test_a_run_of_a_single_round_without_any_measurement(tmp_path):
     assert not (page.parent / "figures").exists()
 
 
+def test_clients_without_a_finite_value_have_no_figure(tmp_path):
+    run = write_run(tmp_path / "run")
+    write_clients(run, [float("inf"), float("nan")])
+    make_report([run])
+    assert "clients.png" not in {path.name for path in (run / "figures").iterdir()}
+
+
 def test_folders_that_are_not_ours_are_left_alone(tmp_path):
     runs = [write_run(tmp_path / str(seed), seed=seed, rows=make_rows(3, "fedavg", seed)) for seed in range(2)]
     make_report([runs[0]], figures=False)

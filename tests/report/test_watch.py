@@ -190,6 +190,15 @@ def test_the_view_fits_the_terminal(tmp_path, width, height):
         assert "round 20" in text  # where the axis ends, although there are to be 60 rounds
 
 
+def test_a_client_without_a_value_has_a_dash(tmp_path):
+    run = write_run(tmp_path / "run")
+    header = "round,client,model,split,loss,accuracy,n,name"
+    (run / "clients.csv").write_text(f"{header}\n3,0,global,test,1.0,0.5,8,north\n3,1,global,test,,,0,south\n")
+    text = io.StringIO()
+    Console(file=text, width=100).print(view([follow(run)], 100, 30))
+    assert "north 50.0 %  south –" in text.getvalue()
+
+
 def test_without_a_terminal_it_says_a_line_a_run(tmp_path):
     for method in ("fedavg", "fedexp"):
         write_run(tmp_path / method, method, rows=make_rows(3, method, 0))

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from hpcfed.io.figure import literal
 from hpcfed.io.figure_style import DASHES, LIGHT, Medium, blank, markers
-from hpcfed.lab.report.clients import from_worst
+from hpcfed.lab.report.clients import Clients, from_worst
 from hpcfed.lab.report.curves import of_method
 from hpcfed.lab.report.group import Group
 from hpcfed.lab.report.measure import Criterion, Curve, Quantity, curve, mean_seconds, unit_of
@@ -146,30 +146,27 @@ class ClientsPlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure for a medium, one line per group; None if no run evaluated its clients."""
+        """Return the figure for a medium, one line per group; None if no run has a finite value of any client."""
         figure, axes = blank(medium)
         measured = [[run.clients for run in group.runs if run.clients] for group in scene.groups]
-        every = [clients for entry in measured for clients in entry]
-        if not every:
-            return None
-        measure = every[0].measure
-        others = [
-            _plain(group.label)
-            for group, own in zip(scene.groups, measured, strict=True)
-            if own and not any(clients.measure == measure for clients in own)
-        ]
-        measured = [[clients for clients in own if clients.measure == measure] for own in measured]
-        every = [clients for own in measured for clients in own]
+        measure = next((clients.measure for entry in measured for clients in entry), "")
         is_accuracy = measure == "accuracy"
+        every: list[Clients] = []
+        others: list[str] = []
         for index, (group, entry) in enumerate(zip(scene.groups, measured, strict=True)):
-            ordered = [from_worst(item.main, higher_is_better=is_accuracy) for item in entry]
-            shared = min((len(values) for values in ordered), default=0)
+            same = [clients for clients in entry if clients.measure == measure]
+            every += same
+            others += [_plain(group.label)] if entry and not same else []
+            ordered = [from_worst(clients.main, higher_is_better=is_accuracy) for clients in same]
+            shared = min(map(len, ordered), default=0)
             if not shared:
                 continue
             stacked = np.stack([values[:shared] for values in ordered])  # (runs, clients)
             std = stacked.std(axis=0, ddof=1) if len(ordered) > 1 else np.zeros(shared)
             x = (np.arange(shared) + 0.5) / shared
             _draw_curve(axes, Curve(x, stacked.mean(axis=0), std, ()), _plain(group.label), index)
+        if not axes.lines:
+            return None
         axes.set_xlabel("share of the clients, worst first")
         models, splits = ({getattr(clients, key): None for clients in every} for key in ("model", "split"))
         part = {"all": "", "train": "training "}

@@ -135,8 +135,8 @@ def _sites(run: WatchedRun) -> Text | None:
         return None
     words = Text().append("clients  ", "dim")
     for name, value in zip(short_names(clients.names), clients.main.tolist(), strict=True):
-        text = f"{100 * value:.1f} %" if clients.measure == "accuracy" else f"{value:.4g}"
-        words.append(f"{name} ").append(f"{text}  ", "bold")
+        text = f"{100 * value:.1f} %" if clients.measure == "accuracy" else _number(value)
+        words.append(f"{name} ").append(f"{text if math.isfinite(value) else '–'}  ", "bold")
     return words
 
 
