@@ -183,10 +183,8 @@ def recipe_of(
     """Return the recipe of an arm's run on one split.
 
     Args:
-        arm: the arm.
-        recipe: the study's recipe.
-        amount: the amount of a federated run's training.
-        split: index of the split.
+        arm, split: the arm, and the index of the split.
+        recipe, amount: the study's recipe, and the amount of a federated run's training.
         shared: the baselines' ``parameters`` section (see `shared_parameters`).
         clients: indices of the sites that train, in the order of the clients in the split's file of sites.
         run: values of the recipe's ``name``, ``seed``, ``data`` and ``output``.

@@ -43,7 +43,10 @@ def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
     arms = [arm for arm in study.arms if arm.kind == ALONE and arm.site in study.trainers(split)]
     modules = [load_run(study, arm, split, seed).evaluated for arm in arms]
     tests, task = test_samples(study, split), study.samples.dataset.task
-    outputs = {site: _mean_output(modules, x, task) for site, (x, _) in tests.items()}
+    with torch.no_grad():
+        outputs = {
+            site: mean_prediction([module(x).double() for module in modules], task) for site, (x, _) in tests.items()
+        }
     functions = functions_of(study, split)
     measured = {site: _measure(functions, (outputs[site], tests[site][1])) for site in outputs}
     together = torch.cat(list(outputs.values())), torch.cat([tests[site][1] for site in outputs])
@@ -71,13 +74,6 @@ def test_samples(study: Study, split: int) -> dict[int, Samples]:
             return {out: shards.test_chunk(0, federation.num_test)}
         found = {site: shards.client_test(k) for k, site in enumerate(study.trainers(split))}
     return {site: samples for site, samples in found.items() if len(samples[0])}
-
-
-def _mean_output(modules: Sequence[torch.nn.Module], x: Tensor, task: str) -> Tensor:
-    """Return the mean prediction of models on x, (n, …), float64 (see `mean_prediction`)."""
-    with torch.no_grad():
-        outputs = [module(x).double() for module in modules]
-    return mean_prediction(outputs, task)
 
 
 def mean_prediction(outputs: Sequence[Tensor], task: str) -> Tensor:

@@ -50,13 +50,8 @@ def write_split(
 ) -> None:
     """Write a split's two files, each atomically, with remarks on how they were filled and scaled.
 
-    Args:
-        files: the paths.
-        samples: the samples of all sites, not scaled.
-        split: which samples are for training and which for testing.
-        scale: ``client``: standardize each site's x by the site's training samples; ``pooled``: by those of all sites;
-            ``none``: do not standardize.
-        about: provenance to store in the files, such as the kind of split, its number and seed.
+    `scale` is ``client``: standardize each site's x by the site's training samples; ``pooled``: by those of all sites;
+    or ``none``. `about` is provenance to store in the files, such as the kind of split, its number and seed.
 
     Raises:
         InputError: the samples cannot be scaled.

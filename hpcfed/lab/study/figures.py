@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from hpcfed.errors import cut
 from hpcfed.io.figure import literal
 from hpcfed.io.figure_style import DASHES, LIGHT, PAGE, Medium, markers, panels
+from hpcfed.lab.study.cells import value_text
 from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.view import View
 
@@ -78,10 +79,9 @@ def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric) 
 def draw_cross(matrix: np.ndarray, sites: Sequence[str], metric: StudyMetric) -> Figure:
     """Draw the cross-site matrix (N, N): rows are the sites' models, columns the sites on which they are tested."""
     shades = _between(matrix if metric.larger_is_better is not False else -matrix)
-    factor, form = (100, "{:.1f}") if metric.is_percentage else (1, "{:.3f}")
     size = MARGIN + CELL * len(sites)
     figure, ((axes,),) = panels(Medium(max(size + 0.6, 3.4), size, PAGE.font, legend=False), 1, 1)
-    _matrix(axes, shades, [[_number(factor * value, form) for value in line] for line in matrix], sites, sites)
+    _matrix(axes, shades, [[value_text(value, metric) for value in line] for line in matrix], sites, sites)
     axes.set_xlabel("tested at")
     axes.set_ylabel("trained at")
     return figure
@@ -129,10 +129,6 @@ def _between(values: np.ndarray) -> np.ndarray:
         return values
     low, high = np.nanmin(values), np.nanmax(values)
     return (values - low) / (high - low) if high > low else np.where(np.isfinite(values), 0.5, math.nan)
-
-
-def _number(value: float, form: str) -> str:
-    return form.format(value) if math.isfinite(value) else "–"
 
 
 def _short(name: str) -> str:

@@ -19,7 +19,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from hpcfed.config.metrics import is_share
 from hpcfed.errors import cut
 from hpcfed.io.figure import literal
 from hpcfed.io.figure_style import LIGHT, Medium, panels
@@ -132,7 +131,7 @@ def forest_of(view: View, metric: StudyMetric) -> Forest:
     if len(view.rows) > 1:
         points = ", points" if metric.is_percentage else ""
         apart = _panels(view, metric, f"{metric.in_text} minus {view.reference.title}'s{points}{direction}", reference)
-    share = is_share(metric.name, view.study.recipe.evaluate.metrics)
+    share = view.is_share(metric)
     return Forest(
         metric,
         [row.title for row in view.rows],

@@ -69,10 +69,7 @@ class StudyChapter:
 def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> dict[str, str | bytes]:
     """Return the files of a study's results, path in its folder → content: page, tables, and forest plots.
 
-    Args:
-        view: the values to show.
-        words: the command's arguments, printed on the page so that the command can be run again.
-        remarks: lines on splits and methods, printed on the page.
+    The page has the command's arguments `words`, so that it can be run again, and `remarks` on splits and methods.
     """
     metrics = view.study.metrics
     forest = forest_of(view, metrics[0])
@@ -140,7 +137,8 @@ def _chapters(view: View, metrics: Sequence[StudyMetric], forest: Forest) -> Ite
     if matrix is not None and cross is not None:
         svg = to_svg(draw_cross(matrix, view.sites, main), "cross-site")
         others = [table for metric in metrics[1:] if (table := tables.cross_table(view, metric)) is not None]
-        picture = Picture("cross-site", f"{main.title}{_unit(main)} of each site's model at each site.", svg)
+        unit = " in %" if main.is_percentage else ""
+        picture = Picture("cross-site", f"{main.title}{unit} of each site's model at each site.", svg)
         yield StudyChapter("Cross-site", (cross, *others), (picture,))
     if (tuned := tables.tuning_table(view.study)) is not None:
         yield StudyChapter("Tuning", (tuned,))
@@ -174,10 +172,6 @@ def _comparison(view: View, forest: Forest) -> StudyChapter:
         note += f"Of more than {MOST_PANELS} sites their mean alone is drawn; the tables have all. "
     names = " and ".join(["by-site", *(["differences"] if forest.differences else [])])
     return StudyChapter("Comparison", (), tuple(pictures), (), f"{note}In figures/ as PNG and PDF: {names}.")
-
-
-def _unit(metric: StudyMetric) -> str:
-    return " in %" if metric.is_percentage else ""
 
 
 def _curves(view: View, metric: StudyMetric) -> Iterator[StudyChapter]:

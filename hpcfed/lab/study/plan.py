@@ -266,6 +266,26 @@ def _amount(recipe: Recipe, samples: SiteSamples, splits: Splits) -> TrainingAmo
     return training_amount(recipe, [of_split[of_split > 0] for of_split in sizes])
 
 
+def _read_recipe(
+    source: str | Path, overrides: Sequence[str], options: StudyOptions
+) -> tuple[Recipe, tuple[Seeds, ...]]:
+    """Return the recipe of the first seed, with the output of all seeds' runs, and all seeds."""
+    rounds = [] if options.rounds is None else [f"rounds={options.rounds}"]
+    seeded = [f"seeds={list(options.seeds)}"] if options.seeds else []
+    recipes = load_recipes(source, [*overrides, *rounds, *seeded])
+    several = len(recipes) > 1 or options.seeds
+    first = recipes[0].model_copy(update={"output": recipes[0].output.parent}) if several else recipes[0]
+    return first, tuple(recipe.seed for recipe in recipes)
+
+
+def _metrics(recipe: Recipe, samples: SiteSamples, splits: Splits, *, are_default: bool) -> tuple[StudyMetric, ...]:
+    """Return the scalar metrics, the main one first: accuracy before a default metric that is undefined everywhere."""
+    found, labels = metrics_of(recipe, samples.dataset.task), tested_labels(samples, splits)
+    if are_default and found[0].needs_all_labels and labels and labels.lack_some_everywhere:
+        return found[-1], *found[:-1]
+    return tuple(found)
+
+
 def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptions) -> Study:
     """Read and check a study's recipe, data and options.
 
@@ -273,11 +293,7 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
         InputError: an option, the recipe or the data are invalid.
     """
     check_options(options)
-    rounds = [] if options.rounds is None else [f"rounds={options.rounds}"]
-    seeded = [f"seeds={list(options.seeds)}"] if options.seeds else []
-    recipes = load_recipes(source, [*overrides, *rounds, *seeded])
-    several = len(recipes) > 1 or options.seeds
-    first = recipes[0].model_copy(update={"output": recipes[0].output.parent}) if several else recipes[0]
+    first, seeds = _read_recipe(source, overrides, options)
     baselines = parse_baselines(options.baselines)
     methods = parse_methods(options.methods, first, {text.partition("=")[0] for text in options.tune})
     if first.bits == "portable":
@@ -295,23 +311,19 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
     fraction, seed = options.test_fraction, options.split_seed
     splits = make_splits(options.kind, samples.divisible, options.splits or 5, fraction, seed)
     recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)
-    metrics = metrics_of(recipe, samples.dataset.task)
-    labels = tested_labels(samples, splits)
-    if not first.evaluate.metrics and metrics[0].needs_all_labels and labels and labels.lack_some_everywhere:
-        metrics = [metrics[-1], *metrics[:-1]]  # accuracy
     folder = options.output or first.output.with_name(f"{first.output.name}-study")
     if samples.dataset.task == "survival":  # log hazards of separate models have no common scale
         baselines = tuple(one for one in baselines if one != ENSEMBLE)
     study = Study(
         folder=Path(os.path.normpath(Path.cwd() / folder)),
         recipe=recipe,
-        metrics=tuple(metrics),
+        metrics=_metrics(recipe, samples, splits, are_default=not first.evaluate.metrics),
         samples=samples,
         splits=splits,
         options=options,
         methods=methods,
         baselines=baselines,
-        seeds=tuple(recipe.seed for recipe in recipes),
+        seeds=seeds,
         amount=_amount(recipe, samples, splits),
         shared=shared_parameters(recipe),
         tuning=parse_tuning(options.tune, methods.each),

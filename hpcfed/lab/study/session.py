@@ -38,14 +38,7 @@ if TYPE_CHECKING:
 def run_study(
     study: Study, world: World, groups: int | None, redo: Redo, *, quiet: bool = False
 ) -> tuple[bool, list[str], Study]:
-    """Prepare the splits, tune, and run the unfinished runs, on all ranks.
-
-    Args:
-        study: the study.
-        world: all ranks of the job.
-        groups: number of groups of ranks, each with one run at a time; None: one per rank, or per run if fewer.
-        redo: treatment of existing runs that have no result, or differ from those planned.
-        quiet: whether to print no progress.
+    """Prepare the splits, tune, and run the unfinished runs, on all ranks of the job; `groups` is as in `run_sweep`.
 
     Returns:
         Whether the call was stopped; remarks on filling and scaling; the study, with the values tuned, if any.

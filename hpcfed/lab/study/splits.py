@@ -102,14 +102,7 @@ def make_splits(kind: str, samples: Divisible, count: int, fraction: float, seed
         _refuse_shared(samples)
         return Splits(tuple(TrainTestSplit(site == k, k) for k in range(len(sites))))
     least = count if kind == FOLDS else MIN_STRATUM
-    units = site if group is None else np.unique(np.stack([site, group], axis=1), axis=0)[:, 0]
-    sizes = np.bincount(units, minlength=len(sites))
-    if sizes.min() < least:
-        k = int(sizes.argmin())
-        lacks, of = ("is too small", " samples") if group is None else ("has too few groups", "")
-        what = f"{kind} of {counted(count, 'split')}: site {sites[k]!r} {lacks}"
-        remedy = "ask for fewer folds" if kind == FOLDS and sizes.min() >= MIN_STRATUM else WITHOUT
-        raise InputError(what, expected=f"at least {least}{of}", got=str(sizes[k]), remedy=remedy)
+    _refuse_small(kind, samples, count, least)
     if group is not None:
         stratum = site if label is None else site * (1 + int(label.max())) + label
         tests = _by_group(kind, group, stratum, count, fraction, seed, purpose)
@@ -176,6 +169,23 @@ def _by_group(
     shares = (fraction, 1 - fraction)
     streams = (stream(seed, f"{purpose}holdout {number} of groups") for number in range(count))
     return np.array([divide(group, stratum, shares, rng) == 0 for rng in streams])
+
+
+def _refuse_small(kind: str, samples: Divisible, count: int, least: int) -> None:
+    """Check that each site has at least `least` samples or, if they have groups, groups.
+
+    Raises:
+        InputError: some site has fewer.
+    """
+    site, group = samples.site, samples.group
+    units = site if group is None else np.unique(np.stack([site, group], axis=1), axis=0)[:, 0]
+    sizes = np.bincount(units, minlength=len(samples.sites))
+    if sizes.min() < least:
+        k = int(sizes.argmin())
+        lacks, of = ("is too small", " samples") if group is None else ("has too few groups", "")
+        what = f"{kind} of {counted(count, 'split')}: site {samples.sites[k]!r} {lacks}"
+        remedy = "ask for fewer folds" if kind == FOLDS and sizes.min() >= MIN_STRATUM else WITHOUT
+        raise InputError(what, expected=f"at least {least}{of}", got=str(sizes[k]), remedy=remedy)
 
 
 def _refuse_shared(samples: Divisible) -> None:

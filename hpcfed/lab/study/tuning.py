@@ -163,12 +163,10 @@ def choose(
     """Choose the best point of each arm in each split.
 
     Args:
-        arms: the arms of the study.
-        tuning: the grids.
+        arms, tuning: the arms of the study, and their grids.
         runs: key of an arm at a point (see `variant`) → its finished runs.
         trainers: for each split, the sites that train.
-        metric: the main metric's name.
-        larger_is_better: whether larger values of the metric are better; None if unknown: then the loss decides.
+        metric, larger_is_better: name and direction of the main metric; without a direction, the loss decides.
 
     Raises:
         InputError: no point of an arm has a finite loss in a split.
@@ -183,15 +181,10 @@ def choose(
                 if found[0].keys:
                     chosen[arm.key, split] = TuningCandidate(arm.key, split, found[0], math.nan, math.nan)
                 continue
-            measured, model = sites if arm.site is None else [arm.site], OWN if arm.personal else GLOBAL
-            here = []
-            for number, point in enumerate(found):
-                run = next((one for one in runs[variant(arm.key, number)] if one.split == split), None)
-                values = (
-                    math.nan if run is None else mean_of(run.at(model, site, name) for site in measured)
-                    for name in (metric, "loss")
-                )
-                here.append(TuningCandidate(arm.key, split, point, *values))
+            here = [
+                _candidate(arm, split, sites, metric, point, runs[variant(arm.key, number)])
+                for number, point in enumerate(found)
+            ]
             trained = [one for one in here if math.isfinite(one.loss)]
             if not trained:
                 what = f"no value of {', '.join(found[0].keys)} trains in split {split}"
@@ -199,6 +192,19 @@ def choose(
             chosen[arm.key, split] = _best(trained, larger_is_better)
             candidates += here
     return TuningResult(tuple(candidates), chosen)
+
+
+def _candidate(
+    arm: Arm, split: int, sites: Sequence[int], metric: str, point: Point, runs: Sequence[RunResult]
+) -> TuningCandidate:
+    """Return one point's candidate from its finished `runs`; both values are nan if that of the split is not there."""
+    run = next((one for one in runs if one.split == split), None)
+    measured, model = sites if arm.site is None else [arm.site], OWN if arm.personal else GLOBAL
+    value, loss = (
+        math.nan if run is None else mean_of(run.at(model, site, name) for site in measured)
+        for name in (metric, "loss")
+    )
+    return TuningCandidate(arm.key, split, point, value, loss)
 
 
 def _best(trained: Sequence[TuningCandidate], larger_is_better: bool | None) -> TuningCandidate:
