@@ -20,7 +20,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -147,7 +147,7 @@ class Claims:
         If `state` has `DEATHS` deaths or more, the run is lost and recorded as such. `digest` is the recipe's.
         """
         number = state.last + 1
-        claim = Claim(**{**asdict(self._me), "recipe": digest, "taken": _now()})
+        claim = replace(self._me, recipe=digest, taken=_now())
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             with self._path(run, number).open("x", encoding="utf-8") as file:
@@ -164,8 +164,7 @@ class Claims:
     def end(self, run: str, number: int, ending: str, message: str = "", seconds: float = 0.0) -> None:
         """Record the ending of a run that this process has claimed."""
         claim = self._known[self._path(run, number)]
-        end = {"ending": ending, "message": message, "seconds": round(seconds, 3), "ended": _now()}
-        ended = Claim(**{**asdict(claim), **end})
+        ended = replace(claim, ending=ending, message=message, seconds=round(seconds, 3), ended=_now())
         write_whole(self._path(run, number), json.dumps(asdict(ended)) + "\n")
 
     def reopen(self, run: str, digest: str, state: RunState) -> None:
