@@ -96,20 +96,18 @@ def prepared(
             scaled by site and `site` is None.
     """
     features = steps["features"]
-    hot = {f"{name}={level}": (name, level) for name, of_it in steps.get("categories", {}).items() for level in of_it}
+    categories: Mapping[str, list[str]] = steps.get("categories", {})
+    hot = {f"{name}={level}": (name, level) for name, known in categories.items() for level in known}
     needed = list(dict.fromkeys(hot[name][0] if name in hot else name for name in features))
     if absent := [name for name in needed if name not in columns]:
         remedy = did_you_mean(absent[0], [name for name in columns if name not in needed])
         raise InputError(f"the table lacks {counted(len(absent), 'column')}: {first_of(absent, 4)}", remedy=remedy)
     largest = float(np.finfo("float64" if steps["dtype"] == "float64" else "float32").max)
-    of_numbers = {name: columns[name] for name in needed if name not in steps.get("categories", {})}
+    of_numbers = {name: columns[name] for name in needed if name not in categories}
     if decimal_comma:
         _refuse_thousands(of_numbers, first_row)
     numbers = {name: _numbers(name, column, largest, first_row, decimal_comma) for name, column in of_numbers.items()}
-    levels = {
-        name: _levels(name, columns[name], of_it, first_row, decimal_comma)
-        for name, of_it in steps.get("categories", {}).items()
-    }
+    levels = {name: _levels(name, columns[name], known, first_row, decimal_comma) for name, known in categories.items()}
     x = np.empty((len(columns[needed[0]]), len(features)))
     for k, name in enumerate(features):
         if name in hot:
@@ -223,9 +221,9 @@ def _fill(x: np.ndarray, features: list[str], fill: Mapping[str, Any], first_row
         InputError: a missing cell has no fill value, since no row of the run had one in its column.
     """
     frequent = {*fill.get("most frequent", ())}
-    values = {
-        name: value for statistic, of_it in fill.items() if isinstance(of_it, Mapping) for name, value in of_it.items()
-    }
+    values: dict[str, float] = {}
+    for by_feature in fill.values():
+        values |= by_feature if isinstance(by_feature, Mapping) else {}
     filled_columns = {name.rpartition("=")[0] for name in frequent}
     for k, name in enumerate(features):
         gone = np.isnan(x[:, k])

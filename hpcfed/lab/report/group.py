@@ -205,14 +205,14 @@ def _parts_apart(values: list[str]) -> list[str]:
     found = []
     for parts in known:
         names = [name for name, _ in parts]
-        alike = [other for other in known if [name for name, _ in other] == names]
-        told = [
+        of_same_names = [other for other in known if [name for name, _ in other] == names]
+        differing = [
             f"{key} {value}"
             for place, (_, arguments) in enumerate(parts)
             for key, value in arguments.items()
-            if any(other[place][1].get(key) != value for other in alike)
+            if any(other[place][1].get(key) != value for other in of_same_names)
         ]
-        found.append(" ".join([" + ".join(names), *told]) or ABSENT)
+        found.append(" ".join([" + ".join(names), *differing]) or ABSENT)
     return found
 
 

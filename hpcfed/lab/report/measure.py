@@ -110,7 +110,7 @@ def _criterion_of(given: str, runs: Sequence[Run]) -> Criterion:
     if not with_it:
         measured = {name for run in runs for name in run.record.columns[run.record.notna().any()]}
         names = sorted(name.removeprefix("test_") for name in measured if name.startswith("test_"))
-        asked = [given for run in runs if (given := _in_recipe(run, metric)) is not None]
+        asked = [entry for run in runs if (entry := _in_recipe(run, metric)) is not None]
         if asked:
             what = "is a matrix, which is not compared" if all(map(is_matrix, asked)) else "has no value in any run"
             raise InputError(f"metric {metric!r} {what}", remedy=f"use {' or '.join(names)}" if names else "")

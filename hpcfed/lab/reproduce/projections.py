@@ -122,10 +122,12 @@ def compare_projections(
         found = {title: _of_run(run, first, dimension) for title, run in runs.items()}
         rates = {title: float(run.recipe["local"]["lr"]) for title, run in runs.items()}
         for title, one in found.items():
-            held, exact = one.holds, one.assumed
-            numbers = (held.sum(), (one.closer & held).sum(), (one.within & held).sum(), one.falls.sum(), exact.sum())
-            cells = [f"{number} of {total}" for number, total in zip(
-                numbers, (len(held), held.sum(), held.sum(), len(held), len(held)), strict=True)]  # fmt: skip
+            held, exact, all_rounds = one.holds, one.assumed, len(one.holds)
+            cells = [
+                f"{held.sum()} of {all_rounds}",
+                *(f"{(also & held).sum()} of {held.sum()}" for also in (one.closer, one.within)),
+                *(f"{these.sum()} of {all_rounds}" for these in (one.falls, exact)),
+            ]
             lemma = "–"
             if one.momentum is not None:
                 cells[1], lemma = "–", f"{(one.momentum[exact] >= 1 - SLACK).sum()} of {exact.sum()}"

@@ -34,6 +34,8 @@ SITES, POOLED = "sites", "pooled"
 MARKED_FROM = 2.0
 """Size, in standard errors, above which the difference of two means is marked."""
 MARK = "*"
+SEEDS = 5
+"""Number of seeds behind each published mean."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,6 @@ def _parsed(text: object) -> Spread | None:
         return None
     mean, _, std = str(text).partition("±")
     return Spread(float(mean), float(std or 0) * math.sqrt(SEEDS / (SEEDS - 1)), SEEDS)
-
-
-SEEDS = 5
-"""Number of seeds behind each published mean."""
 
 
 def _far(ours: Spread | None, theirs: Spread | None, size: int) -> bool:

@@ -31,7 +31,8 @@ def draw(study: ScalingStudy) -> dict[str, bytes]:
     handles, labels = time.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
     doubts = sorted({row.note for row in (*study.rows, *study.predictions) if row.note})
-    doubts += ["no predictions: the model is too far off"] * bool(study.refused and study.model)
+    if study.refused and study.model:
+        doubts.append("no predictions: the model is too far off")
     figure.supxlabel("; ".join(doubts), fontsize=9, color=LIGHT.text)
     return to_files(figure)
 

@@ -64,9 +64,12 @@ def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[St
     if size > num_clients:
         got = f"{size} on {ranks} ranks"
         raise InputError("--mode weak", expected=f"cohorts of at most the {num_clients} clients", got=got)
-    quarter, half = -(-size // 4), -(-size // 2)
-    chosen = [StudySetting(size), *(StudySetting(quarter) for _ in range(quarter < size))]
-    return [*chosen, *(StudySetting(half, held_out=True) for _ in range(quarter < half < size))]
+    chosen, quarter, half = [StudySetting(size)], -(-size // 4), -(-size // 2)
+    if quarter < size:
+        chosen.append(StudySetting(quarter))
+    if quarter < half < size:
+        chosen.append(StudySetting(half, held_out=True))
+    return chosen
 
 
 def overrides(recipe: Recipe, setting: StudySetting, rounds: int, output: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study.cells import difference_text, estimate_text, percentile_text, signed_interval_text, value_text
 from hpcfed.lab.study.measures import ACCURACY, LOSS, StudyMetric
 from hpcfed.lab.study.plan import Study
-from hpcfed.lab.study.statistics import CORRECTED, CUT, DELONG, ON_LOGIT, interval
+from hpcfed.lab.study.statistics import CORRECTED, DELONG, interval
 from hpcfed.lab.study.tested import FEW_UNITS, few_events_note, few_units, tested_note
 from hpcfed.lab.study.view import MEAN, TOGETHER, View, means_over
 
@@ -221,15 +221,8 @@ def _header(view: View, metric: StudyMetric, *more: str) -> tuple[str, ...]:
 def _methods(cells: Sequence[MeanEstimate | None]) -> str:
     """Return a sentence on how the intervals in the cells were computed; "" if no cell has one."""
     found = dict.fromkeys(one.method for one in cells if one is not None and one.interval is not None and one.method)
-    names = [name for method in found if (name := _explained(method))]
-    return f" Intervals of {CONFIDENCE}: {'; '.join(dict.fromkeys(names))}." if names else ""
-
-
-def _explained(method: str) -> str:
-    base = method.removesuffix(CUT)
-    said = base.replace(CORRECTED, EXPLAINED).removesuffix(ON_LOGIT)
-    said += ON_LOGIT if base.endswith(ON_LOGIT) and base not in (DELONG,) else ""
-    return said + CUT * (method != base)
+    names = ["DeLong" if method == DELONG else method.replace(CORRECTED, EXPLAINED) for method in found]
+    return f" Intervals of {CONFIDENCE}: {'; '.join(names)}." if names else ""
 
 
 def _together(view: View, metric: StudyMetric) -> str:

@@ -52,7 +52,7 @@ class RankedSweep:
     @property
     def remarks(self) -> list[str]:
         """Warnings about the ranking: ties, values at the edge of a grid, missing or shorter results, other code."""
-        return [*remarks(self.plan, self.ranked, self.rule)]
+        return remarks(self.plan, self.ranked, self.rule)
 
     def _row(self, candidate: Candidate) -> tuple[str, ...]:
         labels = [value.label for value in self.plan.points[candidate.point].values]

@@ -39,8 +39,9 @@ ENDINGS: dict[type[HpcfedError], str] = {
     Stopped: "stopped",
 }
 """Class of a run's error → recorded ending; an error counts as its nearest base class listed here."""
-OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv"} | {
-    *("summary.tex", "contributions.csv", "contributions.html", "values.csv")
+OF_A_SWEEP = {
+    *("claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv", "summary.tex"),
+    *("contributions.csv", "contributions.html", "values.csv"),
 }
 """Names of the files and folders in a sweep's folder."""
 
