@@ -176,8 +176,6 @@ def _seed(data: Data, run: int) -> int:
 
 
 def _load(data: Data, seed: int, places: Places) -> Dataset:
-    if data.source not in SOURCES:
-        raise InputError(f"unknown source {data.source!r}", where="an experiment's data")
     raw = places.raw_of(data)
     if data.raw and raw is None:
         raise InputError("no raw data", expected=missing(data, places), remedy="name the folder above it by --raw")

@@ -9,19 +9,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hpcfed.io.figure import literal
-from hpcfed.io.figure_style import LIGHT, Medium, blank, to_files, to_svg
+from hpcfed.io.figure_style import LIGHT, Medium, blank
 
 FONT, WIDTH, MARGIN, EACH = 10.5, 6.4, 1.4, 0.34
 """Font size in points; the figure's width, its height without bars, and the height per client, in inches."""
 MAX_CLIENTS = 40
 """Maximum number of clients in the figure."""
-
-
-def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -> tuple[str, dict[str, bytes]]:
-    """Return the figure of `figure_of` as ``svg`` element, and file name → PNG or PDF."""
-    figure = figure_of(clients, column, over, has_shapley=has_shapley)
-    files = {f"contributions{suffix}": content for suffix, content in to_files(figure).items()}
-    return to_svg(figure, "contributions"), files
 
 
 def figure_of(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -> Figure:

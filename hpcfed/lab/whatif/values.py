@@ -14,6 +14,7 @@ import numpy as np
 from hpcfed.assembly import assemble
 from hpcfed.errors import counted, first_of
 from hpcfed.io.atomic import write_files
+from hpcfed.io.figure_style import to_files, to_svg
 from hpcfed.lab.frame import as_csv, clients_table
 from hpcfed.lab.report.page import rendered
 from hpcfed.lab.report.paired import MeanEstimate
@@ -23,7 +24,7 @@ from hpcfed.lab.sweep.run import run_states
 from hpcfed.lab.sweep.select import Row
 from hpcfed.lab.sweep.table import read_results
 from hpcfed.lab.whatif.coalitions import Coalitions, rounds_of
-from hpcfed.lab.whatif.figure import draw
+from hpcfed.lab.whatif.figure import figure_of
 from hpcfed.lab.whatif.shapley import (
     Subset,
     added_in,
@@ -221,12 +222,13 @@ def write_contributions(found: CoalitionValues) -> Path:
     """
     folder, own = found.coalitions.plan.folder, found.coalitions
     has_shapley = own.orders is None or bool(own.orders)
-    figure, files = draw(found.clients, own.rule.column, _drawn(own), has_shapley=has_shapley)
+    figure = figure_of(found.clients, own.rule.column, _drawn(own), has_shapley=has_shapley)
+    files = {f"contributions{suffix}": content for suffix, content in to_files(figure).items()}
     refuse_link(folder / FIGURES)
     head, rows = table(found)
     about = {"run": str(own.base.folder), "federation": str(own.base.recipe.data), "seeds": ", ".join(own.seeds)}
     facts = {"name": own.base.recipe.name, "about": about, "head": head, "rows": rows, "notes": found.notes}
-    page = rendered("contributions.html.j2", "lab/whatif", **facts, figure=figure)
+    page = rendered("contributions.html.j2", "lab/whatif", **facts, figure=to_svg(figure, "contributions"))
     tables = {TABLE: as_csv([_record(one) for one in found.clients]), VALUES: as_csv(_value_records(found))}
     write_files(folder / FIGURES, files)
     write_files(folder, {**tables, PAGE: page})
