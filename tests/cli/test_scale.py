@@ -175,7 +175,9 @@ def test_a_network_is_given(text: str) -> None:
     assert (found.latency, found.byte) == pytest.approx(NETWORKS[text])
 
 
-@pytest.mark.parametrize("text", ["fast", "1ms", "1ms,0Mbit/s", "--3ms,1Gbit/s", "1ms,2Gbps", "recipe.yaml"])
+@pytest.mark.parametrize(
+    "text", ["fast", "1ms", "1ms,0Mbit/s", "--3ms,1Gbit/s", "1ms,2Gbps", "recipe.yaml", "1e999s,1B/s", "9" * 300]
+)
 def test_no_network(text: str) -> None:
     with pytest.raises(InputError, match="--network"):
         parse_network(text)

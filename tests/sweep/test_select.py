@@ -297,6 +297,7 @@ LOSS = Rule("train_loss", 1, largest=False)
         ("train_loss:last", "expected column:lastK"),
         ("train_loss:last0", "the last 1 to 50 rounds"),
         ("train_loss:last51", "the last 1 to 50 rounds"),
+        (f"train_loss:last{'9' * 5000}", "expected column:lastK"),
         ("method.x_loss:last1", "a direction, method.x_loss:last1:max or method.x_loss:last1:min"),
         ("server_lr:last1", "a direction, server_lr:last1:max or server_lr:last1:min"),
         ("test_accuracy:last1:best", "expected column:lastK"),

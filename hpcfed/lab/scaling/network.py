@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,14 +49,17 @@ def parse_network(text: str) -> Network:
         rate = float(found["rate"]) * PREFIXES[found["prefix"]] * BYTES[found["per"]]
     except ValueError:
         raise InputError("--network", expected=EXPECTED, got=text) from None
-    if latency < 0 or rate <= 0:
+    if not (0 <= latency < math.inf and 0 < rate < math.inf):
         raise InputError("--network", expected="a latency of at least 0 and a positive bandwidth", got=text)
     return Network(latency, 1 / rate, f"given as {text.strip()}")
 
 
 def _measured(path: Path) -> Network:
-    if not path.is_file():
-        raise InputError("--network", expected=EXPECTED, got=str(path))
+    try:
+        if not path.is_file():
+            raise FileNotFoundError
+    except OSError:  # also of a text that is too long for a path
+        raise InputError("--network", expected=EXPECTED, got=str(path)) from None
     try:
         report = parse_json(read_text(path))
         ranks, probed = len(report["ranks"]), report["measured"]["allreduce"]

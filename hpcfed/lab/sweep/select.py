@@ -30,7 +30,7 @@ from hpcfed.run_folder.rounds import COLUMNS, interval_of
 if TYPE_CHECKING:
     import pandas as pd
 
-RULE = re.compile(r"([\w.-]+?)(?::last(\d+))?(?::(max|min))?")
+RULE = re.compile(r"([\w.-]+?)(?::last([0-9]{1,18}))?(?::(max|min))?")
 LAST = 10
 """Default number of rounds to average."""
 REPORTED = "method."
