@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from hpcfed.assembly import assemble
@@ -25,7 +26,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import Diverged, InputError
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import accelerator
-from hpcfed.ranks.placement import homes, spread
+from hpcfed.ranks.placement import homes, loads_of, spread
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import KINDS
 from hpcfed.reduce.masks import Masks
@@ -36,7 +37,7 @@ from hpcfed.simulation import Simulation
 MASKED_WORDS = 1 << 20
 """Number of words of the secure-aggregation mask whose computation is timed."""
 CLIENTS, ROUNDS = 2, 6
-"""Clients per round and number of rounds to train for the measurement; the first round only warms up."""
+"""Clients per round, or as many as a tile has slots, and rounds to train for the measurement; the first warms up."""
 ENOUGH = 5.0
 """Seconds after which no further round is measured."""
 DRAWN_ROUNDS = 100
@@ -123,11 +124,15 @@ class Estimate:
 
 
 class _FirstClients(Cohorts):
-    """The recipe's cohorts, each reduced to its first `CLIENTS` clients, with shares rescaled to sum to one."""
+    """The recipe's cohorts, each reduced to its first `most` clients, with shares rescaled to sum to one."""
+
+    def __init__(self, recipe: Recipe, sizes: np.ndarray, most: int):
+        super().__init__(recipe, sizes)
+        self._most = most
 
     def round(self, round: int) -> Cohort:
         whole = super().round(round)
-        kept = slice(CLIENTS)
+        kept = slice(self._most)
         total = float(whole.shares[kept].sum())
         cut = {name: getattr(whole, name)[kept] for name in ("clients", "steps", "guessed", "work")}
         shares = whole.shares[kept] / total if total else whole.shares[kept]
@@ -152,7 +157,7 @@ def estimate(
     whole = parts.cohorts
     few = parts
     if parts.chain.robust is None:
-        few = replace(few, cohorts=_FirstClients(recipe, parts.federation.sizes))
+        few = replace(few, cohorts=_FirstClients(recipe, parts.federation.sizes, max(CLIENTS, parts.engine.tile)))
     if parts.masks is not None:
         few = replace(few, masks=replace(parts.masks, dropout=0.0, survivors=1))
     simulation = Simulation(few)
@@ -161,10 +166,10 @@ def estimate(
         checkpoints = Checkpoints(recipe, RunFolder(recipe.output), parts, simulation)
         checkpoint, num_kept = checkpoints.bytes_at_most(), checkpoints.most_kept()
         states = _state_bytes(parts, simulation.w)
-    slowest, average = _work(recipe, parts, whole, ranks)
+    slowest, average, trained = _work(recipe, parts, whole, ranks)
     kind = KINDS[recipe.reduction]
     reduced = num_vectors * kind.usual_words(simulation.w.dtype) * simulation.w.numel() * kind.word.itemsize
-    round_seconds = slowest * measured.sample_seconds + measured.server_seconds
+    round_seconds = trained * measured.sample_seconds + measured.server_seconds
     if parts.masks is not None:
         round_seconds += _mask_seconds(parts.masks, whole.most_members, num_vectors * simulation.w.numel(), ranks)
     if ranks > 1:
@@ -220,8 +225,9 @@ def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: An
             outcome = simulation.round(round)
         except Diverged as diverged:
             raise InputError("the recipe diverges at once", got=str(diverged)) from None
-        work, num_vectors = max(int(outcome.cohort.work.sum()), 1), len(outcome.vectors)
-        timed.append(outcome.seconds["local"] / work)
+        work, num_vectors = outcome.cohort.work, len(outcome.vectors)
+        trained = float(_in_tiles(parts, np.zeros(len(work), np.int64), work, 1)[0])
+        timed.append(outcome.seconds["local"] / max(trained, 1))
         server.append(outcome.seconds["server"] + outcome.seconds["reduce"])
         clients += len(outcome.cohort.clients)
         if time.perf_counter() - began > ENOUGH:
@@ -260,10 +266,13 @@ def _mask_seconds(masks: Masks, size: int, words: int, ranks: int) -> float:
     return a_word * words * (mine * (size - mine) + left * (size - left))
 
 
-def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[float, float]:
-    """Return the number of samples per round on the slowest rank, and per rank on average; means over drawn rounds."""
+def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[float, float, float]:
+    """Return means over drawn rounds: samples per round on the slowest rank, per rank, and as trained in tiles.
+
+    The last is of the rank that computes the most, empty slots among them.
+    """
     home = homes(np.where(cohorts.present, parts.federation.sizes, 0), ranks)
-    slowest, average = [], []
+    slowest, average, trained = [], [], []
     for round in np.unique(np.linspace(1, recipe.rounds, DRAWN_ROUNDS).astype(int)).tolist():
         cohort = cohorts.round(round)
         at_home = home[cohort.clients]
@@ -271,7 +280,19 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
         load = np.bincount(where, weights=cohort.work, minlength=ranks)
         slowest.append(load.max())
         average.append(load.mean())
-    return float(np.mean(slowest)), float(np.mean(average))
+        trained.append(_in_tiles(parts, where, cohort.work, ranks).max())
+    return float(np.mean(slowest)), float(np.mean(average)), float(np.mean(trained))
+
+
+def _in_tiles(parts: Parts, where: ArrayLike, work: np.ndarray, ranks: int) -> np.ndarray:
+    """Return the samples that each rank computes, (P,): a tile takes its largest member's work for each of its slots.
+
+    Args:
+        where, work: rank of each member of the cohort, and its samples, (S,).
+    """
+    tile = parts.engine.tile
+    slots = np.arange(len(work)) % tile if parts.engine.fixed_slots else None
+    return tile * loads_of(where, work, work, ranks, tile, slots)[1]
 
 
 def _evaluation_seconds(recipe: Recipe, parts: Parts, measured: StepTimes) -> float:
