@@ -136,6 +136,20 @@ def test_a_rank_takes_the_steps_of_each_of_its_tiles(fixed):
         assert loads[:, rank].tolist() == [10 * steps[mine].sum(), led, len(mine)]
 
 
+def test_fixed_slots_cost_one_look_at_each_place():
+    """Not one for each tile that is full there: a cohort of 100,000 on one rank is hundreds of tiles."""
+
+    class Place(int):
+        looks = 0
+
+        def __mod__(self, tile: int) -> int:
+            Place.looks += 1
+            return int(self) % tile
+
+    assert cut([Place(place) for place in range(400)], 4, fixed_slots=True) == np.arange(400).reshape(100, 4).tolist()
+    assert Place.looks == 400
+
+
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize(
     ("members", "ranks", "tile"), [(20, 4, 5), (20, 8, 5), (200, 4, 20), (64, 4, 64), (100, 30, 5)]

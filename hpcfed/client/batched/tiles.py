@@ -93,14 +93,15 @@ def cut(places: Sequence[int], tile: int, *, fixed_slots: bool) -> list[list[int
     """
     if not fixed_slots:
         return [list(places[first : first + tile]) for first in range(0, len(places), tile)]
-    tiles: list[dict[int, int]] = []
+    tiles: list[list[int]] = []
+    taken = [0] * tile  # of each slot, in how many tiles
     for place in places:
-        tile_of_place = next((own for own in tiles if place % tile not in own), None)
-        if tile_of_place is None:
-            tile_of_place = {}
-            tiles.append(tile_of_place)
-        tile_of_place[place % tile] = place
-    return [list(own.values()) for own in tiles]
+        slot = place % tile
+        if taken[slot] == len(tiles):
+            tiles.append([])
+        tiles[taken[slot]].append(place)
+        taken[slot] += 1
+    return tiles
 
 
 def width_step(batch: int, itemsize: int) -> int:
