@@ -75,6 +75,14 @@ def swept(folder: Path, made: Path) -> Path:
     return shutil.copytree(made, folder / "run-sweep")
 
 
+def test_a_run_has_one_digest_for_all_looks_at_the_claims(folder):
+    """One of each run at every look took hours of a sweep of thousands."""
+    write_small(folder)
+    plan = make_plan(write_recipe(folder, rounds=2), [], parse_grids(SWEEP[3:7:2]), [0, 1], folder / "run-sweep")
+    assert all(unit.digest is unit.digest for unit in plan.units)
+    assert len({unit.digest for unit in plan.units}) == 8
+
+
 def test_files_of_a_sweep_and_of_its_repetition(swept, folder, command):
     done = command([*SWEEP, "--select", "train_loss:last2", "--parquet"], folder)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Unit:
     seed: str
     recipe: Recipe
 
-    @property
+    @cached_property  # asked for of every run at every look at the claims
     def digest(self) -> str:
         """Digest of the recipe's keys that affect results, the number of rounds among them."""
         return identity(self.recipe, WITHOUT_EFFECT)

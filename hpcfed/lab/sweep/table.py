@@ -88,7 +88,7 @@ def _final(record: pd.DataFrame) -> dict[str, float]:
 
 def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
     """Return a record per run, for ``results.csv``: grid keys, seed, status, rounds, final metrics, score, and more."""
-    names = _metric_names(rows)
+    names, has_code = _metric_names(rows), any(row.code for row in rows)
     return [
         {
             **settings_of(plan, row.unit.point),
@@ -100,7 +100,7 @@ def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
             "rule": str(rule),
             "seconds": round(row.seconds, 3),
             "folder": str(row.unit.recipe.output.relative_to(plan.folder)),
-            **({"code": "; ".join(map(" ".join, row.code.items()))} if any(one.code for one in rows) else {}),
+            **({"code": "; ".join(map(" ".join, row.code.items()))} if has_code else {}),
             "message": row.message,
         }
         for row in rows
