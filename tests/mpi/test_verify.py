@@ -26,6 +26,7 @@ from hpcfed.provenance.verify.spot_check import drawn, oddness, reachable, segme
 from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.cut import MODELS
+from hpcfed.run_folder.files import private_file
 from tests.devices import KIND
 from tests.mpi.recipes import METHODS, small, write_recipe, write_small
 
@@ -178,6 +179,13 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
     return call
 
 
+def add_private(run: Path) -> None:
+    """Add files of more clients than get a line each."""
+    (run / "private").mkdir()
+    for client in range(30):
+        (run / private_file(client)).touch()
+
+
 TAMPERED: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "model": (lambda run: flip(run / "model.safetensors", 0.99), "model.safetensors: is not the file"),
     "hash": (lambda run: edit_row(run, 3, hash="0123456789abcdef"), "metrics.jsonl: round 3 was changed"),
@@ -193,6 +201,7 @@ TAMPERED: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "updates": (lambda run: flip(run / "update-hashes.bin"), "update-hashes.bin: is not the file"),
     "environment": (replace("environment.json", "torch", "torck"), "environment.json: is not the file"),
     "certificate": (lambda run: (run / "certificate.json").write_text("{}"), "certificate.json: "),
+    "many": (add_private, "is not named by the certificate\nand 10 more faults: --json names them all\n"),
 }
 
 OWN = """

@@ -43,6 +43,8 @@ from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 MAX_LISTED = 4
 """Largest number of differing columns that are printed."""
+MOST_FAULTS = 20
+"""Largest number of faults of a folder and its data that get a line: a record has thousands of rounds."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,12 @@ def judged(request: Verification, world: World, say: Callable[[str], None]) -> V
 
     def has_faults(findings: Iterator[Fault | str]) -> bool:
         for finding in [*findings]:
-            say(str(finding))
             if isinstance(finding, Fault):
                 faults.append(finding)
+            if len(faults) <= MOST_FAULTS or not isinstance(finding, Fault):
+                say(str(finding))
+        if len(faults) > MOST_FAULTS:
+            say(f"and {counted(len(faults) - MOST_FAULTS, 'more fault')}: --json names them all")
         return bool(faults)
 
     run, watchdog = request.run.resolve(), Watchdog(world)
