@@ -83,6 +83,21 @@ class Suspicion:
         return f"round {self.round}: the update of client {self.client} was another {how} ({hashes})"
 
 
+class _Drawn(NamedTuple):
+    """A round's members with work.
+
+    Attributes:
+        places: in the cohort, in the order drawn, (n,).
+        kinds, kind_of: the different kinds, and the index of each place's, (n,).
+        left: places that have no check in this round, (n,) bool.
+    """
+
+    places: np.ndarray
+    kinds: Sequence[tuple[int, int, int]]
+    kind_of: np.ndarray
+    left: np.ndarray
+
+
 class Sentinel:
     """Draws checks, and makes those of this rank; the same draw on every rank.
 
@@ -116,35 +131,40 @@ class Sentinel:
         if not count:
             return []
         work = np.flatnonzero(plan.cohort.steps > 0)
-        left = stream(self._parts.seed, Purpose.SENTINEL, plan.round).permutation(work).tolist()
-        checks: list[Check] = []
-        while len(checks) < count and left:  # each client once, since its slot has room for one hash
-            checks.append(self._one(plan, left))
-            left.remove(checks[-1].place)
-        return checks
+        drawn = self._drawn(plan, stream(self._parts.seed, Purpose.SENTINEL, plan.round).permutation(work))
+        # Each client once, since its slot has room for one hash.
+        return [self._one(plan, drawn) for _ in range(min(count, len(work)))]
 
-    def _one(self, plan: RoundPlan, places: Sequence[int]) -> Check:
-        """Return a check of the first of some places whose kind has not been checked yet, else of the first."""
+    def _one(self, plan: RoundPlan, drawn: _Drawn) -> Check:
+        """Return a check of the first place left whose kind has not been checked yet, else of the first one left."""
         variant = self._variants[self._turn % len(self._variants)]
         self._turn += 1
-        kinds = {place: (variant, *self._kind(plan, place)) for place in places}
-        place = next((place for place in places if kinds[place] not in self._seen), places[0])
-        self._seen.add(kinds[place])
+        is_new = np.array([(variant, *kind) not in self._seen for kind in drawn.kinds])
+        fits = drawn.left & is_new[drawn.kind_of]
+        at = int((fits if fits.any() else drawn.left).argmax())
+        drawn.left[at] = False
+        self._seen.add((variant, *drawn.kinds[drawn.kind_of[at]]))
+        place = int(drawn.places[at])
         rank = plan.ranks[place]
         if variant == "rank":
             rank = (rank + 1 + self._turn // len(self._variants)) % self._parts.world.size
             rank = rank if rank != plan.ranks[place] else (rank + 1) % self._parts.world.size
         return Check(place, variant, rank)
 
-    def _kind(self, plan: RoundPlan, place: int) -> tuple[int, int, int]:
-        """Return what a library might round by: the last minibatch's samples, tiles that are full or not, and the rank.
+    def _drawn(self, plan: RoundPlan, places: np.ndarray) -> _Drawn:
+        """Return places in the order drawn, (n,), each with its kind.
 
+        A kind is what a library might round by: the last minibatch's samples, tiles that are full or not, and the rank.
         Of a tile that is not full, how many clients are in it.
         """
-        size = int(self._parts.federation.sizes[plan.cohort.clients[place]])
-        width = max(1, int(plan.cohort.work[place] // max(1, plan.cohort.steps[place])))
-        on_rank = int(np.count_nonzero(np.equal(plan.ranks, plan.ranks[place])))
-        return size % width, on_rank % self._parts.engine.tile, plan.ranks[place]
+        cohort, size = plan.cohort, self._parts.world.size
+        ranks = np.asarray(plan.ranks, np.int64)
+        width = np.maximum(1, cohort.work[places] // np.maximum(1, cohort.steps[places]))
+        last = self._parts.federation.sizes[cohort.clients[places]] % width
+        found, kind_of = np.unique(last * size + ranks[places], return_inverse=True)
+        last_tile = np.bincount(ranks, minlength=size) % self._parts.engine.tile
+        kinds = [(key // size, int(last_tile[key % size]), key % size) for key in found.tolist()]
+        return _Drawn(places, kinds, kind_of, np.full(len(places), True))
 
     def __call__(self, plan: RoundPlan, checks: Sequence[Check], buffer: RoundBuffer, *, trains: bool) -> float:
         """Make this rank's checks, and put the hashes into the buffer; return the seconds that it took.
