@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcfed.cli.documents import JSON, printer
+from hpcfed.errors import counted
 
 if TYPE_CHECKING:
     from hpcfed.lab.report.tables import Table
 
 PLACES = ("figures", "tables")
 """Folders beside the page."""
+MOST_ROWS = 60
+"""Largest number of rows of a table that the terminal shows."""
 
 
 @click.command()
@@ -87,7 +90,7 @@ def command(
 
 
 def print_table(table: Table) -> None:
-    """Print a table of a report on the terminal."""
+    """Print a table of a report on the terminal: its first `MOST_ROWS` rows, and how many more there are."""
     from rich import box
     from rich.table import Table as Grid
     from rich.text import Text
@@ -97,11 +100,13 @@ def print_table(table: Table) -> None:
     grid = Grid(box=box.SIMPLE_HEAD, title=table.title, title_justify="left", title_style="bold", pad_edge=False)
     for name in table.header:
         grid.add_column(Text(name))
-    for number, row in enumerate(table.rows):
+    for number, row in enumerate(table.rows[:MOST_ROWS]):
         grid.add_row(
             *(Text(cell, "bold" if (number, column) in table.strong else "") for column, cell in enumerate(row))
         )
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)  # a file has no width to fit
     console.print(grid)
+    if len(table.rows) > MOST_ROWS:
+        console.print(f"and {counted(len(table.rows) - MOST_ROWS, 'more row')}, which the files have")
     if table.note:
         console.print(Text(table.note), style="dim")

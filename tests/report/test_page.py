@@ -12,13 +12,14 @@ from html.parser import HTMLParser
 import pytest
 from click.testing import CliRunner
 
-from hpcfed.cli.report import command
+from hpcfed.cli.report import MOST_ROWS, command, print_table
 from hpcfed.errors import InputError
 from hpcfed.io.figure_style import PAPER, blank, to_files, to_svg
 from hpcfed.lab.report.comparison import compare
 from hpcfed.lab.report.page import _title
-from hpcfed.lab.report.plots import Scene
+from hpcfed.lab.report.plots import DISTINCT, Scene, SecondsPlot
 from hpcfed.lab.report.sections import ACCURACY, LOSS, own_metrics
+from hpcfed.lab.report.tables import Table
 from tests.report.conftest import make_report, make_rows, write_clients, write_run
 
 FILES = {
@@ -318,10 +319,22 @@ def test_a_figure_of_many_runs_is_drawn_without_a_warning(tmp_path, recwarn):
         local = {"steps": 20, "batch_size": 50, "lr": 0.1 + number / 100, "momentum": number / 1000}
         write_run(tmp_path / f"run-{number}", rows=rows, change={"name": "x", "local": local})
     made = compare([tmp_path])
-    figure = ACCURACY.plots[0].draw(Scene(made.groups, made.criterion, made.targets, 1, made.baseline), PAPER)
+    scene = Scene(made.groups, made.criterion, made.targets, 1, made.baseline)
+    figure = ACCURACY.plots[0].draw(scene, PAPER)
     assert to_files(figure)[".png"].startswith(b"\x89PNG")
     assert not recwarn.list
     assert figure.legends[0].texts[-1].get_text() == "and 12 more, which look like these"
+    (axes,) = SecondsPlot("seconds", "").draw(scene, PAPER).axes
+    assert len(axes.get_yticklabels()) == DISTINCT == 28
+    assert axes.get_xlabel().endswith("of the first 28 of 40")
+
+
+def test_the_terminal_shows_the_first_rows_of_a_long_table(capsys):
+    rows = tuple((f"run-{number}", "1") for number in range(1000))
+    print_table(Table("Results", ("Method", "Rounds"), rows))
+    shown = capsys.readouterr().out
+    assert shown.count("run-") == MOST_ROWS
+    assert shown.splitlines()[-1] == "and 940 more rows, which the files have"
 
 
 @pytest.mark.soak

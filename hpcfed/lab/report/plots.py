@@ -187,7 +187,7 @@ class ClientsPlot:
 
 @dataclass(frozen=True)
 class SecondsPlot:
-    """A figure of the mean seconds of a round by phase, one stacked bar per group.
+    """A figure of the mean seconds of a round by phase, one stacked bar for each of the first `DISTINCT` groups.
 
     The record holds the local seconds of the slowest rank and the ranks' mean wait for it. The bar begins with their
     difference, which is the ranks' mean local work.
@@ -198,13 +198,14 @@ class SecondsPlot:
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
         """Return the figure for a medium, always with a legend of the phases; None if no run recorded times."""
+        groups = scene.groups[:DISTINCT]  # beyond some hundred, no file of pixels could hold the bars
         seconds = np.nan_to_num(
-            [[mean_seconds(group.runs, phase) for phase in PHASES] for group in scene.groups]
+            [[mean_seconds(group.runs, phase) for phase in PHASES] for group in groups]
         )  # (G, phases)
         if not seconds.any():
             return None
         seconds[:, 0] = np.maximum(seconds[:, 0] - seconds[:, 1], 0)
-        names = [textwrap.fill(_plain(group.label), 22) for group in scene.groups]
+        names = [textwrap.fill(_plain(group.label), 22) for group in groups]
         lines = sum(name.count("\n") + 1 for name in names)
         figure, axes = blank(medium, 1.1 + 0.18 * len(names) + 0.18 * lines)
         starts = np.cumsum(seconds, axis=1) - seconds
@@ -212,7 +213,8 @@ class SecondsPlot:
             axes.barh(names, seconds[:, index], 0.62, starts[:, index], label=phase, color=LIGHT.phases[index])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("mean time of a round")
+        of = f"\nof the first {DISTINCT} of {len(scene.groups)}" if len(scene.groups) > DISTINCT else ""
+        axes.set_xlabel(f"mean time of a round{of}")
         axes.xaxis.set_major_locator(ticker.MaxNLocator(5))
         axes.xaxis.set_major_formatter(ticker.EngFormatter(unit="s"))
         handles, labels = axes.get_legend_handles_labels()
