@@ -41,6 +41,7 @@ from hpcfed.io.console import Console
 
 PIPED_WIDTH = 120
 MAX_LISTED = 12
+MOST_CLASSES = 100
 
 
 @click.command(name="inspect")
@@ -179,9 +180,9 @@ def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, 
     if labels is not None:
         totals = zip(labels.names, labels.counts.sum(axis=0), strict=True)
         named = labels.names != [str(k) for k in range(len(labels.names))]
-        table.add_row(
-            "per class", (", " if named else " ").join(f"{name} {n:,}" if named else f"{n:,}" for name, n in totals)
-        )
+        each = [f"{name} {n:,}" if named else f"{n:,}" for name, n in totals]
+        more = f" and {len(each) - MOST_CLASSES:,} more" if len(each) > MOST_CLASSES else ""
+        table.add_row("per class", (", " if named else " ").join(each[:MOST_CLASSES]) + more)
     if federation.num_clients > 1:
         table.add_row("skew", str(skew_of(sizes, None if labels is None else labels.counts)))
     for name, values in targets.items():
@@ -195,9 +196,12 @@ def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, 
         table.add_row("normalization", f"mean {mean}, std {std}")
     table.add_row("partition", describe_partition(federation))
     for key, value in federation.source.items():
-        for entry in value if isinstance(value, list) else [value]:
+        entries = value if isinstance(value, list) else [value]
+        for entry in entries[:MAX_LISTED]:
             text = ", ".join(f"{k} {v}" for k, v in entry.items()) if isinstance(entry, dict) else str(entry)
             table.add_row(f"source {key}", text)
+        if len(entries) > MAX_LISTED:
+            table.add_row(f"source {key}", f"and {len(entries) - MAX_LISTED:,} more")
     table.add_row("content", federation.content or "not recorded")
     return table
 

@@ -59,6 +59,21 @@ def test_prepare_and_inspect_images(tmp_path: Path, hpcfed: Hpcfed) -> None:
     assert picture.read_bytes().startswith(PNG)
 
 
+def test_inspect_names_some_of_many_classes(tmp_path: Path, hpcfed: Hpcfed) -> None:
+    """Of thousands each had a line."""
+    (tmp_path / "raw").mkdir()
+    for client in range(20):
+        rows = "".join(f"0.5,class-{8 * client + k:03d}\n" for k in range(8))
+        (tmp_path / f"raw/site-{client:02d}.csv").write_text(f"a,y\n{rows}")
+    file = str(tmp_path / "many.h5")
+    hpcfed("prepare", "own", "--raw", str(tmp_path / "raw"), "-o", file)
+    lines = hpcfed("inspect", file).splitlines()
+    of_classes = [" ".join(line.split()) for line in lines if line.startswith(" source classes")]
+    assert of_classes[-2:] == ["source classes class-011", "source classes and 148 more"]
+    assert len(of_classes) == 13
+    assert "class-099 1 and 60 more" in " ".join(" ".join(lines).split())
+
+
 @pytest.mark.soak
 def test_prepare_and_inspect_a_regression_and_times(tmp_path: Path, hpcfed: Hpcfed) -> None:
     path, picture = tmp_path / "f.h5", tmp_path / "f.svg"
