@@ -188,6 +188,14 @@ def test_the_only_client_with_test_data_is_reported_apart(world, folder):
     assert None not in row["apart"]["4"].values()
 
 
+def test_of_many_clients_the_first_are_named(world, folder):
+    world.on_root(lambda: write_small(folder, 10))
+    hpcfed.run(small("run", rounds=2), world=world, quiet=True)
+    _, said = without(world, *map(str, range(9)), output=Path("few"))
+    if world.is_root:
+        assert said[0] == "the first round that is another without 0, 1, 2, 3, 4, 5 and 3 more: 1"
+
+
 @pytest.mark.soak
 def test_its_test_data_are_reported_apart(world, shared_tmp, monkeypatch):
     world.on_root(lambda: write_sites(shared_tmp / "sites.h5"))

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcfed.config.load import dump_yaml
-from hpcfed.errors import counted
+from hpcfed.data.federation import MAX_LISTED
+from hpcfed.errors import counted, first_of
 from hpcfed.io.figure_style import LIGHT, to_files, to_svg
 from hpcfed.lab.frame import as_csv
 from hpcfed.lab.report.files import csv_of_table, file_name, latex_of_table
@@ -107,7 +108,7 @@ def without_results(view: View) -> list[str]:
             found.append(f"{arm.title}: {all_of - there} of {all_of} runs have no result{others}.")
         skipped = Counter(site for run in view.results.runs[arm.key] for site in run.skipped)
         if skipped:
-            whose = ", ".join(f"{view.sites[site]} in {count}" for site, count in sorted(skipped.items()))
+            whose = first_of([f"{view.sites[site]} in {count}" for site, count in sorted(skipped.items())], MAX_LISTED)
             recipe = view.study.recipe
             why = why_skipped(masked=recipe.secure_aggregation is not None, skips=recipe.on_bad_client == "skip")
             found.append(f"{arm.title}: {why}, of {counted(there, 'run')}: {whose}.")
@@ -192,7 +193,7 @@ def _curves(view: View, metric: StudyMetric) -> Iterator[StudyChapter]:
         "their training."
     )
     if lacking:
-        where = ", ".join(lacking) if pictures else "any site: there is none to draw"
+        where = first_of(lacking, MAX_LISTED) if pictures else "any site: there is none to draw"
         note += f" {metric.title} is defined in no evaluation at {where}."
     if pictures or any(view.results.runs.values()):
         yield StudyChapter("Learning curves", (), tuple(pictures), tuple(keys), note)

@@ -11,9 +11,9 @@ import torch
 from hpcfed.assembly import build_loss
 from hpcfed.cohort import measured_in
 from hpcfed.config.recipe import Recipe
-from hpcfed.data.federation import Federation
+from hpcfed.data.federation import MAX_LISTED, Federation
 from hpcfed.data.shards import Shards
-from hpcfed.errors import InputError, counted
+from hpcfed.errors import InputError, counted, first_of
 from hpcfed.lab.loaded import LoadedRun, load
 from hpcfed.models.losses import ACCURACY
 from hpcfed.provenance.code_of_rounds import Permission
@@ -66,7 +66,7 @@ def on_common_samples(before: Recipe, folder: Path, recipe: Recipe) -> Iterator[
             yield f"the recorded run is not measured on the test samples that both count: {error}"
             return
         names = federation.client_names()
-        others = ", ".join(names[k] for k in np.flatnonzero(there & ~here).tolist())
+        others = first_of([names[k] for k in np.flatnonzero(there & ~here).tolist()], MAX_LISTED)
         left, right = (f"{100 * score:.2f} %" if federation.task in ACCURACY else f"{score:.6g}" for score in scores)
         measure = "test accuracy" if federation.task in ACCURACY else "test loss"
         samples = counted(federation.num_test_of(common), "sample")

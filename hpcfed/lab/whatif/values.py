@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.assembly import assemble
+from hpcfed.data.federation import MAX_LISTED
 from hpcfed.errors import counted, first_of
 from hpcfed.io.atomic import write_files
 from hpcfed.io.figure_style import to_files, to_svg
@@ -100,7 +101,8 @@ class CoalitionValues:
         if diverged := sum(row.status == "diverged" for row in self.rows):
             said.append(f"{counted(diverged, 'run')} diverged: values that depend on it are empty")
         if skipped := self._skipped():
-            whose = ", ".join(f"{own.names[k]} in {counted(count, 'run')}" for k, count in sorted(skipped.items()))
+            each = [f"{own.names[k]} in {counted(count, 'run')}" for k, count in sorted(skipped.items())]
+            whose = first_of(each, MAX_LISTED)
             skips = own.base.recipe.on_bad_client == "skip"
             said.append(f"{why_skipped(masked=self._masked, skips=skips)}: {whose}")
         if own.base.recipe.parameters.keeps_private and own.own_tests:

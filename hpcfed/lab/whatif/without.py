@@ -24,8 +24,8 @@ from hpcfed.cohort import Cohort, Cohorts, measured_in
 from hpcfed.config.clients import Without
 from hpcfed.config.load import dump_yaml, to_plain, validated
 from hpcfed.config.recipe import LETTERS, Recipe
-from hpcfed.data.federation import Federation
-from hpcfed.errors import EnvironmentFailure
+from hpcfed.data.federation import MAX_LISTED, Federation
+from hpcfed.errors import EnvironmentFailure, first_of
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.node import process_space
 from hpcfed.lab.whatif.common import base_of, on_common_samples
@@ -242,7 +242,7 @@ def _other_scores(base: RecordedRun, here: Recipe, federation: Federation) -> It
 
 def described(branch: BranchPoint, base: RecordedRun, recipe: Recipe) -> Iterator[str]:
     """Yield lines to print: the first round that differs, and the rounds to be computed."""
-    total, who = recipe.rounds, ", ".join(_names(recipe))
+    total, who = recipe.rounds, first_of(_names(recipe), MAX_LISTED)
     if branch.joined <= len(base.rows):
         yield f"the first round that is another without {who}: {branch.joined}"
     else:
