@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ def command(
     Groups of ranks take runs until none is left. After a stop or a kill the same command goes on; when all is done, it
     only reports. With --array, N SLURM jobs share the runs, each of the size that the options listed after it set.
     """
+    from hpcfed.io.pace import nobody
     from hpcfed.lab.sweep.grid import parse_grids, parse_seeds
     from hpcfed.lab.sweep.plan import make_plan
     from hpcfed.lab.sweep.run import Redo, run_sweep
@@ -68,7 +70,8 @@ def command(
     from hpcfed.ranks.world import connect
 
     def plan_it() -> tuple[Plan, Rule | None]:
-        plan = make_plan(recipe, overrides, parse_grids(grids), parse_seeds(seeds) if seeds else [], output)
+        say = nobody if quiet else partial(click.echo, err=True)
+        plan = make_plan(recipe, overrides, parse_grids(grids), parse_seeds(seeds) if seeds else [], output, say)
         return plan, None if select is None else parse_rule(select, plan)
 
     world, emit = connect(), printer("sweep", asked=as_json)

@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 import hpcfed
 from hpcfed.config.recipe import Recipe
+from hpcfed.io.pace import Pace
 from hpcfed.lab.report.read import run_folders
 from hpcfed.lab.sweep.grid import parse_grids
 from hpcfed.lab.sweep.plan import make_plan
@@ -73,6 +74,15 @@ def swept(folder: Path, made: Path) -> Path:
     """A copy of it beside the recipe, and of the data that it is about."""
     shutil.copy2(made.parent / "small.h5", folder)
     return shutil.copytree(made, folder / "run-sweep")
+
+
+def test_a_long_plan_says_how_far_it_is(folder, monkeypatch):
+    monkeypatch.setattr(Pace, "is_due", lambda pace: True)
+    write_small(folder)
+    recipe, said = write_recipe(folder, rounds=2), list[str]()
+    make_plan(recipe, [], parse_grids(SWEEP[3:7:2]), [], folder / "run-sweep", said.append)
+    assert said[0] == f"{recipe}: 0 of 4 configurations checked"
+    assert said[3].startswith(f"{recipe}: 3 of 4 configurations checked, 0:")
 
 
 def test_a_run_has_one_digest_for_all_looks_at_the_claims(folder):

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from hpcfed.config.load import load_recipes, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted
+from hpcfed.io.pace import Pace, nobody
 from hpcfed.lab.report.group import method_name
 from hpcfed.lab.report.unlike import unlike
 from hpcfed.lab.sweep.grid import Grid, Point, points
@@ -82,7 +83,12 @@ def _has_equal_clients(path: Path) -> bool:
 
 
 def make_plan(
-    source: str | Path, overrides: Sequence[str], grids: Sequence[Grid], seeds: Sequence[int], output: Path | None
+    source: str | Path,
+    overrides: Sequence[str],
+    grids: Sequence[Grid],
+    seeds: Sequence[int],
+    output: Path | None,
+    say: Callable[[str], None] = nobody,
 ) -> Plan:
     """Return the plan of a sweep: every configuration × seed as a validated run with its folder.
 
@@ -92,6 +98,7 @@ def make_plan(
         grids: see `hpcfed.lab.sweep.grid`.
         seeds: the seeds; empty: the recipe's.
         output: the sweep's folder; default: the recipe's output with ``-sweep`` appended.
+        say: prints a line on the progress, which thousands of configurations take some 20 ms each for.
 
     Raises:
         InputError: a configuration cannot be run; the message names the grid or configuration at fault.
@@ -105,8 +112,11 @@ def make_plan(
     folder = Path(os.path.normpath(folder))
     names = _names(configurations)
     outputs = [folder / "runs" / name for name in names]
-    by_point = []
+    by_point, pace = list[list[Recipe]](), Pace()
     for path, point in zip(outputs, configurations, strict=True):
+        if pace.is_due():
+            done, total = len(by_point), len(outputs)
+            say(f"{source}: {done:,} of {total:,} configurations checked{pace.left(done, total)}")
         try:
             loaded = _load(source, [*fixed, f"output={json.dumps(str(path))}"], point)
             by_point.append(_at_existing_runs(loaded, path))
