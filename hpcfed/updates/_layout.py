@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hpcfed.models.flat import FlatModel
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True)
+class Layout:
     """Where a model's parameters lie in a vector (d,).
 
     Attributes:
         sizes: parameters of each tensor.
-        places: of the parameters, (n,) int64; None where there are no gaps.
+        length: d.
+        gaps: entries that are no parameters, (d − n,) int64.
     """
 
     sizes: tuple[int, ...]
-    places: Tensor | None
+    length: int
+    gaps: Tensor
+
+    @cached_property
+    def places(self) -> Tensor | None:
+        """Entries of the parameters, (n,) int64; None where there are no gaps.
+
+        Twice the model in float32, so that no run has them whose updates go as they are.
+        """
+        if not len(self.gaps):
+            return None
+        is_parameter = self.gaps.new_ones(self.length, dtype=torch.bool).index_fill(0, self.gaps, 0)
+        return is_parameter.nonzero().squeeze(1)
 
     @property
     def size(self) -> int:
@@ -42,7 +59,4 @@ class Layout(NamedTuple):
 def layout_of(model: FlatModel) -> Layout:
     """Return where a model's shared parameters lie."""
     sizes = tuple(prod(view.shape) for view in model.views(model.vector).values())
-    if not len(model.gaps):
-        return Layout(sizes, None)
-    is_parameter = model.gaps.new_ones(len(model.vector)).index_fill(0, model.gaps, 0)
-    return Layout(sizes, is_parameter.nonzero().squeeze(1))
+    return Layout(sizes, len(model.vector), model.gaps)

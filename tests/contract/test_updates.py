@@ -79,7 +79,7 @@ def draw(seed: int = 0, dtype: torch.dtype = torch.float32, entries: int = N) ->
 
 def context(coding: Coding | None = None, round: int = 1, client: int = 3, **places: torch.Tensor) -> PartContext:
     about = round, 0.1, 7, 0, ClientInfo(client, 20, 16.0), coding or plain(SIZES, 32), places
-    return PartContext(*about, privacy=Privacy(MECHANISM, Layout(SIZES, None)))
+    return PartContext(*about, privacy=Privacy(MECHANISM, Layout(SIZES, sum(SIZES), torch.empty(0, dtype=torch.int64))))
 
 
 def through(parts: Sequence[UpdatePart], vector: torch.Tensor, **about: Any) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -158,7 +158,7 @@ def test_what_is_not_finite_stays_so(name, bad):
     part = updates.named("updates")[name](**{**updates.examples("updates")[name], **ATTACKING.get(name, {})})
     vector = draw()
     vector[5] = bad
-    layout = Layout(SIZES, None)
+    layout = Layout(SIZES, sum(SIZES), torch.empty(0, dtype=torch.int64))
     method = sending(build_method(Algorithm(name="fedavg")), Chain((part,), privacy=Privacy(MECHANISM, layout)), layout)
     w, local = torch.zeros(N), LocalResult(vector, steps=4, loss_sum=1.0, lr=0.1)
     state, shared = method.local.begin(w), method.local.begin_shared(w)
@@ -480,6 +480,18 @@ def test_the_server_sees_the_means_behind_its_list(place):
         for number, means in enumerate(([], [{"factory": "terngrad:Damped", "args": {"gain": 0.5}}]))
     ]
     assert averages[0].metrics[0]["test_loss"] == averages[1].metrics[0]["test_loss"]
+
+
+def test_a_run_that_sends_updates_as_they_are_has_no_index_of_its_parameters(place):
+    """Twice the size of the model in float32."""
+    recipe = resolve(load_recipe(run(place, "plain", rounds=1).folder / "recipe.yaml"))
+    parts, _ = assemble(recipe, World())
+    with parts.federation, parts.clients:
+        simulation = Simulation(parts)
+        simulation.round(1)
+        assert len(parts.model.gaps) > 0
+        assert "places" not in vars(simulation._layout)
+        assert len(simulation._layout.closed(simulation.w)) == simulation._layout.size
 
 
 def test_clients_start_from_the_model_that_they_unpack(place):
