@@ -115,7 +115,7 @@ class Ranks(Sequence[int]):
 
 
 def test_a_draw_reads_the_cohort_a_few_times_however_large_it_is(world, folder):
-    """Not once for each member: 10,000 took 9 seconds a check, 100,000 a quarter of an hour."""
+    """Not once for each member, which took a cohort of 10,000 more time than its training."""
     about = recipe("run") | {"cohort": {"fraction": 1.0}}
     parts, _ = assemble(resolve(load_recipe(about)), world)
     with parts.federation, parts.clients:

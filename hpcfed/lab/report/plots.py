@@ -198,7 +198,7 @@ class SecondsPlot:
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
         """Return the figure for a medium, always with a legend of the phases; None if no run recorded times."""
-        groups = scene.groups[:DISTINCT]  # beyond some hundred, no file of pixels could hold the bars
+        groups = scene.groups[:DISTINCT]  # the figure grows with them
         seconds = np.nan_to_num(
             [[mean_seconds(group.runs, phase) for phase in PHASES] for group in groups]
         )  # (G, phases)
