@@ -12,6 +12,7 @@ from torch import nn
 
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.networks import network_of
+from hpcfed.client.batched.operators import check
 from hpcfed.client.batched.operators.build import Mask
 from hpcfed.client.batched.operators.check import _Compared
 from hpcfed.client.batched.operators.dropping import Dropping, drawn_keys
@@ -235,6 +236,33 @@ def test_one_wrong_number_of_a_gradient_is_seen_in_any_layout(memory_format, pla
     with pytest.raises(Unreadable, match=r"gradient of 2\.weight would differ"):
         network_of(model, loss, torch.zeros(1, 3, 6, 6), 10, Blas())
     assert not model.trained_grad.any()
+
+
+@pytest.mark.parametrize("row", [0, 36])
+def test_the_gradient_of_a_large_weight_is_compared_in_blocks_of_rows(row, monkeypatch):
+    """It takes as much memory as the weight: in float64, beside the module's own, twice a model more than a round."""
+    sizes, product, compared = list[int](), _Compared.product, check._compare
+
+    def compare(what: str, expected: torch.Tensor, found: torch.Tensor, scale: float) -> None:
+        if what == "gradient of 0.weight":
+            sizes.append(found.numel())
+        compared(what, expected, found, scale)
+
+    def scaled(self: _Compared, weight: int, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+        outgoing = outgoing.clone()
+        if outgoing.shape[2] == 37:
+            outgoing[..., row] *= 1 + 1e-6
+        product(self, weight, outgoing, incoming)
+
+    monkeypatch.setattr(check, "BLOCK", 100)
+    monkeypatch.setattr(check, "_compare", compare)
+    model = FlatModel(nn.Sequential(nn.Linear(30, 37), nn.Linear(37, 2)), torch.float32, CPU)
+    loss = loss_for(LossSection(), "classification", [])
+    network_of(model, loss, torch.zeros(1, 30), 10, Blas())
+    assert max(sizes) == 90
+    monkeypatch.setattr(_Compared, "product", scaled)
+    with pytest.raises(Unreadable, match=r"gradient of 0\.weight would differ"):
+        network_of(model, loss, torch.zeros(1, 30), 10, Blas())
 
 
 def own_loss(function: nn.Module, reduction: str) -> Loss:

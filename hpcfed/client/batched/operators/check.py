@@ -32,8 +32,9 @@ WORK = 3e7
 LITTLE, MUCH = 3e6, 1e8
 """Multiplications of a sample, forwards, up to which several clients may be trained at once on a CPU; and above which
 one sample is all that is compared, of smaller images where that can be done, and a GPU trains clients one by one."""
-SMALLEST, PIECE = 8, 1 << 16
-"""Pixels of a smaller image's sides, at least; and numbers that are compared at a time, in the core's own cache."""
+SMALLEST, PIECE, BLOCK = 8, 1 << 16, 1 << 22
+"""Pixels of a smaller image's sides, at least; numbers that are compared at a time, in the core's own cache; and of a
+gradient that there are at a time."""
 
 
 class CheckResult(NamedTuple):
@@ -328,6 +329,17 @@ class _Compared(_Kept):
         super().__init__()
         self._expected, self._shared = list(expected.items()), shared
         self._scale, self._missing = _largest([*expected.values()]), set(range(len(expected)))
+
+    def product(self, weight: int, outgoing: Tensor, incoming: Tensor) -> None:
+        """Take a product, a block of its rows after the other: all of it would take as much memory as the weight."""
+        if weight in self._shared:
+            super().product(weight, outgoing, incoming)
+            return
+        self._missing.remove(weight)
+        name, expected = self._expected[weight]
+        rows = max(1, BLOCK // max(1, incoming.shape[2]))
+        for part, own in zip(expected.split(rows), outgoing[0].T.split(rows), strict=True):
+            _compare(f"gradient of {name}", part, own @ incoming[0], self._scale)
 
     def add(self, parameter: int, gradient: Tensor) -> None:
         """Take a gradient; see `Sink`."""
