@@ -25,7 +25,7 @@ from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
 from hpcfed.provenance.certify import certify
 from hpcfed.provenance.code_of_rounds import Permission
-from hpcfed.provenance.verify.verify import Verification, verify
+from hpcfed.provenance.verify.verify import Verification, below_one, verify
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import BASIS, CertifiedRounds, write_certificate
 from hpcfed.run_folder.checkpoint.layout import _digest
@@ -105,6 +105,11 @@ def test_what_cannot_be_entered_is_only_certified_and_no_success(forged, command
     )
     done = command(["verify", forged, "--all"], forged.parent)
     assert (done.returncode, "differs from round 11" in done.stdout) == (1, True)
+
+
+def test_a_chance_that_is_printed_is_below_one():
+    chances = [1 - drawn / rounds for drawn, rounds in ((3, 4), (3, 60), (3, 10_100), (1, 10**6))]
+    assert [below_one(chance) for chance in chances] == ["0.25", "0.95", "0.9997", "0.999999"]
 
 
 @pytest.mark.soak

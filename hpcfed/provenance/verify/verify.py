@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import ceil
+from math import ceil, log10
 from pathlib import Path
 from typing import Any
 
@@ -533,8 +533,8 @@ class Verifier:
             checked = "spot-checked" if code == AGREES else "verified in part"
             start = "recorded states" if self._measured else "w⁰"
             which = f"{_named(self._drawn)} of {total}, from {start}, bit for bit, {where}"
-            chance = self._chance_missed()
-            self._say(f"{checked}: {which}; one wrong round is missed with a probability of {chance:.2g} at most")
+            chance = below_one(self._chance_missed())
+            self._say(f"{checked}: {which}; one wrong round is missed with a probability of {chance} at most")
         return self._verdict(code)
 
     def _kept(self) -> str:
@@ -546,6 +546,11 @@ class Verifier:
             return "signed"
         is_certified = (self._run.folder / CERTIFICATE).is_file()
         return "certified, without a signature" if is_certified else "what the folder says"
+
+
+def below_one(probability: float) -> str:
+    """Return a probability below 1 with two digits, or as many as it takes to tell it from 1."""
+    return f"{probability:.{max(2, ceil(-log10(1 - probability)))}g}"
 
 
 def _named(rounds: Sequence[int]) -> str:
