@@ -20,6 +20,7 @@ from hpcfed.run_folder.contents import CHECKPOINTS, refuse_unusable
 from hpcfed.run_folder.data import present_data
 from hpcfed.run_folder.files import RESULT, read_environment, read_mapping
 from hpcfed.run_folder.rounds import OWN_RECORD, RECORD, no_rounds, read_rounds
+from hpcfed.run_folder.stopping import OF_CLIENTS, measured_by
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,7 @@ class RecordedRun:
         checkpoints: rounds after which a checkpoint was kept, ascending.
         environment: content of ``environment.json``.
         result: content of ``result.json``.
-        measured: round of a checkpoint → the keys of ``evaluate`` that select the scored model or round its scores,
-            with their values when the checkpoint was written, as text; {} for a damaged checkpoint.
+        measured: round of a checkpoint → `measured_by` when it was written; {} for a damaged checkpoint.
     """
 
     folder: Path
@@ -45,17 +45,19 @@ class RecordedRun:
     result: Mapping[str, Any]
     measured: Mapping[int, Mapping[str, str]]
 
-    def measured_otherwise(self, round: int) -> str:
+    def measured_otherwise(self, round: int, *, clients: bool = False) -> str:
         """Return how a round was scored if not as by the recipe now, such as "evaluate.model: client-average".
 
         The text has the entries of `measured` for the round's checkpoint, or for the next later one, that differ from
-        the recipe's ``evaluate``; "" if none does, or if there is no such checkpoint.
+        the recipe's ``evaluate``; "" if none does, or if there is no such checkpoint. With `clients`, they are those of
+        clients' scores alone; without, all others.
         """
-        section = self.code[-1].recipe.evaluate
+        now = measured_by(self.code[-1].recipe.evaluate)
         following = (self.measured[kept] for kept in self.checkpoints if kept >= round)
-        found = next(following, {}).items()
         return ", ".join(
-            f"evaluate.{key}: {value}" for key, value in found if str(getattr(section, key, value)) != value
+            f"evaluate.{key}: {value}"
+            for key, value in next(following, {}).items()
+            if key.startswith(OF_CLIENTS) == clients and now.get(key, value) != value
         )
 
     def not_kept(self) -> dict[str, Any]:

@@ -13,11 +13,13 @@ from typing import Any
 
 from hpcfed.config.limits import Stop
 from hpcfed.config.metrics import Metric, larger_is_better, plain, references
-from hpcfed.config.recipe import Recipe
+from hpcfed.config.recipe import Evaluate, Recipe
 from hpcfed.errors import InputError, counted
 
 SELECTS, ROUNDS_SCORES = ("model", "statistics"), ("batch_size", "precision")
 """Keys of ``evaluate`` that select the scored model, and by which its scores are rounded otherwise."""
+OF_CLIENTS = "clients."
+"""Beginning of those that belong to clients' scores alone."""
 RECENT_ROUNDS = 10
 """The next round is expected to take as long, without evaluation, as the longest of this number of last rounds."""
 RESERVE = 1.5
@@ -67,7 +69,7 @@ class Stopping:
         rule: the recipe's ``stop``.
         progress: result of `progress` in the checkpoint from which the run continues; None: it starts.
         metrics: the recipe's ``evaluate.metrics``.
-        measured: values of `SELECTS` and `ROUNDS_SCORES`, as text.
+        measured: result of `measured_by`.
     """
 
     def __init__(
@@ -203,9 +205,18 @@ class Stopping:
 
 def stopping_of(recipe: Recipe, progress: Mapping[str, Any] | None) -> Stopping:
     """Return a recipe's early stopping; `progress` as in `Stopping`."""
-    section = recipe.evaluate
-    measured = {key: str(getattr(section, key)) for key in (*SELECTS, *ROUNDS_SCORES)}
-    return Stopping(recipe.stop, progress, section.metrics, measured)
+    return Stopping(recipe.stop, progress, recipe.evaluate.metrics, measured_by(recipe.evaluate))
+
+
+def measured_by(section: Evaluate) -> dict[str, str]:
+    """Return the keys of ``evaluate`` by which a model's scores are others, with their values as text."""
+    clients, fine_tune = section.clients, section.clients.fine_tune
+    steps = "none" if fine_tune is None else fine_tune.model_dump_json(exclude_defaults=True)
+    return {
+        **{key: str(getattr(section, key)) for key in (*SELECTS, *ROUNDS_SCORES)},
+        f"{OF_CLIENTS}models": ", ".join(clients.models),
+        f"{OF_CLIENTS}fine_tune": steps,
+    }
 
 
 def reason_to_stop(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> str | None:

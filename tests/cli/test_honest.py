@@ -146,6 +146,8 @@ def test_that_went_on_with_another_model_to_measure(folder, command):
 
 
 CLIENTS = {"every": 1, "clients": {"every": 1}}
+TUNED = {"every": 1, "clients": {"every": 1, "models": ["global", "fine-tuned"], "fine_tune": {"steps": 3, "lr": 0.1}}}
+STEPS = 'evaluate.clients.fine_tune: {"steps":3,"lr":0.1}'
 OF_CLIENTS = "clients.csv: auroc, clients.global.train.auroc, test_auroc"
 
 
@@ -159,6 +161,18 @@ OF_CLIENTS = "clients.csv: auroc, clients.global.train.auroc, test_auroc"
             "the record lacks scores of 3 computed rounds that the recipe asks",
         ),
         ({**CLIENTS, "metrics": ["auroc"]}, CLIENTS, f"recipe does not measure are not checked: {OF_CLIENTS}"),
+        ({"every": 0}, CLIENTS, "the record lacks scores of 3 computed rounds that the recipe asks"),
+        (
+            {"every": 1, "clients": {"every": 2}},
+            CLIENTS,
+            "the record lacks scores of 1 computed round that the recipe asks",
+        ),
+        (
+            TUNED,
+            CLIENTS,
+            f"clients' scores of 3 rounds were measured with evaluate.clients.models: global, fine-tuned, {STEPS}",
+        ),
+        (CLIENTS, TUNED, "clients' scores of 3 rounds were measured with evaluate.clients.models: global, evaluate."),
     ],
 )
 def test_that_went_on_with_other_chunks_or_measures_of_clients(before, after, note, folder, command):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil, log10
 from pathlib import Path
@@ -177,7 +177,7 @@ class Verifier:
         self._drawn, self._out_of_reach = list[int](), set[int]()
         self._notes = list[str]()
         self._unknown, self._absent, self._unscored = set[str](), set[str](), set[int]()
-        self._remeasured = dict[str, int]()
+        self._remeasured = dict[tuple[str, str], int]()
         self._tolerance: float | None = None
         self._other_bits: _Differs | None = None
         self._of = ""
@@ -336,9 +336,7 @@ class Verifier:
         if not trained and row.get("hash") != here.row.get("hash", row.get("hash")):
             what = f"is not the one of the record, hash {here.row['hash']} and {row.get('hash')}"
             raise _Differs([Fault(f"the state kept after round {round}", what)])
-        if other := self._run.measured_otherwise(round):
-            self._remeasured[other] = self._remeasured.get(other, 0) + 1
-            row = {key: value for key, value in row.items() if not is_score(key)}
+        row, here = self._scored_alike(round, here)
         place = self._of if trained else ", measured from the model that is kept"
         found: Sequence[object] = from_record(row, here.row)
         tolerance = self._tolerance_of(round)
@@ -347,17 +345,35 @@ class Verifier:
             found = beyond(row, here.row, tolerance)
         if found:
             raise _Differs(found, round, here, by_rounding=self._tolerance is None, place=place)
-        if not other:
-            faults = self._world.on_root(lambda: self._tables[0].faults(round, here, tolerance))
-            if faults:
-                by_rounding = self._tolerance is None and all(fault.part == CLIENTS for fault in faults)
-                raise _Differs(faults, round, here, by_rounding=by_rounding, place=place)
+        faults = self._world.on_root(lambda: self._tables[0].faults(round, here, tolerance))
+        if faults:
+            by_rounding = self._tolerance is None and all(fault.part == CLIENTS for fault in faults)
+            raise _Differs(faults, round, here, by_rounding=by_rounding, place=place)
         if trained:
             self._unknown |= not_computed(row, here.row)
         absent = lacking(row, here.row)
         if scores := {*filter(is_score, absent)}:
             self._unscored.add(round)
         self._absent |= absent - scores
+
+    def _scored_alike(self, round: int, here: RoundAgain) -> tuple[Mapping[str, Any], RoundAgain]:
+        """Return a round's row of the record and the computed round, both without scores that were measured otherwise.
+
+        Those are noted.
+        """
+        row = self._row(round)
+        of_all = self._run.measured_otherwise(round)
+        of_clients = self._run.measured_otherwise(round, clients=True) if row.get("clients") is not None else ""
+        for whose, how in (("scores", of_all), ("clients' scores", of_clients)):
+            if how:
+                self._remeasured[whose, how] = self._remeasured.get((whose, how), 0) + 1
+        if not (of_all or of_clients):
+            return row, here
+        recorded, own = (
+            {key: value for key, value in one.items() if not (is_score(key) if of_all else key == "clients")}
+            for one in (row, here.row)
+        )
+        return recorded, replace(here, row=own, clients=None)
 
     def _check_facts(self, again: Again) -> None:
         for name, value in again.facts.items():
@@ -509,8 +525,8 @@ class Verifier:
             count = counted(len(self._unscored), "computed round")
             self._notes.append(f"the record lacks scores of {count} that the recipe asks for")
         self._notes += [
-            f"scores of {counted(count, 'round')} were measured with {other}: they are not checked"
-            for other, count in self._remeasured.items()
+            f"{whose} of {counted(count, 'round')} were measured with {how}: they are not checked"
+            for (whose, how), count in self._remeasured.items()
         ]
         status = self._run.result.get("status", "unfinished")
         if ended(self._run) and status != "finished":
