@@ -10,6 +10,7 @@ import difflib
 import logging
 import re
 import reprlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -136,6 +137,16 @@ class Stopped(_Explained):
     """The run ended early on request, with a checkpoint; the same command goes on (exit code 75)."""
 
     exit_code = 75
+
+
+@contextmanager
+def ends_in_a_line() -> Iterator[None]:
+    """End a script by an error's line and exit code, as the command ends; also a decorator."""
+    try:
+        yield
+    except HpcfedError as error:
+        print(f"hpcfed: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

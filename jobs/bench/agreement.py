@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.config.metrics import direction_of_column
+from hpcfed.errors import InputError, ends_in_a_line
 from hpcfed.lab.report.measure import moving
 from hpcfed.lab.report.paired import student
 from hpcfed.lab.reproduce.catalogue import experiments, find
@@ -34,6 +35,8 @@ from hpcfed.run_folder.rounds import RECORD, read_rounds
 
 RESULT = "result.json"
 """A run has it once it has ended."""
+BEST = ("best", "published")
+"""Kinds of measure that are a run's best value."""
 WINDOW = 10
 """Evaluations in the moving average."""
 Curves = Mapping[int, np.ndarray]
@@ -66,11 +69,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def value(experiment: Experiment, curve: np.ndarray, *, larger: bool) -> float:
-    """Return a run's best value, or its mean over the last evaluations, as the experiment's kind of measure says."""
+    """Return a run's best value, or its mean over the last evaluations, as the paper's number is one or the other."""
     seen = curve[np.isfinite(curve)]
     if not len(seen):
         return math.nan
-    if experiment.measure.kind == "best":
+    if experiment.measure.kind in BEST:
         return float(seen.max() if larger else seen.min())
     return float(seen[-experiment.measure.last :].mean())
 
@@ -100,9 +103,11 @@ def table(experiment: Experiment, root: Path, to: float | None = None) -> Iterat
             yield from _rounds(experiment, case, found, words, numbers, place, larger=larger)
         if measure.kind != "rounds":
             scores = {m: {s: value(experiment, c, larger=larger) for s, c in of.items()} for m, of in found.items()}
+            words = "best" if measure.kind in BEST else measure.kind
+            whole = 100 if measure.kind == "published" else 1  # in percent
             for method, of_seed in ((method, values) for method, values in scores.items() if values):
-                reference, paper = scores.get(_reference(experiment, method), {}), _paper(case, method, 0)
-                yield _row(experiment, case.title, method, measure.kind, of_seed, reference, paper, ("", ""))
+                reference, paper = scores.get(_reference(experiment, method), {}), _paper(case, method, 0) / whole
+                yield _row(experiment, case.title, method, words, of_seed, reference, paper, ("", ""))
 
 
 def printed(page: Path) -> Iterator[tuple[str, ...]]:
@@ -227,15 +232,19 @@ def show(name: str, rows: Sequence[tuple[str, ...]]) -> None:
         print("\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 
+@ends_in_a_line()
 def main(root: Path, names: Sequence[str], to: float | None = None, column: str = "") -> None:
     """Print a table for each experiment that has records, with rounds `to` another target, or of another column."""
     if root.is_file():
         show(root.name, list(printed(root)))
         return
-    for experiment in [one for name in names for one in find(name)] if names else experiments().values():
-        if (root / experiment.name / "sweep" / "runs").is_dir():
-            measured = of_column(experiment, column) if column else experiment
-            show(experiment.name, list(table(measured, root, to)))
+    asked = [one for name in names for one in find(name)] if names else experiments().values()
+    recorded = [one for one in asked if (root / one.name / "sweep" / "runs").is_dir()]
+    if not recorded:
+        raise InputError("nothing has been run", where=str(root), expected="an --output of `hpcfed reproduce`")
+    for experiment in recorded:
+        measured = of_column(experiment, column) if column else experiment
+        show(experiment.name, list(table(measured, root, to)))
 
 
 if __name__ == "__main__":
@@ -244,5 +253,5 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", metavar="EXPERIMENT")
     parser.add_argument("--to", type=float)
     parser.add_argument("--column", default="")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     main(asked.root, asked.names, asked.to, asked.column)
