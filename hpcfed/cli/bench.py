@@ -135,27 +135,26 @@ def rounds_command(
     Sampling, data, reduction, server step and record are included, evaluation and start-up are not. Of pfl-cifar10,
     pfl's own benchmark, evaluations count: rounds are rounded up to tens, and a round's time is their mean.
     """
-    from hpcfed.errors import InputError, nearest
+    from hpcfed.errors import InputError
     from hpcfed.lab.bench import tables
     from hpcfed.lab.bench.timing import bare, in_turn, ours, ours_apart, own
     from hpcfed.lab.bench.timing import floors as floors_of
-    from hpcfed.lab.bench.workloads import WORKLOADS as KNOWN
-    from hpcfed.lab.bench.workloads import own_workload, write_workload
+    from hpcfed.lab.bench.workloads import own_workload, workload, write_workload
 
     if (own_model is None) != (data is None):
         raise InputError("bench", expected="--own-model and --data", got="one of them")
     if own_model is not None and (workloads or as_written or floors):
         raise InputError("bench --own-model", expected="no workloads, --as-written or --floors beside it")
+    for name in workloads:
+        workload(name)  # before any is timed
     results = {}
     for name in [own_model] if own_model is not None else workloads or WORKLOADS:
-        if own_model is None and name not in KNOWN:
-            raise InputError(f"unknown workload {name!r}", remedy=nearest(name, KNOWN))
         with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
             folder = Path(scratch)
             if data is not None:
                 work = own_workload(name, data, folder, cohort, batch_size, device)
             else:
-                work = KNOWN[name]
+                work = workload(name)
                 write_workload(name, folder, device)
             title = f"{work.letter}: {work.title}" if work.letter else work.title
             _print(f"{title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")

@@ -4,12 +4,13 @@ Usage: bare.py MODEL FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE] [BATCH SIZE]
 
 MODEL is mlp, cnn, logistic, fedexp, resnet18, lstm, lstm256, pfl, residual, transformer, or a ``module:function`` of
 the working folder, for which the batch size is. FOLDER holds ``federation.h5`` and ``cohorts.json``, as `hpcfed bench`
-writes them. Prints one JSON object: the median milliseconds of a round after the
-warm-up, by the clock (``ms_med``) and of CPU (``cpu_ms_med``), and the number of rounds; where there is a test set,
-every tenth round evaluates on it, and the times are means (``ms_mean``). DEVICE is cpu, cuda, or auto for a GPU if
-there is one. It uses nothing of hpcfed.
+and ``hpcfed.lab.bench.workloads.write_workload(MODEL, FOLDER)`` write them. Prints one JSON object: the median
+milliseconds of a round after the warm-up, by the clock (``ms_med``) and of CPU (``cpu_ms_med``), and the number of
+rounds; where there is a test set, every tenth round evaluates on it, and the times are means (``ms_mean``). DEVICE is
+cpu, cuda, or auto for a GPU if there is one. It uses nothing of hpcfed.
 """
 
+import argparse
 import copy
 import importlib
 import json
@@ -247,11 +248,10 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda" if on_gpu else "cpu")
 
 
-def timed(round_of: Callable[[int], object], rounds: str, warm_up: str, device: torch.device, *, mean: bool) -> None:
+def timed(round_of: Callable[[int], object], rounds: int, warm_up: int, device: torch.device, *, mean: bool) -> None:
     """Run rounds 0, 1, …, and print the milliseconds of one after the warm-up, median or mean."""
-    counted, left_out = int(rounds), int(warm_up)
     seconds, of_cpu = [], []
-    for number in range(counted + left_out):
+    for number in range(rounds + warm_up):
         started, worked = time.perf_counter(), time.process_time()
         round_of(number)
         if device.type == "cuda":
@@ -259,8 +259,8 @@ def timed(round_of: Callable[[int], object], rounds: str, warm_up: str, device: 
         seconds.append(time.perf_counter() - started)
         of_cpu.append(time.process_time() - worked)
     name, middle = ("ms_mean", fmean) if mean else ("ms_med", median)
-    times = {name: 1e3 * middle(seconds[left_out:]), f"cpu_{name}": 1e3 * middle(of_cpu[left_out:])}
-    print(json.dumps({**times, "rounds": counted, "torch": torch.__version__}))
+    times = {name: 1e3 * middle(seconds[warm_up:]), f"cpu_{name}": 1e3 * middle(of_cpu[warm_up:])}
+    print(json.dumps({**times, "rounds": rounds, "torch": torch.__version__}))
 
 
 def named(reference: str) -> Callable[[], nn.Module]:
@@ -270,23 +270,47 @@ def named(reference: str) -> Callable[[], nn.Module]:
     return getattr(importlib.import_module(module), function)
 
 
-def main(name: str, folder: str, rounds: str = "25", warm_up: str = "5", device: str = "cpu", batch: str = "0") -> None:
-    """Run the loop and print the seconds of a round."""
-    build, batch_size = (named(name), int(batch)) if ":" in name else MODELS[name]
-    place = device_of(device)
-    data = Data(folder, place)
+def parser_of(text: str | None) -> argparse.ArgumentParser:
+    """Return a parser of what this script and `floors.py` both take."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("rounds", type=int, nargs="?", default=25)
+    parser.add_argument("warm_up", type=int, nargs="?", default=5)
+    parser.add_argument("device", choices=("cpu", "auto", "cuda"), nargs="?", default="cpu")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return what the script is asked for, or end it by what is wrong with that."""
+    asked = parser.parse_args()
+    if asked.model not in MODELS and not (":" in asked.model and getattr(asked, "batch_size", 0)):
+        parser.error(f"no model {asked.model!r} with a batch size; known: {', '.join(MODELS)}")
+    if missing := [name for name in ("federation.h5", "cohorts.json") if not (asked.folder / name).is_file()]:
+        parser.error(f"{asked.folder} has no {missing[0]}")
+    return asked
+
+
+def main() -> None:
+    """Run the loop and print the milliseconds of a round."""
+    parser = parser_of(__doc__)
+    parser.add_argument("batch_size", type=int, nargs="?", default=0)
+    asked = parsed(parser)
+    build, batch_size = (named(asked.model), asked.batch_size) if ":" in asked.model else MODELS[asked.model]
+    place = device_of(asked.device)
+    data = Data(asked.folder, place)
     torch.manual_seed(0)
     server = build().to(place)
     model = copy.deepcopy(server)
-    decay = DECAYS.get(name, WEIGHT_DECAY)
+    decay = DECAYS.get(asked.model, WEIGHT_DECAY)
 
     def round_of(number: int) -> None:
         train_round(server, model, data.clients, data.cohorts[number], batch_size, decay)
         if data.tests and (number + 1) % EVALUATE_EVERY == 0:
             evaluate(server, data.tests)
 
-    timed(round_of, rounds, warm_up, place, mean=bool(data.tests))
+    timed(round_of, asked.rounds, asked.warm_up, place, mean=bool(data.tests))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:7])
+    main()

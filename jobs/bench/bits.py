@@ -486,7 +486,10 @@ def main() -> int:
         f"{cpu_model()}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, numpy {np.__version__}\n"
     )
     with tempfile.TemporaryDirectory() as folder:
-        found = {name: outputs_under(environment, Path(folder)) for name, environment in settings.items()}
+        found = {}
+        for name, environment in settings.items():
+            print(f"{name} …", file=sys.stderr, flush=True)
+            found[name] = outputs_under(environment, Path(folder))
     names = list(found)[1:]
     print("| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
     table = {name: list(row(name, found)) for name in OPERATIONS}

@@ -8,6 +8,7 @@ largest rank after round 20 and after round 200, in MB, and their ratio, without
 rounds. FOLDER must be empty, on the disk to be measured.
 """
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -105,6 +106,12 @@ def _resident(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[2]).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    {"cost": cost, "memory": memory}[sys.argv[1]](folder, int(sys.argv[3]) if len(sys.argv) > 3 else 1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("cost", "memory"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("ranks", type=int, nargs="?", default=1)
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    if any(asked.folder.iterdir()):
+        parser.error(f"{asked.folder} is not empty")
+    {"cost": cost, "memory": memory}[asked.what](asked.folder.resolve(), asked.ranks)

@@ -18,6 +18,7 @@ import numpy as np
 
 from hpcfed.assembly import assemble
 from hpcfed.config.recipe import Recipe
+from hpcfed.errors import ends_in_a_line
 from hpcfed.lab.reproduce.catalogue import find
 from hpcfed.lab.reproduce.inputs import Places, prepare
 from hpcfed.lab.reproduce.plan import lay_out
@@ -57,6 +58,7 @@ def compare(recipe: Recipe) -> tuple[int | None, float]:
     return (int(clipped[0]) + 1 if len(clipped) else None), float(apart.max())
 
 
+@ends_in_a_line()
 def main() -> None:
     """Print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

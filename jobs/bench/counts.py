@@ -10,8 +10,8 @@ Prints one table a workload; `d` in it is a copy as large as the model's vector 
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -90,7 +90,12 @@ def table(name: str, folder: Path) -> Iterator[str]:
         yield f"| batched | {error} | | | | |"
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(COUNTED)}; all without any")
+    names = parser.parse_args().names
+    if unknown := [name for name in names if name not in COUNTED]:
+        parser.error(f"no workload {unknown[0]!r}; known: {', '.join(COUNTED)}")
     register()
     ACCELERATORS.clear()
     ACCELERATORS[KIND] = STUB
@@ -103,4 +108,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,4 +1,4 @@
-"""SHA-256 of the models and records of 44 small runs, a line each: equal before and after a change that keeps all bits.
+"""SHA-256 of the models and records of small runs, a line each: equal before and after a change that keeps all bits.
 
     python jobs/bench/digests.py > before.txt;  …;  python jobs/bench/digests.py | diff before.txt -
 

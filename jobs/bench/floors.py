@@ -9,11 +9,10 @@ Prints the times as bare.py does, and uses nothing of hpcfed.
 """
 
 import copy
-import sys
 from collections.abc import Callable
 
 import torch
-from bare import DECAYS, EVALUATE_EVERY, LR, MODELS, WEIGHT_DECAY, Data, device_of, evaluate, timed
+from bare import DECAYS, EVALUATE_EVERY, LR, MODELS, WEIGHT_DECAY, Data, device_of, evaluate, parsed, parser_of, timed
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
@@ -118,22 +117,25 @@ def floor(kind: str, data: Data, server: nn.Module, batch_size: int, decay: floa
     return in_lockstep(data, server, batch_size, decay, graphed=kind == "round-graph")
 
 
-def main(name: str, folder: str, rounds: str, warm_up: str, device: str, kind: str) -> None:
+def main() -> None:
     """Run a floor and print the milliseconds of a round."""
-    build, batch_size = MODELS[name]
-    place = device_of(device)
-    data = Data(folder, place)
+    parser = parser_of(__doc__)
+    parser.add_argument("kind", choices=("client-graph", "vmap", "round-graph"))
+    asked = parsed(parser)
+    build, batch_size = MODELS[asked.model]
+    place = device_of(asked.device)
+    data = Data(asked.folder, place)
     torch.manual_seed(0)
     server = build().to(place)
-    train = floor(kind, data, server, batch_size, DECAYS.get(name, WEIGHT_DECAY))
+    train = floor(asked.kind, data, server, batch_size, DECAYS.get(asked.model, WEIGHT_DECAY))
 
     def round_of(number: int) -> None:
         train(data.cohorts[number])
         if data.tests and (number + 1) % EVALUATE_EVERY == 0:
             evaluate(server, data.tests)
 
-    timed(round_of, rounds, warm_up, place, mean=bool(data.tests))
+    timed(round_of, asked.rounds, asked.warm_up, place, mean=bool(data.tests))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:7])
+    main()

@@ -15,7 +15,6 @@ import argparse
 import math
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import numpy as np
 from hpcfed import algorithms, models
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import HpcfedError, InputError, first_of, nearest
+from hpcfed.errors import InputError, ends_in_a_line, first_of, nearest
 from hpcfed.lab.report.measure import Criterion, Spread
 from hpcfed.lab.report.read import Run, is_run_folder, read_run
 from hpcfed.lab.report.text import criterion_text
@@ -258,9 +257,7 @@ if __name__ == "__main__":
     for choice in ("case", "method"):
         parser.add_argument(f"--{choice}", action="append", default=[])
     asked = parser.parse_args()
-    try:
+    with ends_in_a_line():
         for experiment in asked.names:
             for line in keep(asked.runs, experiment, cases=asked.case, methods=asked.method):
                 print(line, flush=True)
-    except HpcfedError as error:
-        sys.exit(f"leaderboard: {error}")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from hpcfed.assembly import assemble, resolve
 from hpcfed.config.load import load_recipe
 from hpcfed.data.batches import visits
+from hpcfed.errors import ends_in_a_line
 from hpcfed.ranks.world import World
 from hpcfed.rng import Purpose, stream
 from hpcfed.simulation import Simulation
@@ -142,6 +143,7 @@ def _largest(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
 
 
+@ends_in_a_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)

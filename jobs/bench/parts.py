@@ -24,7 +24,8 @@ from typing import Any
 
 from hpcfed.assembly import assemble, resolve
 from hpcfed.config.load import load_recipe
-from hpcfed.lab.bench.workloads import WORKLOADS, write_workload
+from hpcfed.errors import ends_in_a_line
+from hpcfed.lab.bench.workloads import workload, write_workload
 from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
 
@@ -74,6 +75,7 @@ def cpu_of(simulation: Simulation, round: int) -> float:
     return time.process_time() - started
 
 
+@ends_in_a_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="by default all")
@@ -81,7 +83,7 @@ def main() -> None:
     parser.add_argument("--workload", default="mlp")
     parser.add_argument("--as-written", action="store_true")
     asked = parser.parse_args()
-    written = {how: {"model": {"factory": factory}} for how, factory in WORKLOADS[asked.workload].written}
+    written = {how: {"model": {"factory": factory}} for how, factory in workload(asked.workload).written}
     if asked.as_written and not written:
         parser.error(f"{asked.workload} has no network by factory")
     known = written if asked.as_written else PARTS

@@ -9,6 +9,7 @@ Python's profiler. Both slow a round down: compare parts, not the sum.
 
 from __future__ import annotations
 
+import argparse
 import cProfile
 import pstats
 import sys
@@ -23,7 +24,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from hpcfed.assembly import assemble, resolve
 from hpcfed.config.load import load_recipe
-from hpcfed.lab.bench.workloads import WORKLOADS, write_workload
+from hpcfed.errors import ends_in_a_line
+from hpcfed.lab.bench.workloads import workload, write_workload
 from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
 
@@ -81,20 +83,26 @@ def of_the_host(rounds: Rounds) -> None:
     pstats.Stats(profiler, stream=sys.stdout).strip_dirs().sort_stats("tottime").print_stats(SHOWN)
 
 
-def main(workload: str, device: str = "cpu", *overrides: str) -> None:
+@ends_in_a_line()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload")
+    parser.add_argument("device", nargs="?", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        write_workload(workload, folder, device)
-        changes = [f"rounds={2 * WARM_UP}", f"output={folder / 'run'}", *overrides]
+        write_workload(asked.workload, folder, asked.device)
+        changes = [f"rounds={2 * WARM_UP}", f"output={folder / 'run'}", *asked.overrides]
         parts, _ = assemble(resolve(load_recipe(folder / "recipe.yaml", changes)), World())
         with parts.federation, parts.clients:
             rounds = Rounds(Simulation(parts), parts.model.vector.device)
             warm = [rounds.next() for _ in range(WARM_UP)]
-            print(f"{WORKLOADS[workload].title}: {warm[-1]:.2f} ms a round (the first {warm[0]:.0f} ms)")
+            print(f"{workload(asked.workload).title}: {warm[-1]:.2f} ms a round (the first {warm[0]:.0f} ms)")
             for line in of_the_device(rounds, on_gpu=parts.model.vector.device.type == "cuda"):
                 print(line)
             of_the_host(rounds)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -167,6 +168,8 @@ def main() -> int:
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--placement", choices=PLACEMENTS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.openmpi is not None and shutil.which(asked.openmpi) is None:
+        parser.error(f"--openmpi {asked.openmpi}: no such program")
     first = 1000 * asked.seed + asked.first
     numbers = range(first, first + asked.recipes)
     if asked.into is not None:

@@ -1,6 +1,6 @@
 """Accuracy and bytes sent by parts of ``updates``, accuracy under attack, and what privacy costs.
 
-    python jobs/bench/updates.py runs/mnist/mnist-dir0.3-100.h5 [--table sent held] [--rounds 40] [--seeds 1]
+    python jobs/bench/updates.py runs/mnist/mnist-dir0.3-100.h5 [--table sent --table held] [--rounds 40] [--seeds 1]
     python jobs/bench/updates.py --table clients runs/mnist/mnist-dir0.3-1000.h5
     python jobs/bench/updates.py --table sites runs/mnist/mnist-dir0.3-10.h5
 
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import hpcfed
+from hpcfed.errors import ends_in_a_line
 
 RECIPE, EPOCHS = Path(__file__).parents[1] / "recipes" / "mnist" / "fedavg.yaml", ["local.epochs=1"]
 SENT: Mapping[str, list[Any]] = {
@@ -159,12 +160,13 @@ TABLES: Mapping[str, Callable[[Path, int, int, list[str]], Iterator[str]]] = {
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--table", nargs="+", choices=TABLES, default=["sent", "held"])
-    parser.add_argument("--only", nargs="+", default=[], help="rows, by their names")
+    parser.add_argument("--table", action="append", choices=TABLES, help="default: sent and held")
+    parser.add_argument("--only", action="append", default=[], help="a row, by its name")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=1)
     asked = parser.parse_args()
-    for table in asked.table:
-        for line in TABLES[table](asked.data, asked.rounds, asked.seeds, asked.only):
-            print(line, flush=True)
-        print()
+    with ends_in_a_line():
+        for table in asked.table or ["sent", "held"]:
+            for line in TABLES[table](asked.data, asked.rounds, asked.seeds, asked.only):
+                print(line, flush=True)
+            print()

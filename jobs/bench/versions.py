@@ -24,6 +24,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from hpcfed.errors import ends_in_a_line
 from hpcfed.lab.bench.workloads import write_workload
 
 HERE = Path(__file__).resolve().parents[2]
@@ -60,6 +61,7 @@ def cpu_of_a_round(output: Path, warm_up: int) -> float:
     return 1e3 * median(json.loads(row)["seconds"]["cpu"] for row in rows)
 
 
+@ends_in_a_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description="Rounds by this checkout beside those by another.")
     parser.add_argument("other", type=Path)
@@ -68,7 +70,9 @@ def main() -> None:
     setting = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
     parser.add_argument("--set", help="of the recipes of both, other than what they say", **setting)
     parser.add_argument("--theirs", help="of the other checkout's recipes", **setting)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
+    if not (arguments.other / "hpcfed").is_dir():
+        parser.error(f"{arguments.other} is no checkout: it has no folder hpcfed")
     for workload in arguments.workloads:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

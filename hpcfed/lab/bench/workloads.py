@@ -14,7 +14,7 @@ from data_prep.dataset import Dataset
 from data_prep.write import write
 from hpcfed.config.load import dump_yaml
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, nearest
 from hpcfed.io.atomic import write_whole
 
 PEOPLE = "hpcfed.lab.bench.people"
@@ -172,7 +172,18 @@ WORKLOADS = {
 
 def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
     """Write the workload `name` of `WORKLOADS` to a folder: ``federation.h5``, ``cohorts.json``, ``recipe.yaml``."""
-    write_files(name, WORKLOADS[name], folder, device)
+    write_files(name, workload(name), folder, device)
+
+
+def workload(name: str) -> Workload:
+    """Return the workload `name` of `WORKLOADS`.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if name not in WORKLOADS:
+        raise InputError(f"unknown workload {name!r}", remedy=nearest(name, WORKLOADS))
+    return WORKLOADS[name]
 
 
 def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") -> None:

@@ -296,15 +296,17 @@ def main(arguments=None):
     parser.add_argument("names", nargs="*", help="methods or cases; all without any")
     parser.add_argument("--theirs", help="a JSON file of your trajectories")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE)
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_intermixed_args(arguments)
+    file, theirs = chosen.file, None
     try:
-        content = json.loads(Path(chosen.file).read_text(encoding="utf-8"))
-        known, theirs = entries(content), None
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        known = entries(content)
         if chosen.theirs:
-            loaded = json.loads(Path(chosen.theirs).read_text(encoding="utf-8"))
+            file = chosen.theirs
+            loaded = json.loads(Path(file).read_text(encoding="utf-8"))
             theirs = {name: np.array([flat(w) for w in models]) for name, models in loaded.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        print(f"check_vectors: cannot be read: {error!r}", file=sys.stderr)
+        print(f"check_vectors: {file}: cannot be read: {error!r}", file=sys.stderr)
         return 2
     names = chosen.names or list(known if theirs is None else theirs)
     missing = [name for name in names if name not in known or (theirs is not None and name not in theirs)]

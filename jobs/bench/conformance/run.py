@@ -97,6 +97,7 @@ def environment(name: str, package: Package, cache: Path) -> Path:
     made = folder / "made"
     if made.exists() and made.read_text() == repr(package):
         return python
+    print(f"installing {package.requirement} into {folder}", file=sys.stderr, flush=True)
     venv.create(folder, with_pip=True, clear=True)
     seen = next(folder.glob("lib/python*/site-packages")) / "project.pth"
     seen.write_text("\n".join(site.getsitepackages()))
@@ -239,7 +240,9 @@ def main() -> int:
     """Run the packages and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(PACKAGES)}; all without any")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "hpcfed-conformance")
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "hpcfed-conformance", help="default: %(default)s"
+    )
     parser.add_argument("--letters", action="store_true", help="print the letters to maintainers")
     parser.add_argument("--markdown", action="store_true", help="print the tables of docs/conformance.md")
     chosen = parser.parse_args()

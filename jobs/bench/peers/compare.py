@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -80,13 +81,13 @@ def loops(workload: str, environments: Path | None) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Rounds of hpcfed beside a bare loop and peers.")
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD")
-    parser.add_argument("--environments", type=Path, default=Path("runs/peers"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environments", type=Path, default=Path("runs/peers"), help="default: %(default)s")
     parser.add_argument("--here", action="store_true", help="take peers that are installed in this environment")
-    known, options = parser.parse_known_args()
+    workloads = list(takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
+    known, options = parser.parse_known_args(sys.argv[1 + len(workloads) :])
     codes = []
-    for workload in known.workloads or ("mlp", "cnn", "logistic"):
+    for workload in workloads or ("mlp", "cnn", "logistic"):
         peers = loops(workload, None if known.here else known.environments)
         own = [option.replace("{workload}", workload) for option in options]
         command = [sys.executable, "-m", "hpcfed", "bench", "rounds", workload, *peers, *own]
