@@ -22,7 +22,8 @@ from hpcfed.assembly import resolve
 from hpcfed.cli.scale import _measure, command
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.lab.scaling.figure import draw
+from hpcfed.io.figure_style import panels
+from hpcfed.lab.scaling.figure import SHEET, _time, draw
 from hpcfed.lab.scaling.measure import RankTimes, Sample, measure_here, read
 from hpcfed.lab.scaling.model import CostModel, bytes_of, fit, held_out_errors, network_of, reduced_bytes
 from hpcfed.lab.scaling.network import Network, parse_network
@@ -158,6 +159,18 @@ def test_nothing_is_predicted_from_a_fit_that_is_far_off(folder: Path) -> None:
     console.print(shown(told))
     assert "nothing is predicted: the fit is" in console.export_text()
     assert draw(told)[".png"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("mode", ["strong", "weak"])
+def test_times_that_are_close_have_numbers_beside_their_axis(folder: Path, mode: str) -> None:
+    """Also without a power of ten among them."""
+    recipe = resolve(load_recipe("recipe.yaml", ["cohort.size=4"]))
+    figure, axes = panels(SHEET, 1, 1)
+    _time(axes[0, 0], study(recipe, mode, [made(1), made(2)], np.full(5, 40)))
+    figure.draw_without_rendering()
+    low, high = axes[0, 0].get_ylim()
+    shown_at = [tick.get_loc() for tick in axes[0, 0].yaxis.get_major_ticks() if tick.label1.get_text()]
+    assert sum(low <= place <= high for place in shown_at) >= 2
     assert study(recipe, "strong", [made(4, cores=2)], np.full(5, 40), predict=(64,)).refused.startswith("every")
     assert studied(predict=(64,)).refused == studied().refused == ""
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 SHEET = Medium(8.4, 6.0, 10, legend=True)
 MEASURED, MODEL, IDEAL = LIGHT.groups[0], LIGHT.groups[1], LIGHT.groups[-1]
-PREDICTED: dict[str, Any] = {"linestyle": "--", "color": MODEL, "marker": "o", "markerfacecolor": "none"}
+DOTS: dict[str, Any] = {"linestyle": "", "marker": "o", "color": MEASURED, "clip_on": False}
+PREDICTED: dict[str, Any] = {**DOTS, "linestyle": "--", "color": MODEL, "markerfacecolor": "none"}
 
 
 def draw(study: ScalingStudy) -> dict[str, bytes]:
@@ -39,7 +40,7 @@ def draw(study: ScalingStudy) -> dict[str, bytes]:
 
 def _time(axes: Axes, study: ScalingStudy) -> None:
     rows = study.rows
-    axes.plot(*_line(rows, lambda row: row.seconds or 0.0), "o", color=MEASURED, label="measured")
+    axes.plot(*_line(rows, lambda row: row.seconds or 0.0), **DOTS, label="measured")
     modelled = [row for row in rows if row.modelled is not None]
     if modelled:
         axes.plot(*_line(modelled, lambda row: row.modelled or 0.0), "--", color=MODEL, label="model of cost")
@@ -52,13 +53,16 @@ def _time(axes: Axes, study: ScalingStudy) -> None:
     ideal = [(first.seconds or 0.0) * (first.ranks / row.ranks) ** slope for row in rows]
     axes.plot([row.ranks for row in rows], ideal, ":", color=IDEAL, label="ideal")
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 10 * low:  # maybe without a power of ten
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
     axes.yaxis.set_major_formatter(ticker.EngFormatter(unit="s"))
     axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     _ranks(axes, "time of a round")
 
 
 def _values(axes: Axes, study: ScalingStudy, label: str, value: Callable[[ScalingRow], float]) -> None:
-    axes.plot(*_line(study.rows, value), "o", color=MEASURED)
+    axes.plot(*_line(study.rows, value), **DOTS)
     if study.predictions:
         axes.plot(*_line(study.predictions, value), **PREDICTED)
     axes.set_ylim(bottom=0)
