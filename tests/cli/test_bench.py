@@ -185,18 +185,20 @@ def net():
 @pytest.mark.one_mpi
 def test_a_model_of_ones_own_is_timed_beside_its_bare_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files("few", replace(WORKLOADS["logistic"], clients=3, samples=7, cohort=2), tmp_path)
-    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "benched.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     few = ["--repeats", "1", "--rounds", "1", "--warm-up", "0", "--json", "found.json"]
-    asked = ["--own-model", "mine:net", "--data", "federation.h5", "--cohort", "2", "--batch-size", "5", *few]
+    asked = ["--own-model", "benched:net", "--data", "federation.h5", "--cohort", "2", "--batch-size", "5", *few]
     done = CliRunner().invoke(command, asked, catch_exceptions=False)
-    assert "mine:net, 3 clients × 7, cohort 2" in done.output
-    found = json.loads(Path("found.json").read_text())["rounds"]["mine:net"]
+    assert "benched:net, 3 clients × 7, cohort 2" in done.output
+    found = json.loads(Path("found.json").read_text())["rounds"]["benched:net"]
     assert [timing["name"] for timing in found] == ["bare", "hpcfed, 1 rank"]
     for wrong, says in (
-        (["--own-model", "mine:net"], "expected --own-model and --data"),
-        (["mlp", "--own-model", "mine:net", "--data", "federation.h5"], "no workloads"),
-        (["--own-model", "mine", "--data", "federation.h5"], "expected module:function"),
+        (["--own-model", "benched:net"], "expected --own-model and --data"),
+        (["mlp", "--own-model", "benched:net", "--data", "federation.h5"], "no workloads"),
+        (["--own-model", "absent:net", "--data", "federation.h5"], "--own-model 'absent:net' cannot be imported"),
+        (["--own-model", "benched:nets", "--data", "federation.h5"], "no function 'nets' in benched"),
+        (["--own-model", "benched", "--data", "federation.h5"], "expected module:function"),
     ):
         with pytest.raises(InputError, match=says):
             raise CliRunner().invoke(command, wrong).exception

@@ -12,6 +12,7 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.write import write
+from hpcfed.config.factory import imported
 from hpcfed.config.load import dump_yaml
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, nearest
@@ -205,10 +206,11 @@ def own_workload(reference: str, data: Path, folder: Path, cohort: int, batch_si
     than the federation is reduced to all its clients.
 
     Raises:
-        InputError: `data` is not a federation with classes, or `reference` has no colon.
+        InputError: `data` is not a federation with classes, or `reference` cannot be imported.
     """
     if ":" not in reference:
         raise InputError("--own-model", expected="module:function", got=reference)
+    imported(reference, [Path.cwd()], "--own-model")
     with Federation.open(data) as federation:
         if federation.task not in ("classification", "next-token"):
             what, got = "bench --own-model needs samples of classes", f"a {federation.task} federation"
