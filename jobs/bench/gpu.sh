@@ -92,7 +92,7 @@ for workload in $WORKLOADS; do
     stage "Speed: $workload" 110 "$PYTHON" jobs/bench/peers/compare.py "$workload" --here --device "$DEVICE" --floors \
         --repeats 1 --rounds "$ROUNDS" --warm-up 3 "${ranks[@]}" --go-on --json "$scratch/{workload}.json"
 done
-read -r worst ratio < <("$PYTHON" - "$scratch"/*.json <<'PYTHON'
+read -r ratio worst < <("$PYTHON" - "$scratch"/*.json <<'PYTHON'
 import json, sys
 from pathlib import Path
 found = []
@@ -102,7 +102,7 @@ for path in map(Path, sys.argv[1:]):
         times = {row["name"]: row["turns"][0]["wall"] for row in rows}
         found.append((times["hpcfed, 1 rank"] / min(times.values()), path.stem))
 ratio, workload = max(found, default=(1.0, ""))
-print(workload, f"{ratio:.2f}")
+print(f"{ratio:.2f}", workload)
 PYTHON
 )
 [[ -z $worst || $ratio == 1.00 ]] ||

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -134,6 +136,16 @@ def test_niid_benchs_rounds_by_hand_are_hpcfeds(method: str, tmp_path: Path) -> 
     (tmp_path / "recipe.yaml").write_text(dump_yaml({**recipe, "algorithm": methods[method]}))
     for difference, moved in differences(tmp_path, 2, 2):
         assert difference < 1e-12 < moved
+
+
+def test_without_time_nothing_is_measured_or_profiled(tmp_path: Path) -> None:
+    environment = {**os.environ, "DEVICE": "cpu", "LIMIT": "10", "PAGE": str(tmp_path / "page.md")}
+    environment["PYTHON"] = sys.executable
+    done = subprocess.run([SCRIPTS / "gpu.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    titles = [line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("## ")]
+    assert titles[:2] == ["## Right", "## Speed: pfl-cifar10"]
+    assert len(titles) == done.stdout.count("left out: 10 s were over") == 7
 
 
 @pytest.mark.soak
