@@ -482,6 +482,8 @@ def main() -> int:
         return 0
     words = [word for word in asked.only.split(",") if word]
     settings = {k: v for k, v in SETTINGS.items() if not v or not words or any(word in k for word in words)}
+    if words and len(settings) == 1:
+        parser.error(f"no setting has one of {', '.join(words)}; settings: {', '.join([*SETTINGS][1:])}")
     print(
         f"{cpu_model()}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, numpy {np.__version__}\n"
     )

@@ -165,6 +165,9 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=1)
     asked = parser.parse_args()
+    rows = [*SENT, *HELD, *(name.partition(",")[0] for name in MODELS)]
+    if unknown := [name for name in asked.only if name not in rows]:
+        parser.error(f"no row {unknown[0]!r}; rows: {'; '.join(rows)}")
     with ends_in_a_line():
         for table in asked.table or ["sent", "held"]:
             for line in TABLES[table](asked.data, asked.rounds, asked.seeds, asked.only):
