@@ -18,6 +18,7 @@ import ast
 import io
 import os
 import subprocess
+import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -84,8 +85,11 @@ def sizes(folder: str) -> Counter[str]:
 
 
 def git(*command: str) -> str:
-    """Return what git prints on this repository."""
-    return subprocess.run(["git", "-C", ROOT, *command], check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+    """Return what git prints on this repository; where it fails it has said why."""
+    done = subprocess.run(["git", "-C", ROOT, *command], check=False, stdout=subprocess.PIPE, encoding="utf-8")
+    if done.returncode:
+        sys.exit(2)
+    return done.stdout
 
 
 def ages(path: str, since: int) -> tuple[int, int]:

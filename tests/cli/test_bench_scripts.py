@@ -160,6 +160,14 @@ def test_sizes_are_measured(call: str, script: Script, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_the_structure_of_the_package_is_printed(script: Script) -> None:
+    code, out, _ = script("rooms.py")
+    assert code == 0
+    assert "level  0 " in out
+    assert "in a circle" not in out
+
+
+@pytest.mark.soak
 def test_rounds_of_two_checkouts_and_bits_of_two_ways_are_compared(script: Script) -> None:
     _, out, _ = script("same_bits.py", "--recipes", 1, "--ranks", 1)
     assert "1 recipes run in each of 2 ways" in out
