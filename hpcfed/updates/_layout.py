@@ -7,10 +7,9 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfed.models.flat import FlatModel
 
 
@@ -36,6 +35,8 @@ class Layout:
         """
         if not len(self.gaps):
             return None
+        import torch
+
         is_parameter = self.gaps.new_ones(self.length, dtype=torch.bool).index_fill(0, self.gaps, 0)
         return is_parameter.nonzero().squeeze(1)
 
