@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ class RecordedRun:
         checkpoints: rounds after which a checkpoint was kept, ascending.
         environment: content of ``environment.json``.
         result: content of ``result.json``.
-        measured: round of a checkpoint → `measured_by` when it was written; {} for a damaged checkpoint.
+        measured: round → `measured_by` when it was trained, of rounds with a checkpoint and of those after which the
+            run went on with others, ascending.
     """
 
     folder: Path
@@ -48,12 +49,12 @@ class RecordedRun:
     def measured_otherwise(self, round: int, *, clients: bool = False) -> str:
         """Return how a round was scored if not as by the recipe now, such as "evaluate.model: client-average".
 
-        The text has the entries of `measured` for the round's checkpoint, or for the next later one, that differ from
-        the recipe's ``evaluate``; "" if none does, or if there is no such checkpoint. With `clients`, they are those of
-        clients' scores alone; without, all others.
+        The text has the entries of `measured` for the round, or for the next later one, that differ from the recipe's
+        ``evaluate``; "" if none does, or if there is no such round. With `clients`, they are those of clients' scores
+        alone; without, all others.
         """
         now = measured_by(self.code[-1].recipe.evaluate)
-        following = (self.measured[kept] for kept in self.checkpoints if kept >= round)
+        following = (then for known, then in self.measured.items() if known >= round)
         return ", ".join(
             f"evaluate.{key}: {value}"
             for key, value in next(following, {}).items()
@@ -164,12 +165,17 @@ def recorded(run: Path, recipe: Recipe, permission: Permission = NO_PERMISSION) 
     code = code_of_rounds(run, recipe, len(rows), permission)
     kept = sorted(round_of(path) for path in manifests(run / CHECKPOINTS))
     kept = [round for round in kept if round <= len(rows)]
-    measured = {round: _measured(run / CHECKPOINTS / f"{stem(round)}.json") for round in kept}
-    return RecordedRun(run, code, rows, kept, environment, result, measured)
+    return RecordedRun(run, code, rows, kept, environment, result, _measured(run, kept))
 
 
-def _measured(manifest: Path) -> Mapping[str, str]:
-    try:
-        return Manifest.read(manifest).progress.stopping.measured
-    except Damaged:  # reported where the checkpoint is used
-        return {}
+def _measured(run: Path, kept: Iterable[int]) -> Mapping[int, Mapping[str, str]]:
+    """Return `RecordedRun.measured`; each checkpoint knows of all earlier ones."""
+    found = dict[int, Mapping[str, str]]()
+    for round in kept:
+        try:
+            stopping = Manifest.read(run / CHECKPOINTS / f"{stem(round)}.json").progress.stopping
+        except Damaged:  # reported where the checkpoint is used
+            continue
+        found |= {before.until: before.measured for before in stopping.measured_before}
+        found[round] = stopping.measured
+    return dict(sorted(found.items()))

@@ -87,7 +87,9 @@ class Stopping:
         directions = {"loss": False} | {name: larger_is_better(metric) for name, metric in metrics.items()}
         self._larger_is_better = {name: known for name, known in directions.items() if known is not None}
         saved = progress or {}
-        was = saved.get("measured") or self._measured
+        self._was: Mapping[str, str] = saved.get("measured") or self._measured
+        self._before: list[Mapping[str, Any]] = [*saved.get("measured_before", ())]
+        was = self._was
         self.changed = {key: was[key] for key in SELECTS if key in was and was[key] != self._measured.get(key)}
         """Entries of `measured` in the checkpoint that select another model than now."""
         if self.changed:  # the model: its scores are not comparable with those to come
@@ -123,6 +125,7 @@ class Stopping:
             },
             "evaluated": self._evaluated,
             "measured": self._measured,
+            "measured_before": self._before,
         }
 
     def refuse_another_model(self, done: int, rounds: int, where: str) -> None:
@@ -153,8 +156,11 @@ class Stopping:
     def go_on(self, round: int) -> None:
         """Set `reason` for a run that continues after a round, if that was evaluated and the patience is exhausted.
 
-        If the round was not evaluated, the next evaluation decides: the last round of a run is always evaluated.
+        If the round was not evaluated, the next evaluation decides: the last round of a run is always evaluated. If the
+        rounds so far were measured otherwise than those to come, that is kept.
         """
+        if self._was != self._measured:
+            self._before.append({"until": round, "measured": dict(self._was)})
         if self.reason is None and self._evaluated == round:
             self.reason = self._exhausted()
 

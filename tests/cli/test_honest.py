@@ -175,9 +175,10 @@ OF_CLIENTS = "clients.csv: auroc, clients.global.train.auroc, test_auroc"
         (CLIENTS, TUNED, "clients' scores of 3 rounds were measured with evaluate.clients.models: global, evaluate."),
     ],
 )
-def test_that_went_on_with_other_chunks_or_measures_of_clients(before, after, note, folder, command):
-    trained(rounds=3, checkpoint={"every": 1}, evaluate=before)
-    trained(rounds=6, checkpoint={"every": 1}, evaluate=after)
+@pytest.mark.parametrize("checkpoint", [{"every": 1}, {"every": 1, "keep": 1}], ids=["all kept", "the last kept"])
+def test_that_went_on_with_other_chunks_or_measures_of_clients(checkpoint, before, after, note, folder, command):
+    trained(rounds=3, checkpoint=checkpoint, evaluate=before)
+    trained(rounds=6, checkpoint=checkpoint, evaluate=after)
     done = command(["verify", "run", "--all"], folder)
     assert (done.returncode, note in done.stdout) == (5, True), done.stdout
 

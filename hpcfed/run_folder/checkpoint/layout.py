@@ -87,6 +87,13 @@ class MarkState(_ManifestSection):
     since_best: int
 
 
+class EarlierMeasures(_ManifestSection):
+    """Keys of ``evaluate`` as they were until a round, where a run went on with others."""
+
+    until: int
+    measured: dict[str, str]
+
+
 class StoppingState(_ManifestSection):
     """State of `hpcfed.run_folder.stopping.Stopping`."""
 
@@ -99,6 +106,7 @@ class StoppingState(_ManifestSection):
     marks: dict[str, MarkState] = Field(default_factory=dict)
     evaluated: int = 0
     measured: dict[str, str] = Field(default_factory=dict)
+    measured_before: list[EarlierMeasures] = Field(default_factory=list)
 
 
 class Progress(_ManifestSection):
