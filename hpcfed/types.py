@@ -251,6 +251,20 @@ class Part(BaseModel):
     later: ClassVar[frozenset[str]] = frozenset()
     """Parameters added since a release: recorded recipes omit them at their default, so that earlier runs go on."""
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Refuse a parameter with the name of a base's property: pydantic warns, and then the property is read.
+
+        Raises:
+            TypeError: naming both.
+        """
+        super().__pydantic_init_subclass__(**options)
+        for name in cls.model_fields:
+            if isinstance(getattr(cls, name, None), property):
+                base = next(kind for kind in cls.__mro__ if name in vars(kind))
+                what = f"the parameter {name!r} of {cls.__name__} is hidden by {base.__name__}.{name}"
+                raise TypeError(f"{what}: write it as a property, or give the parameter another name")
+
 
 class LocalMethod(Protocol):
     """Client side of a method, and its shared state: tensors of the server that clients read (SCAFFOLD's c).

@@ -30,6 +30,7 @@ from hpcfed.updates._chain import Chain
 from hpcfed.updates._robust import ClientVectors, RobustMean
 from hpcfed.updates.attack import Attack
 from hpcfed.updates.clip import Clip
+from hpcfed.updates.krum import Krum
 from hpcfed.updates.trimmed_mean import TrimmedMean
 from hpcfed.updates.weight import Weight
 
@@ -241,7 +242,7 @@ def remarks(recipe: Recipe, chain: Chain, method: Method, fewest: int, most_memb
     may be carried on."""
     if (rule := chain.robust) is not None and rule.least > 1 and recipe.on_bad_client == "skip":
         spare = fewest - rule.least
-        if spare < max(1, getattr(rule, "attackers", 1)):
+        if spare < (max(1, rule.attackers) if isinstance(rule, Krum) else 1):
             name = recipe.means[0].name or recipe.means[0].factory
             what = f"means: {name} needs {rule.least} clients of a cohort's {fewest}"
             yield f"{what}; on_bad_client: skip ends the run where it skips {f'more than {spare}' if spare else 'any'}"

@@ -169,12 +169,16 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "skipped": (
         {
             "updates": [{"factory": "noisy:Noise", "args": {"clients": [1, 4], "scale": 1e300}}],
-            "means": [{"factory": "empty:Many", "args": {"fewest": 8}}],
+            "means": [{"factory": "empty:Many", "args": {"fewest": 8, "attackers": [1, 4]}}],
             "on_bad_client": "skip",
         },
         "^round 1: means: expected 8 clients or more in a round, got 7",
     ),
     "no number": ({"means": [{"factory": "empty:Odd"}]}, "empty:Odd: its least: expected a number of clients, got '2'"),
+    "hidden": (
+        {"means": [{"factory": "empty:hidden"}]},
+        "parameter 'least' of Own is hidden by RobustMean.least: write",
+    ),
     "shape": ({"means": [{"factory": "empty:Short"}]}, "its answer.*expected"),
     "memory": ({"means": [{"factory": "empty:Counting"}]}, "a different vector"),
 }
@@ -195,6 +199,7 @@ class Short(RobustMean):
 
 class Many(RobustMean):
     fewest: int = 10
+    attackers: list[int] = []
 
     @property
     def least(self):
@@ -208,6 +213,16 @@ class Odd(Many):
     fewest: str = "2"
 
 
+def hidden():
+    class Own(RobustMean):
+        least: int = 3
+
+        def of(self, vectors, context):
+            return vectors.mean * self.least
+
+    return Own()
+
+
 class Counting(RobustMean):
     def of(self, vectors, context):
         CALLS.append(1)
@@ -215,6 +230,7 @@ class Counting(RobustMean):
 """
 
 
+@pytest.mark.filterwarnings("ignore:Field name:UserWarning")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_has_no_meaning_is_refused_in_one_line(case, place, monkeypatch):
     changes, words = REFUSED[case]
@@ -222,7 +238,7 @@ def test_what_has_no_meaning_is_refused_in_one_line(case, place, monkeypatch):
     monkeypatch.setenv("ROBUST", str(place))
     (place / "cohorts.json").write_text("[[0, 1, 2, 3, 4], [0, 1, 2, 3], [4, 5, 6, 7, 8]]")
     with pytest.raises(hpcfed.InputError, match=words) as refused:
-        run(place, "refused", python_path=[str(place)], **changes)
+        run(place, "refused", python_path=[str(place), str(ROOT / "tests" / "contract")], **changes)
     assert "\n" not in str(refused.value)
 
 
