@@ -68,7 +68,7 @@ def checked(
                 expected=f"a vector of shape {tuple(like.shape)} in {like.dtype}",
                 got="nothing" if vector is None else f"shape {tuple(vector.shape)} in {vector.dtype}",
             )
-    return vectors, numbers
+    return vectors, dict(numbers)  # a rule may fill one dict for each client
 
 
 def _undeclared(method: str, found: Iterable[str], declared: Sequence[str], kind: str) -> InputError:

@@ -203,10 +203,11 @@ class _Sending:
     def report_tile(self, trained: Sequence[Trained], w: Tensor, shared: State) -> list[Update]:
         """Return the updates of R clients, which go through the parts together; see `report`."""
         of_method = _without(shared)
-        updates = [
-            self._inner.report(local, w, of_method, _without(own), self._seen(context))
-            for local, own, context in trained
-        ]
+        updates = []
+        for local, own, context in trained:
+            update = self._inner.report(local, w, of_method, _without(own), self._seen(context))
+            # A rule may fill one dict for each client.
+            updates.append(replace(update, vectors={**update.vectors}, scalars={**update.scalars}))
         named = [update.named for update in updates]
         alike = all(vectors.keys() == named[0].keys() for vectors in named)
         if not alike or any(vector.shape != w.shape for vectors in named for vector in vectors.values()):

@@ -68,6 +68,45 @@ def model(result: hpcfed.Result) -> bytes:
     return (result.folder / "model.safetensors").read_bytes()
 
 
+REUSED = """
+from hpcfed import ClientRule, ServerRule
+from hpcfed.types import Method, ServerUpdate, Update
+
+NUMBERS, VECTORS = {}, {}
+
+
+class Numbered(ClientRule):
+    scalars = ("number",)
+
+    def vectors(self, alike):
+        return ("ones",)
+
+    def report(self, local, w, shared, client, context):
+        NUMBERS["number"] = float(context.client.client)
+        VECTORS["ones"] = local.delta * 0 + NUMBERS["number"]
+        return Update(local.delta, VECTORS, NUMBERS)
+
+
+class Mean(ServerRule):
+    def step(self, w, state, means, context):
+        numbers = {"scalar": means.scalars["number"], "vector": float(means.vectors["ones"][0])}
+        return ServerUpdate(w - means.delta, metrics=numbers)
+
+
+def method():
+    return Method("Numbered", Numbered(), Mean())
+"""
+
+
+@pytest.mark.parametrize("changes", [{}, {"local": {"engine": "sequential"}}, {"updates": [{"clip": {"norm": 1e9}}]}])
+def test_a_rule_that_fills_one_dict_for_each_client(world, place, changes):
+    world.on_root(lambda: (place / "reused.py").write_text(REUSED) and None)
+    local = {"steps": 4, "batch_size": 10, "lr": 0.1} | changes.get("local", {})
+    row = run(place, "reused", world, {"factory": "reused:method"}, **{**changes, "local": local}).metrics[0]
+    mean = sum(row["cohort"]) / len(row["cohort"])
+    assert row["method"] == {"scalar": pytest.approx(mean), "vector": pytest.approx(mean)}
+
+
 def test_q_ffl_on_any_number_of_ranks(world, place):
     """With q = 0 it is FedAvg, but for rounding; its scalars are the same to the last bit on all ranks."""
     fair, plain = {"factory": "qffl:method", "q": 0.0}, {"name": "fedavg"}
