@@ -87,9 +87,8 @@ class Stopping:
         directions = {"loss": False} | {name: larger_is_better(metric) for name, metric in metrics.items()}
         self._larger_is_better = {name: known for name, known in directions.items() if known is not None}
         saved = progress or {}
-        self._was: Mapping[str, str] = saved.get("measured") or self._measured
-        self._before: list[Mapping[str, Any]] = [*saved.get("measured_before", ())]
-        was = self._was
+        was = self._was = saved.get("measured") or self._measured
+        self._before = [*saved.get("measured_before", ())]
         self.changed = {key: was[key] for key in SELECTS if key in was and was[key] != self._measured.get(key)}
         """Entries of `measured` in the checkpoint that select another model than now."""
         if self.changed:  # the model: its scores are not comparable with those to come
