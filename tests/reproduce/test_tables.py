@@ -143,6 +143,25 @@ def test_a_published_mean_agrees_differs_or_cannot_be_told(tmp_path):
     assert verdict(0.012, 0.01) == "not decided"
 
 
+def test_a_run_that_diverged_says_so_in_each_table(tmp_path):
+    """It has fewer rounds than planned, as one that goes on, and its last value stands for its end."""
+    names, without = experiments(), {"beyond": False, "savings": False, "unit": "rounds"}
+    for name, method, kind, place in (
+        ("niid-mnist", "fedavg", "published", "Seeds"),
+        ("gel-synthetic", WITHOUT, "final", "Seeds"),
+        ("gel-synthetic", WITHOUT, "rounds", "Rounds"),
+    ):
+        case = next(iter(names[name].cases))
+        measure = names[name].measure.model_copy(update={**without, "kind": kind})
+        experiment = names[name].limited([case]).model_copy(update={"measure": measure})
+        (one,) = measured(tmp_path / f"{name}-{kind}", {method: [[0.5, 0.6], [0.5, 0.9]]})
+        runs = {seed: replace(run, status="finished" if seed else "diverged") for seed, run in one.runs.items()}
+        drawn = make_table(experiment, [replace(one, runs=runs, setting=replace(one.setting, case=case, rounds=3))])
+        cells = {row[drawn.header.index(place)] for row in drawn.rows}
+        assert {cell.endswith(", 1 diverged") for cell in cells} == {True}
+        assert kind != "published" or {row[-1] for row in drawn.rows} == {"diverged"}
+
+
 def test_two_grids_are_drawn_as_a_heat_map_that_names_no_cell_without_runs(tmp_path):
     """GeL's figure 7: test accuracies, the least training loss outlined."""
     experiment = experiments()["gel-fedopt-synthetic"]

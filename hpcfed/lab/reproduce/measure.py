@@ -51,6 +51,17 @@ class SettingRuns:
         return min((run.num_rounds for run in self.runs.values()), default=0)
 
     @property
+    def seeds(self) -> str:
+        """Text of a table's cell: how many of the planned runs there are, and how many of these diverged."""
+        diverged = f", {self.diverged} diverged" if self.diverged else ""
+        return f"{len(self.runs)} of {len(self.setting.folders)}{diverged}"
+
+    @property
+    def diverged(self) -> int:
+        """Number of runs that diverged: they have no more rounds than these."""
+        return sum(run.status == "diverged" for run in self.runs.values())
+
+    @property
     def group(self) -> Group:
         """The runs as a group, the form in which a report's figures take them."""
         return Group(self.title, tuple(self.runs.values()))

@@ -34,13 +34,13 @@ def rows(experiment: Experiment, case: Case, settings: Sequence[SettingRuns]) ->
         cells = [criterion_text(value, criterion) if value else ABSENT for value in (highest, last)]
         if not runs:
             cells[0] = one.absent
-        cells += [f"{one.rounds} of {one.setting.rounds}", f"{len(runs)} of {len(one.setting.folders)}"]
+        cells += [f"{one.rounds} of {one.setting.rounds}", one.seeds]
         theirs = _published(case, one.setting.method)
         whole = len(runs) == len(one.setting.folders) and one.rounds == one.setting.rounds
         difference = welch(highest, theirs) if highest and theirs and whole else None
         cells += [criterion_text(theirs, criterion) if theirs else ABSENT]
         if difference is None:
-            cells += [ABSENT, "not finished" if theirs else ABSENT]
+            cells += [ABSENT, ("diverged" if one.diverged else "not finished") if theirs else ABSENT]
         else:
             mean, half = difference
             ends = f"{difference_text(mean - half, criterion)}, {difference_text(mean + half, criterion)}"

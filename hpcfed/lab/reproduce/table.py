@@ -200,9 +200,9 @@ def _final(experiment: Experiment, case: Case, settings: Sequence[SettingRuns]) 
     for one in settings:
         value = final_of(experiment, one)
         words = criterion_text(value, criterion) if value else one.absent
-        seeds = f"{len(one.runs)} of {len(one.setting.folders)}"
         rounds = f"{one.rounds} of {one.setting.rounds}"
-        rows.append((case.title, one.title, words, rounds, seeds, _paper(_nth(case.paper.get(one.setting.method), 0))))
+        paper = _paper(_nth(case.paper.get(one.setting.method), 0))
+        rows.append((case.title, one.title, words, rounds, one.seeds, paper))
     return rows
 
 
@@ -241,10 +241,11 @@ def _reached_text(one: SettingRuns, cost: TargetCost) -> str:
         return one.absent
     if not cost.is_known:
         return "no target yet"
+    diverged = f", {one.diverged} diverged" if one.diverged else ""
     if cost.rounds is None:
-        return f"not in {max(run.num_rounds for run in one.runs.values())}"
+        return f"not in {max(run.num_rounds for run in one.runs.values())}{diverged}"
     words = rounds_text(cost.rounds)
-    return words if cost.arrived == cost.runs else f"{cost.arrived} of {cost.runs}: {words}"
+    return words if cost.arrived == cost.runs else f"{cost.arrived} of {cost.runs}: {words}{diverged}"
 
 
 def _number(value: float) -> str:
