@@ -14,6 +14,7 @@ import click
 
 from hpcfed.config import registry
 from hpcfed.errors import EnvironmentFailure, HpcfedError, nearest, visible
+from hpcfed.io.node import working_folder
 from hpcfed.ranks.early import end_noting, ignore_signals, note_signals
 from hpcfed.ranks.threads import NO_MORE, no_more_threads
 from hpcfed.version import __version__
@@ -73,6 +74,9 @@ STARTS_RANKS = "job-step"
 
 WITH_RANKS = (*STOP_ON_SIGNAL, "verify", "estimate", "bench", "scale", "doctor")
 """Commands that use the ranks that a launcher has started."""
+
+COMPUTE = (*WITH_RANKS, "replay", "compare", "predict", "vectors")
+"""Commands that compute: where the working folder is removed, MKL does not find its libraries and ends the process."""
 
 
 COMPLETES = "_HPCFED_COMPLETE"
@@ -143,6 +147,8 @@ def _call(name: str, args: list[str] | None) -> int:
 
         documents.begin(name)
     try:
+        if name in COMPUTE:
+            working_folder()
         code = cli.main(args=args, prog_name="hpcfed", standalone_mode=False) or 0
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as help_page:
@@ -194,9 +200,9 @@ def _of_usage(error: click.UsageError) -> str:
 def _of_missing(error: FileNotFoundError) -> tuple[int, str]:
     """Return exit code and message; without a working folder no relative path has a meaning."""
     try:
-        Path.cwd()
-    except FileNotFoundError:
-        return 2, "hpcfed: the working folder has been removed; change into another"
+        working_folder()
+    except HpcfedError as removed:
+        return removed.exit_code, f"hpcfed: {removed}"
     return 1, "".join(traceback.format_exception(error))
 
 

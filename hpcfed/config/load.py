@@ -20,7 +20,8 @@ from hpcfed.config.hints import KEY, at_fault, for_key, for_value, section_of, s
 from hpcfed.config.limits import REAL_RANGE
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, did_you_mean, shown
-from hpcfed.io.text import MAX_YAML_LENGTH, Malformed, parse_yaml, read_text
+from hpcfed.io.node import working_folder
+from hpcfed.io.text import MAX_YAML_LENGTH, UNPRINTABLE, Malformed, parse_yaml, read_text
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -81,7 +82,7 @@ def load_recipes(
     """
     overrides = _listed(overrides)
     if isinstance(source, Mapping):
-        where, folder, content = "recipe", Path.cwd(), _plain(source)
+        where, folder, content = "recipe", working_folder(), _plain(source)
         content.setdefault("name", "run")
     elif not isinstance(source, str | os.PathLike):
         raise InputError("the recipe", expected="the path of a file, or a mapping of keys", got=shown(source))
@@ -104,7 +105,7 @@ def load_recipes(
         raise InputError(what, where=where, remedy="leave it out: each of 'seeds' is one 'seed'")
     content.setdefault("python_path", None)
     from_folder(content, folder, where)
-    content["output"] = absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
+    content["output"] = absolute(content.get("output", f"runs/{content['name']}"), working_folder(), where)
     if "seeds" not in content:
         return [_recipe(content, where)]
     seeds, output = _checked_seeds(content.pop("seeds"), where), content["output"]
@@ -429,7 +430,7 @@ def absolute(text: Any, folder: Path, where: str) -> Any:
     """Return a path from a folder, with ``~`` and variables expanded; anything but text as it is.
 
     Raises:
-        InputError: it names a variable that is not set.
+        InputError: it names a variable that is not set, or a home folder that is not known, or is no text.
     """
     if not isinstance(text, str | Path):
         return text
@@ -437,7 +438,15 @@ def absolute(text: Any, folder: Path, where: str) -> Any:
     expanded = os.path.expandvars(rest)
     if "$" in VARIABLE.sub(lambda found: "$" if found[0].strip("${}") not in os.environ else "", rest):
         raise InputError(f"path {text!s}", where=where, expected="every $VARIABLE to be set", got=there + expanded)
-    return Path(os.path.normpath(folder / Path(there + expanded).expanduser()))
+    try:
+        path = os.path.normpath(folder / Path(there + expanded).expanduser())
+    except RuntimeError:  # of ``~name``; of ``~`` without $HOME and an entry in passwd
+        remedy = "write the path out"
+        raise InputError(f"path {text!s}", where=where, expected="a home folder that is known", remedy=remedy) from None
+    if UNPRINTABLE.search(path):  # the run would end, and none could read its recipe again
+        what, remedy = "a path in UTF-8", "rename the file or folder, or set a locale of UTF-8"
+        raise InputError("path", where=where, expected=what, got=path, remedy=remedy)
+    return Path(path)
 
 
 def _as_written(folder: Path, text: str) -> tuple[str, str]:

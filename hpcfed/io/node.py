@@ -1,4 +1,4 @@
-"""The node that a process runs on, and its folder for temporary files."""
+"""The node that a process runs on, its working folder, and its folder for temporary files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+from hpcfed.errors import InputError
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NUMBERING = Path("/proc/self/ns/pid")
 
@@ -14,6 +16,18 @@ _NUMBERING = Path("/proc/self/ns/pid")
 def node() -> str:
     """Return what identifies this node, whatever its name; the same in all of its containers."""
     return _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else socket.gethostname()
+
+
+def working_folder() -> Path:
+    """Return the working folder, from which relative paths begin.
+
+    Raises:
+        InputError: it has been removed, perhaps to be made anew under the same name.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the working folder has been removed", remedy="change into another") from None
 
 
 def temporary_folder() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from hpcfed.config.load import load_recipe
@@ -52,4 +53,6 @@ def certify(run: Path, key: Path | None) -> Iterator[str]:
         )
     yield f"{len(certificate['files'])} files and {len(certificate['rounds'])} rounds are as certified"
     if key is not None:
-        yield f"{folder.path / SIGNATURE}: signed with {sign(folder.path, key.expanduser())}"
+        with suppress(RuntimeError):  # ``~`` of nobody: ssh-keygen says that there is no such file
+            key = key.expanduser()
+        yield f"{folder.path / SIGNATURE}: signed with {sign(folder.path, key)}"

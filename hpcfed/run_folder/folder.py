@@ -31,6 +31,7 @@ from hpcfed.config.recipe import Evaluate, Recipe
 from hpcfed.data.unchanged import FileFacts, check_data
 from hpcfed.errors import InputError, first_of
 from hpcfed.io.atomic import to_disk, write_whole, writing
+from hpcfed.io.text import UNPRINTABLE
 from hpcfed.ranks.world import World
 from hpcfed.run_folder import files
 from hpcfed.run_folder.code import FRESH, CodeRecord, references, without_given_observers
@@ -116,6 +117,9 @@ class RunFolder:
             self._lock.release()
 
     def _take(self) -> None:
+        if UNPRINTABLE.search(str(self.path)):  # its recipe names it, and could not be read again
+            remedy = "choose another output, or set a locale of UTF-8"
+            raise InputError("output cannot be used", where=str(self.path), got="a path not in UTF-8", remedy=remedy)
         try:
             refuse_links(self.path)
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -25,6 +26,7 @@ from hpcfed.config.metrics import CLIENT_COLUMNS
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import PHASES
 from tests.federations import blobs, write_federation
 from tests.launch import ROOT, Completed, launch, own_lines
@@ -543,14 +545,27 @@ def test_a_loop_over_rounds_that_a_program_leaves_open_ends_with_a_checkpoint_an
     assert (status["status"], status["rounds"]) == ("stopped", 1)
 
 
+def test_a_run_whose_paths_no_recipe_could_name_does_not_begin(folder):
+    """It would end, and neither go on, be verified nor reported: YAML has no bytes that are not UTF-8."""
+    other = folder / os.fsdecode(b"caf\xe9")
+    shutil.copytree(folder, other)
+    for recipe, keys in ((other / "recipe.yaml", {}), (folder / "recipe.yaml", {"output": other})):
+        with pytest.raises(InputError, match=r"path: expected a path in UTF-8, got .*caf\\udce9.*; rename the file or"):
+            load_recipe(recipe, keys=keys)
+    lock = RunFolder(other).held(World())
+    with pytest.raises(InputError, match="output cannot be used: got a path not in UTF-8"):
+        lock.__enter__()
+
+
 def test_a_removed_working_folder_and_trailing_tabs(folder, environment):
-    (folder / "gone").mkdir()
-    command = f"cd gone && rmdir ../gone && {sys.executable} -m hpcfed run recipe.yaml"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert own_lines(done.stderr)[-1] == "hpcfed: the working folder has been removed; change into another"
+    for words in ("run recipe.yaml", f"verify {folder}/run"):  # MKL ends a process that computes there
+        (folder / "gone").mkdir()
+        command = f"cd gone && rmdir ../gone && {sys.executable} -m hpcfed {words}"
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert own_lines(done.stderr)[-1] == "hpcfed: the working folder has been removed; change into another"
     text = (folder / "recipe.yaml").read_text()
     (folder / "tabs.yaml").write_text(text.replace("\n", "\t\n", 3) + " \t\n")
     one, other = (load_recipe(folder / f"{name}.yaml") for name in ("tabs", "recipe"))

@@ -64,6 +64,7 @@ MORE: Mapping[str, Wrong] = {
     "text-instead-of-hdf5": Wrong(RUN + "data=text.h5", ("text.h5", "not an HDF5 file", "hpcfed prepare")),
     "init-of-another-shape": Wrong(RUN + "model.init=init.safetensors", ("'0.weight'", "(8, 12)", "(8, 13)")),
     "output-on-a-read-only-disk": Wrong(RUN + "output=/proc/hpcfed", ("/proc/hpcfed", "choose another output")),
+    "home-of-nobody": Wrong(RUN + "data=~hpcfed-nobody/x.h5", ("path ~hpcfed-nobody/x.h5", "home folder", "write the")),
     "foreign-files-there": Wrong(RUN + "output=foreign", ("foreign", "thesis.tex", "choose another output")),
     "step-size-beyond-bounds": Wrong(
         RUN + 'local.lr_schedule=[{"round":2,"lr":1e20}]', ("lr_schedule.lr", "magnitude", "got 1e+20")

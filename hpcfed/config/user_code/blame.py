@@ -106,7 +106,9 @@ def refusal(error: ValidationError) -> tuple[str, str]:
 
 def _short(file: str) -> str:
     """Return a path, relative to the working folder if it lies in it."""
-    return file.removeprefix(f"{Path.cwd()}{os.sep}")
+    with suppress(FileNotFoundError):  # it has been removed
+        return file.removeprefix(f"{Path.cwd()}{os.sep}")
+    return file
 
 
 def blamed(error: BaseException, where: str = "", remedy: str = "correct it there") -> HpcfedError | None:

@@ -17,6 +17,7 @@ from hpcfed.config.load import load_recipes
 from hpcfed.config.recipe import Recipe, Seeds
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted
+from hpcfed.io.node import working_folder
 from hpcfed.lab.study.arms import (
     ENSEMBLE,
     OF_THE_WAY,
@@ -315,7 +316,7 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
     if samples.dataset.task == "survival":  # log hazards of separate models have no common scale
         baselines = tuple(one for one in baselines if one != ENSEMBLE)
     study = Study(
-        folder=Path(os.path.normpath(Path.cwd() / folder)),
+        folder=Path(os.path.normpath(working_folder() / folder)),
         recipe=recipe,
         metrics=_metrics(recipe, samples, splits, are_default=not first.evaluate.metrics),
         samples=samples,

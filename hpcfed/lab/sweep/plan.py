@@ -18,6 +18,7 @@ from hpcfed.config.load import load_recipes, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted
+from hpcfed.io.node import working_folder
 from hpcfed.io.pace import Pace, nobody
 from hpcfed.lab.report.group import method_name
 from hpcfed.lab.report.unlike import unlike
@@ -106,7 +107,7 @@ def make_plan(
     configurations = points(grids)
     fixed = [*overrides, *([f"seeds={list(seeds)}"] if seeds else [])]
     try:
-        folder = Path.cwd() / (output or _beside(source, fixed, configurations[0]))
+        folder = working_folder() / (output or _beside(source, fixed, configurations[0]))
     except InputError as error:
         raise _blame(error, source, fixed, configurations[0]) from None
     folder = Path(os.path.normpath(folder))

@@ -27,7 +27,7 @@ from hpcfed.config.recipe import LETTERS, Recipe
 from hpcfed.data.federation import MAX_LISTED, Federation
 from hpcfed.errors import EnvironmentFailure, first_of
 from hpcfed.io.atomic import write_whole
-from hpcfed.io.node import process_space
+from hpcfed.io.node import process_space, working_folder
 from hpcfed.lab.whatif.common import base_of, on_common_samples
 from hpcfed.provenance.beginning import begin_after
 from hpcfed.provenance.recorded import RecordedRun
@@ -123,7 +123,7 @@ def recipe_without(base: RecordedRun, request: WithoutRequest) -> Recipe:
     names = unicodedata.normalize("NFC", "-".join(_names(recipe)))
     in_path, who = (re.sub(f"[^{kept}._-]+", "-", names)[:LONGEST] for kept in ("A-Za-z0-9", f"{LETTERS} "))
     output = request.output or base.folder.with_name(f"{folder}-without-{in_path}")
-    return recipe.model_copy(update={"name": f"{own}{WORD}{who}", "output": Path.cwd() / output})
+    return recipe.model_copy(update={"name": f"{own}{WORD}{who}", "output": working_folder() / output})
 
 
 def _names(recipe: Recipe) -> list[str]:
