@@ -117,6 +117,7 @@ def of_content(path: Path, content: str) -> Path:
 def _create(path: Path) -> h5py.File:
     """Create a file whose structures have checksums (readable from HDF5 1.10 on) and no timestamps."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fapl_sec2()  # whatever ``HDF5_DRIVER`` says
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     access.set_file_locking(False, True)
     access.set_alignment(1, ALIGNMENT_BYTES)

@@ -7,7 +7,9 @@ traceback. A traceback, where one helps, goes to ``logs/rank-R.log`` of the run 
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
+import os
 import re
 import reprlib
 import sys
@@ -131,6 +133,31 @@ class EnvironmentFailure(_Explained):
     """The machine, a disk, a file in mid-run or a rank failed (exit code 4)."""
 
     exit_code = 4
+
+
+HOST_FULL = "can't allocate memory"
+"""torch's words where the system gives a process no more."""
+SYSTEM_FAILURES = {
+    errno.EMFILE: "raise this process's limit of open files (ulimit -n)",
+    errno.ENFILE: "close other programs: the machine has no more files to open",
+    errno.ENOMEM: "use a machine with more memory, or raise this process's limits",
+    errno.ENOSPC: "make space",
+    errno.EDQUOT: "make space",
+    errno.EFBIG: "raise this process's limit of a file's size (ulimit -f)",
+    errno.EIO: "check the disk or file system",
+    errno.ESTALE: "check the file system, and give the same command again",
+}
+"""Errors of the system that no input causes → remedy."""
+
+
+def system_failure(error: BaseException, where: str = "") -> EnvironmentFailure | None:
+    """Return the one-line error for one of `SYSTEM_FAILURES`, whichever call met it, h5py's too; None for others."""
+    if not isinstance(error, OSError) or error.errno not in SYSTEM_FAILURES:
+        return None
+    where, what = where or str(error.filename or ""), f"the system says: {os.strerror(error.errno)}"
+    failure = EnvironmentFailure(what, where=where, remedy=SYSTEM_FAILURES[error.errno])
+    failure.__cause__ = error
+    return failure
 
 
 class Stopped(_Explained):

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.sources.files import DataSource, Origin
 from hpcfed.data.federation import Federation
+from hpcfed.data.storage import open_hdf5
 from hpcfed.errors import InputError
 
 SCALED = (
@@ -70,7 +70,7 @@ def _rows(path: Path, count: int) -> np.ndarray | None:
     Raises:
         InputError: it has those of another number of samples.
     """
-    with h5py.File(path, "r", locking=False) as file:
+    with open_hdf5(path) as file:
         rows = file["train/row"][:] if "train/row" in file else None
     if rows is not None and len(rows) != count:
         expected, got = f"a row for each of {count} samples", f"{len(rows)}"

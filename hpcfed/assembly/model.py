@@ -16,9 +16,9 @@ from rich.filesize import decimal
 from hpcfed import models
 from hpcfed.config.factory import made
 from hpcfed.config.recipe import Recipe
-from hpcfed.config.user_code.blame import HOST_FULL, place_of
+from hpcfed.config.user_code.blame import place_of
 from hpcfed.data.federation import Federation
-from hpcfed.errors import RAISED, EnvironmentFailure, InputError
+from hpcfed.errors import HOST_FULL, RAISED, EnvironmentFailure, InputError
 from hpcfed.rng import Purpose, torch_seed
 
 if TYPE_CHECKING:

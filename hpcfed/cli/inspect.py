@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
-import h5py
 import numpy as np
 from rich.table import Table
 
@@ -36,6 +35,7 @@ from hpcfed.data.sites import (
     target_statistics,
 )
 from hpcfed.data.skew import skew_of
+from hpcfed.data.storage import open_hdf5
 from hpcfed.errors import EnvironmentFailure, InputError, counted, first_of
 from hpcfed.io.console import Console
 
@@ -221,7 +221,7 @@ def _verified(federation: Federation) -> str:
     Raises:
         InputError: the data have changed since the file was written.
     """
-    with h5py.File(federation.path, "r", locking=False) as file:
+    with open_hdf5(federation.path) as file:
         found = content_hash(file)
     if federation.content and found != federation.content:
         what = "the data changed since the file was written"

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from hpcfed.config import registry
-from hpcfed.errors import EnvironmentFailure, HpcfedError, nearest, visible
+from hpcfed.errors import HOST_FULL, EnvironmentFailure, HpcfedError, nearest, system_failure, visible
 from hpcfed.io.node import working_folder
 from hpcfed.ranks.early import end_noting, ignore_signals, note_signals
 from hpcfed.ranks.threads import NO_MORE, no_more_threads
@@ -165,8 +165,10 @@ def _call(name: str, args: list[str] | None) -> int:
     except PermissionError as error:  # of a file that is only looked for, too
         code, message = 2, f"hpcfed: {visible(str(error.filename))}: Permission denied; check its permissions"
     except MemoryError:  # a file may claim, or a sparse one have, more than any machine
-        full = EnvironmentFailure("not enough memory", remedy="use a machine with more, or a smaller file or model")
-        code, message = full.exit_code, f"hpcfed: {full}"
+        code, message = _of_memory()
+    except OSError as error:
+        failure = system_failure(error)
+        code, message = (failure.exit_code, f"hpcfed: {failure}") if failure else (1, traceback.format_exc())
     except RuntimeError as error:
         code, message = _of_runtime(error)
     except Exception:  # a defect of ours: the other ranks may be waiting for this one, so it must not just end
@@ -219,8 +221,15 @@ def _of_exit(ending: BaseException) -> tuple[int, str]:
     return (ending.code if isinstance(ending.code, int) else int(ending.code is not None)), ""
 
 
+def _of_memory() -> tuple[int, str]:
+    full = EnvironmentFailure("not enough memory", remedy="use a machine with more, or a smaller file or model")
+    return full.exit_code, f"hpcfed: {full}"
+
+
 def _of_runtime(error: RuntimeError) -> tuple[int, str]:
-    """Return exit code and message; a library's failure to start a thread is the machine's limit, not a defect."""
+    """Return exit code and message; a library's failure to get a thread or memory is the machine's, not a defect."""
+    if HOST_FULL in str(error):
+        return _of_memory()
     if NO_MORE not in str(error):
         return 1, traceback.format_exc()
     failure = no_more_threads("of a library")

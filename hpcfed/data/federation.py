@@ -27,8 +27,8 @@ import numpy as np
 
 from hpcfed.data.attributes import FileAttributes, text
 from hpcfed.data.heaps import heaps_are_sound
-from hpcfed.data.storage import Elsewhere, Storage, StoredRows, flaw, is_numbers, member
-from hpcfed.errors import EnvironmentFailure, InputError, did_you_mean, nearest
+from hpcfed.data.storage import Elsewhere, Storage, StoredRows, flaw, is_numbers, member, open_hdf5
+from hpcfed.errors import EnvironmentFailure, InputError, did_you_mean, nearest, system_failure
 
 FORMAT = "hpcfed-federation"
 VERSION = 1
@@ -127,6 +127,7 @@ class Federation:
 
         Raises:
             InputError: it is missing, not HDF5, truncated, not a federation, of another version, or inconsistent.
+            EnvironmentFailure: the machine fails, or gives no more open files or memory.
         """
         path = Path(path)
         try:
@@ -134,13 +135,14 @@ class Federation:
                 raise InputError("is a folder, not a federation file", where=str(path), remedy="name the .h5 file")
             if path.exists() and not path.is_file():  # a pipe would be waited on
                 raise InputError("is a device or a pipe, not a federation file", where=str(path), remedy=REMEDY)
-            # Locks often fail on parallel and network file systems, and a file that is only read needs none.
-            file = h5py.File(path, "r", locking=False)
+            file = open_hdf5(path)
         except FileNotFoundError:
             raise InputError("no such federation file", where=str(path), remedy=REMEDY) from None
         except PermissionError:
             raise InputError("may not be read", where=str(path), remedy="check its permissions") from None
         except (OSError, ValueError) as error:  # ValueError: not a valid path
+            if failure := system_failure(error, str(path)):
+                raise failure from error
             if LOCKED in str(error):
                 what, remedy = "open in this process already, with locks", "close it, or open it with locking=False"
                 raise InputError(what, where=str(path), remedy=remedy) from error
@@ -155,6 +157,8 @@ class Federation:
             raise
         except (EnvironmentFailure, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # h5py's errors
             file.close()
+            if failure := system_failure(error.__cause__ or error, str(path)):  # the cause: of `Storage`
+                raise failure from error
             raise InputError(
                 "damaged HDF5 file", where=str(path), got=str(error), remedy="copy or prepare it again"
             ) from error

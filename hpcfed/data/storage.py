@@ -30,6 +30,17 @@ MOST_HOPS = 16
 _AGAIN = "the file must stay as it is while runs use it; copy or prepare it again"
 
 
+def open_hdf5(path: str | os.PathLike[str]) -> h5py.File:
+    """Open a file to read it, without locks: they often fail on parallel file systems, and reading needs none.
+
+    The driver is the one whose descriptor `Storage` reads, whatever ``HDF5_DRIVER`` says.
+
+    Raises:
+        OSError, ValueError: as h5py reports it.
+    """
+    return h5py.File(path, "r", driver="sec2", locking=False)
+
+
 class Storage:
     """The bytes of one open HDF5 file."""
 

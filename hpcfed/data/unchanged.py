@@ -11,9 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import h5py
-
 from hpcfed.data.content import KIND, content_hash
+from hpcfed.data.storage import open_hdf5
 from hpcfed.errors import EnvironmentFailure, InputError
 
 FileFacts = Mapping[str, Any]
@@ -68,7 +67,7 @@ def check_data(path: Path, content: str | None, before: FileFacts | None, *, goe
 def _hash_of(path: Path, facts: tuple[int, ...]) -> str:
     """Return the hash of the data in a file with these facts; cached for the runs of a sweep."""
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             return content_hash(file)
     except (OSError, RuntimeError, ValueError) as error:
         raise EnvironmentFailure("can't be read", where=str(path), got=str(error)) from None

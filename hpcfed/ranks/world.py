@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from rich.filesize import decimal
 
-from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
+from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped, system_failure
 from hpcfed.io.output import Output
 from hpcfed.ranks.accelerators import MPI_KIND, MPI_QUERY, MPI_SWITCHES
 from hpcfed.ranks.code import digest, folders
@@ -268,7 +268,8 @@ class MpiWorld(World):
         try:
             yield
         except RAISED as error:
-            own = self._placed(error) if isinstance(error, HpcfedError) else error
+            known = error if isinstance(error, HpcfedError) else system_failure(error)
+            own = error if known is None else self._placed(known)
         code = 0 if own is None else getattr(own, "exit_code", 1)
         name = f"rank {self.rank}: {type(own).__name__}: " if code == 1 else ""
         endings = self._agree(code, f"{name}{own}" if own is not None else "")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import h5py
@@ -15,6 +17,7 @@ from hpcfed.data import federation as federation_format
 from hpcfed.data.federation import MEMBERS, Federation, Standardization
 from hpcfed.data.storage import ACCESS
 from hpcfed.errors import EnvironmentFailure, InputError
+from tests.launch import launch
 
 X = np.arange(10 * 3 * 2 * 2, dtype=np.uint8).reshape(10, 3, 2, 2)
 Y = np.array([0, 1, 2, 3, 0, 1, 2, 3, 0, 1])
@@ -359,3 +362,29 @@ def test_numbers_of_a_layout_that_numpy_has_not_are_converted(tmp_path: Path) ->
         stored.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(30, dtype="<i2").reshape(10, 3))
     with Federation.open(path) as federation:
         assert federation.client(0)[0].tolist() == np.arange(12).reshape(4, 3).tolist()
+
+
+def test_a_machine_without_more_open_files_has_no_damaged_file(tmp_path: Path) -> None:
+    """Opening takes several: whichever is refused, the file need not be prepared again."""
+    path = write_minimal(tmp_path / "plain.h5")
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        with suppress(OSError):
+            while True:
+                held.append(stack.enter_context(Path(os.devnull).open("rb")))
+        for left in range(3):
+            with pytest.raises(EnvironmentFailure, match=r"plain.h5: the system says: Too many open files; raise"):
+                Federation.open(path)
+            held[left].close()
+    Federation.open(path)
+
+
+def test_files_are_written_and_read_whatever_driver_the_environment_names(tmp_path: Path) -> None:
+    """``split`` would write two files in the place of one; of one in memory, ``core``, there is no descriptor."""
+    program = "import hpcfed; hpcfed.write_federation('f.h5', {'north': ([[1.0], [2.0]], [0, 1])}); "
+    program += "from hpcfed.data.federation import Federation; Federation.open('f.h5')"
+    done = launch(0, [], program=("-c", program), cwd=tmp_path, env={"HDF5_DRIVER": "split"})
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["f.h5"]

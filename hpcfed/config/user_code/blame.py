@@ -16,7 +16,16 @@ from typing import Any
 from pydantic import PydanticUserError, ValidationError
 
 from hpcfed.config.user_code.finder import is_blamed
-from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError, InputError, did_you_mean, goes_to_run_folder, shown
+from hpcfed.errors import (
+    HOST_FULL,
+    RAISED,
+    EnvironmentFailure,
+    HpcfedError,
+    InputError,
+    did_you_mean,
+    goes_to_run_folder,
+    shown,
+)
 from hpcfed.ranks.accelerators import is_fault
 from hpcfed.ranks.world import World
 from hpcfed.types import LocalMethod
@@ -28,8 +37,6 @@ FLAGS = (*OF_SERVERS, "trains_personal", *(name for name in vars(LocalMethod) if
 """Names that a rule's class may set, and its methods."""
 OF_THE_USER = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
 """Errors of the system that mean a wrong path, not a failing machine."""
-HOST_FULL = "can't allocate memory"
-"""torch's words where the system gives a process no more."""
 OF_THE_MACHINE = ("CUDA error", "out of memory", HOST_FULL, "can't start new thread")
 """Texts of a RuntimeError that the machine causes, whichever code meets it."""
 

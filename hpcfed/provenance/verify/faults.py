@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import h5py
 from rich.filesize import decimal
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.content import KIND, content_hash
+from hpcfed.data.storage import open_hdf5
 from hpcfed.errors import EnvironmentFailure, InputError, first_of
 from hpcfed.io.pace import Pace
 from hpcfed.io.text import doubled_key, lines_of, open_file
@@ -129,7 +129,7 @@ def data_faults(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Fault | 
             say(f"{decimal(done)} of {decimal(total)} of the data are read{pace.left(done, total)}")
 
     try:
-        with h5py.File(recipe.data, "r", locking=False) as file:
+        with open_hdf5(recipe.data) as file:
             found = content_hash(file, show)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         yield Fault(str(recipe.data), f"cannot be read: {error}")
