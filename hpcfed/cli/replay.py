@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
 from hpcfed.cli.options import asked_on_terminal
 from hpcfed.errors import counted
+
+PIPED_WIDTH = 120
 
 
 @click.command()
@@ -35,7 +38,7 @@ def command(
     ask = asked_on_terminal()
     found = replay(run, number, client, data=data, code=code, run_code=run_code, ask=ask, say=click.echo)
     click.echo(f"{run}, round {number}, client {found.client} ({found.name}): {counted(found.reported.steps, 'step')}")
-    console = Console(highlight=False, markup=False)
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False)
     console.print(table(found))
     for line in lines(found):
         click.echo(line)

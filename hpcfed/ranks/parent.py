@@ -10,6 +10,7 @@ import ctypes
 import os
 import resource
 import signal
+import stat
 import time
 from contextlib import suppress
 from types import FrameType
@@ -19,6 +20,8 @@ PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """To the rank, if its parent alone got them; SIGINT comes from terminals and launchers, to both."""
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 """Variables that number a rank; the size, if known, is `ranks_promised`."""
+CONNECTION = "PMI_FD"
+"""Variable that numbers the socket between a rank and its launcher."""
 AFTER_A_KILL = "perhaps for want of memory (dmesg on {} says so); give the same command again"
 AFTER_A_FAULT = "a fault of a library, which may have said more, or of code of yours in another language than Python"
 HEARD_AFTER = 0.5
@@ -39,9 +42,24 @@ def tasks_of_srun() -> int:
     return int(text) if text.isdigit() and "SLURM_PROCID" in os.environ else 0
 
 
+def launcher_is_gone() -> bool:
+    """Whether a launcher's variables are another process's: the connection to it that ``PMI_FD`` names is not here.
+
+    So it is in a program that a rank starts, by Python's `subprocess` for one; MPI would end the process.
+    """
+    number = os.environ.get(CONNECTION, "")
+    if not number.isdecimal():
+        return False
+    try:
+        mode = os.fstat(int(number)).st_mode
+    except (OSError, OverflowError):
+        return True
+    return not (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
+
+
 def fork_rank() -> None:
     """Go on in a child, the rank, where a launcher has started several; the parent waits for it and never returns."""
-    if ranks_promised() < 2:
+    if ranks_promised() < 2 or launcher_is_gone():
         return
     parent = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)

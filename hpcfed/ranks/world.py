@@ -28,7 +28,7 @@ from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, Inp
 from hpcfed.io.output import Output
 from hpcfed.ranks.accelerators import MPI_KIND, MPI_QUERY, MPI_SWITCHES
 from hpcfed.ranks.code import digest, folders
-from hpcfed.ranks.parent import ranks_promised, tasks_of_srun
+from hpcfed.ranks.parent import CONNECTION, launcher_is_gone, ranks_promised, tasks_of_srun
 from hpcfed.ranks.pulse import Pulse
 from hpcfed.ranks.threads import start
 
@@ -358,8 +358,8 @@ def connect(*, mixed: bool = False) -> World:
         mixed: whether ranks may run different code of hpcfed, as they may to be examined, and to leave.
 
     Raises:
-        EnvironmentFailure: a launcher started several ranks, but MPI sees only this one; or, on all ranks, they run
-            different code.
+        EnvironmentFailure: a launcher started several ranks, but MPI sees only this one, or the launcher's variables
+            are another process's; or, on all ranks, they run different code.
     """
     global _world
     if _world is None:
@@ -406,10 +406,11 @@ def leave(code: int, message: str, document: str = "", *, alone: bool = False) -
     Args:
         code, message, document: as of `World.leave`.
         alone: whether the command needs no ranks. In the shell of ``srun --pty`` one task of several runs it, and MPI
-            would wait for the others, or refuse: it ends by itself, unless it has looked for them.
+            would wait for the others, or refuse, as in a program that a rank starts: it ends by itself, unless it has
+            looked for them.
     """
-    is_of_srun = "SLURM_PROCID" in os.environ and "mpi4py.MPI" not in sys.modules
-    if alone and is_of_srun and _world is None:
+    is_one = ("SLURM_PROCID" in os.environ or launcher_is_gone()) and "mpi4py.MPI" not in sys.modules
+    if alone and is_one and _world is None:
         return World().leave(code, message, document)
     try:
         return connect(mixed=True).leave(code, message, document)
@@ -460,6 +461,10 @@ def _find_world() -> World:
     if not launched and "mpi4py.MPI" not in sys.modules:
         return World()
     if "mpi4py.MPI" not in sys.modules:
+        if launcher_is_gone():
+            what = f"a launcher's variables are set, but {CONNECTION}={os.environ[CONNECTION]} is no connection to it"
+            remedy = "this process is none of its ranks: unset PMI_FD, PMI_RANK and PMI_SIZE to run alone"
+            raise EnvironmentFailure(what, remedy=remedy)
         _warn_of_scant_memory()
     try:
         from mpi4py import MPI

@@ -536,6 +536,13 @@ def test_what_needs_no_ranks_works_in_the_shell_of_srun(folder, environment):
     assert code == 4
     assert "the launcher started 4 ranks, but MPI" in said
 
+    # Of a rank's child, such as one by `subprocess`, the launcher's variables name a connection that it has not.
+    shell = environment | {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "63"}
+    assert ends("inspect", "small.h5") == (0, "")
+    code, said = ends("run", "recipe.yaml")
+    assert code == 4
+    assert "PMI_FD=63 is no connection to it; this process is none of its ranks" in said
+
 
 def test_a_loop_over_rounds_that_a_program_leaves_open_ends_with_a_checkpoint_and_no_word(folder):
     program = "import hpcfed; loop = hpcfed.rounds('recipe.yaml'); next(loop)"
