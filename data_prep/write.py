@@ -26,6 +26,7 @@ from hpcfed.data.content import KIND, content_hash, rows_per_block
 from hpcfed.data.federation import FORMAT, VERSION
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import to_disk
+from hpcfed.io.node import working_folder
 from hpcfed.io.text import UNPRINTABLE
 
 # Every array starts on a cache line, so that any library can use its memory map directly.
@@ -221,10 +222,10 @@ def _size(dataset: Dataset) -> int:
 
 
 def check_output(path: Path, overwrite: bool) -> None:
-    """Check that a federation may be written to `path`.
+    """Check that a federation may be written to `path`, before samples are read for it, which may take an hour.
 
     Raises:
-        InputError: it is a folder, or exists and is not to be overwritten.
+        InputError: it is a folder, or exists and is not to be overwritten, or its folder can't be written.
     """
     if path.is_dir():
         raise InputError("is a folder", where=str(path), remedy="name a file")
@@ -232,6 +233,10 @@ def check_output(path: Path, overwrite: bool) -> None:
         raise InputError(
             "exists already", where=str(path), remedy="pass --overwrite (overwrite=True), or choose another name"
         )
+    folder = next(one for one in (working_folder() / path).parents if one.exists())  # the first that need not be made
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        got = f"{folder}, which " + ("may not be written" if folder.is_dir() else "is no folder")
+        raise InputError("can't write here", where=str(path), got=got, remedy="choose another folder")
 
 
 @dataclass

@@ -20,7 +20,7 @@ from data_prep.partition import SCHEMES
 from data_prep.sources import digits, idx
 from data_prep.streams import stream
 from data_prep.synthetic import linear_regression, toy2d
-from data_prep.write import write
+from data_prep.write import check_output, write
 from hpcfed.data import content
 from hpcfed.data.content import content_hash
 from hpcfed.data.federation import Federation, Standardization
@@ -127,6 +127,8 @@ def test_existing_file_is_kept(tmp_path: Path, images: Dataset) -> None:
 def test_unwritable_places(tmp_path: Path, images: Dataset) -> None:
     (tmp_path / "file").write_text("")
     for path, message in ((tmp_path / "file" / "f.h5", "can't write here"), (tmp_path / "raw", "is a folder")):
+        with pytest.raises(InputError, match=message):
+            check_output(path, overwrite=False)  # before anything is read
         with pytest.raises(InputError, match=message):
             write(path, images, owner_of(images), 7, partition=RECORD)
 
