@@ -228,7 +228,7 @@ def _start(ranks: int) -> None:
     if "--ranks" in words:
         place = words.index("--ranks")
         del words[place : place + 2]
-    os.execv(launcher, [launcher, "-n", str(ranks), sys.executable, "-m", "hpcfed", *words])
+    os.execv(launcher, [launcher, "-n", str(ranks), sys.executable, "-P", "-m", "hpcfed", *words])
 
 
 def _words(asked: Mapping[str, Any]) -> list[str]:

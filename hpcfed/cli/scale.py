@@ -195,7 +195,7 @@ def _measure(words: Sequence[str], count: int, folder: Path) -> None:
 
     launch = [mpirun(), "-n", str(count)] if count > 1 else []
     name = f"{count} rank{'s' if count > 1 else ''}"
-    done = run_to_end(f"scale on {name}", [*launch, sys.executable, "-m", "hpcfed", *words])
+    done = run_to_end(f"scale on {name}", [*launch, sys.executable, "-P", "-m", "hpcfed", *words])
     if not path_of(folder, count).exists():
         raise EnvironmentFailure(f"scale on {name} ended without a measurement", remedy="does mpirun start that many?")
     click.echo(f"{name}: measured in {done.seconds:.0f} s")

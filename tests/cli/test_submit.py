@@ -24,7 +24,7 @@ from hpcfed.cli.scale import command as scale
 from hpcfed.cli.study import command as study
 from hpcfed.cli.submit import command
 from hpcfed.cli.sweep import command as sweep
-from hpcfed.cluster.doctor.launch import Mpi
+from hpcfed.cluster.doctor.launch import Mpi, find_mpi
 from hpcfed.cluster.step.run import saved
 from hpcfed.cluster.step.scheduler import SCHEDULERS as SCHEDULERS_OF_JOBS
 from hpcfed.cluster.submit.site import SCHEDULERS
@@ -77,7 +77,7 @@ def words(script: str) -> list[str]:
 
 def step(script: str) -> list[str]:
     """The options of the script's last command, as bash reads them."""
-    _, _, last = script.partition(" -m hpcfed job-step ")
+    _, _, last = script.partition(" -P -m hpcfed job-step ")
     said = subprocess.run(["bash", "-c", f'run=(); printf "%s\\0" {last}'], capture_output=True, text=True)
     return said.stdout.split("\0")[:-2]
 
@@ -99,7 +99,7 @@ def test_the_script_says_what_was_asked_for(folder: Path, site_file: Path) -> No
     } <= set(told)
     assert f'output="{folder}/run-%j.log"' in told
     srun = f"--mpi={'pmix' if launcher(sys.executable).mpi == 'Open MPI' else 'pmi2'}"
-    program = ["srun", srun, "--cpu-bind=cores", "--wait=30", sys.executable, "-m", "hpcfed", "run"]
+    program = ["srun", srun, "--cpu-bind=cores", "--wait=30", sys.executable, "-P", "-m", "hpcfed", "run"]
     arguments = [f"{folder}/recipe.yaml", "rounds=50", "threads=2", f'output="{folder}/run"']
     assert words(script) == program + arguments
     assert "\nexport OMP_NUM_THREADS=2\n" in script
@@ -364,7 +364,7 @@ def test_the_site_file_is_read_from_its_place_or_from_anywhere(folder: Path, sit
         "module load openmpi/5.0",
         "source ~/env/bin/activate",
     ]
-    assert words(script)[:8] == ["mpirun", "-x", "A B", "--map-by", "core", "python3", "-m", "hpcfed"]
+    assert words(script)[:9] == ["mpirun", "-x", "A B", "--map-by", "core", "python3", "-P", "-m", "hpcfed"]
     assert {"partition=milan", "account=p7", "exclusive", "mem=0"} <= set(directives(script))
     assert "no-requeue" in directives(shown("--site", "other.yaml"))
 
@@ -482,6 +482,19 @@ def test_a_job_whose_start_fails_does_not_run(folder: Path, site_file: Path, sit
         assert done.stderr.splitlines()[-1] == f"hpcfed: the job ends, since its start failed: {said}"
 
 
+def test_no_file_of_the_working_folder_runs_in_the_place_of_a_library(folder: Path, site_file: Path) -> None:
+    """Neither where `submit` asks for the MPI, nor in the job, which Python starts in a stranger's folder, too."""
+    for name in ("mpi4py", "numpy", "hpcfed"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    assert find_mpi({}).vendor == launcher(sys.executable).mpi
+    site_file.write_text("{launch: env}")
+    script = CliRunner().invoke(command, ["recipe.yaml", "--time", "10", "--dry-run"]).stdout
+    (folder / "job.sh").write_text(script.replace("recipe.yaml", "no-recipe.yaml", 1))
+    job = subprocess.run(["bash", "job.sh"], env=JOB, capture_output=True, text=True, timeout=60, cwd=folder)
+    assert "hpcfed: " in job.stderr
+    assert not (folder / "ran").exists()
+
+
 @pytest.mark.parametrize("name", ["submit", "scale", *SHARING])
 def test_a_job_whose_recipe_has_changed_does_not_run(folder: Path, site_file: Path, name: str) -> None:
     site_file.write_text("{launch: env, python: 'echo began'}")
@@ -499,7 +512,7 @@ def test_a_job_whose_recipe_has_changed_does_not_run(folder: Path, site_file: Pa
         return subprocess.run(["bash", "job.sh"], env=JOB | task, capture_output=True, text=True, timeout=60)
 
     first, requeued = job(), job()
-    assert first.stdout.startswith("began -m hpcfed "), first.stderr
+    assert first.stdout.startswith("began -P -m hpcfed "), first.stderr
     assert requeued.stdout == first.stdout
     with recipe.open("a", encoding="utf-8") as file:
         file.write("# edited\n")

@@ -77,17 +77,19 @@ class LauncherJob:
 def find_mpi(described: Mapping[str, Any]) -> Mpi:
     """Query the MPI library that mpi4py loads, and the ``mpirun`` on the PATH.
 
+    Python is called with ``-P``: else a file ``mpi4py.py`` in the working folder, a stranger's, would run.
+
     Args:
         described: result of `World.describe`; {} if MPI is not running.
     """
     mpirun = shutil.which("mpirun")
     mpirun_vendor = vendor_of(_output([mpirun, "--version"])[1]) if mpirun else None
-    loads, library = _output([sys.executable, "-m", "mpi4py", "--mpi-lib-version"])
+    loads, library = _output([sys.executable, "-P", "-m", "mpi4py", "--mpi-lib-version"])
     lines = library.replace("\0", "").strip().splitlines() or [""]
     if not loads:
         return Mpi(None, None, None, None, problem=lines[-1], mpirun=mpirun, mpirun_vendor=mpirun_vendor)
-    knows_standard, standard = _output([sys.executable, "-m", "mpi4py", "--mpi-std-version"])
-    knows_path, path = _output([sys.executable, "-m", "mpi4py", "--mpi-library"])
+    knows_standard, standard = _output([sys.executable, "-P", "-m", "mpi4py", "--mpi-std-version"])
+    knows_path, path = _output([sys.executable, "-P", "-m", "mpi4py", "--mpi-library"])
     return Mpi(
         library=" ".join(lines[0].split(", ")[0].replace("Version:", "").split()),
         vendor=vendor_of(library),

@@ -26,7 +26,7 @@ def contenders(folder: Path, ranks: int) -> list[Contender]:
     run = run_command(folder / "recipe.yaml", ranks, "rounds=1", f"output={output}")
     where = f", {ranks} rank{'s' if ranks > 1 else ''}"
     return [
-        Contender(f"imports{where}", [*launch, sys.executable, "-c", IMPORTS], _whole),
+        Contender(f"imports{where}", [*launch, sys.executable, "-P", "-c", IMPORTS], _whole),
         Contender(f"hpcfed{where}", run, after_run),
     ]
 
