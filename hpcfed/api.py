@@ -381,7 +381,7 @@ class Result:
                 known = sorted({key for row in rows for key, value in row.items() if isinstance(value, int | float)})
                 raise InputError(f"no numbers in column {name!r}", remedy=nearest(name, known))
             axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else None)
-            axes.set(xlabel="round", ylabel=name.replace("_", " "))
+            axes.set(xlabel="round", ylabel=literal(name.replace("_", " ")))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.suptitle(literal(self.recipe.name), fontsize=10)
         return figure

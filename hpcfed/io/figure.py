@@ -7,6 +7,8 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from hpcfed.errors import visible
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -17,8 +19,11 @@ _SAID: set[str] = set()
 
 
 def literal(text: str) -> str:
-    """Return a text as matplotlib draws it letter by letter: a `$` would begin mathematics."""
-    return text.replace("$", r"\$")
+    """Return a text as matplotlib draws it letter by letter: a `$` would begin mathematics.
+
+    Control characters are escaped: SVG cannot hold them.
+    """
+    return visible(text).replace("$", r"\$")
 
 
 def rendered(figure: Figure, kind: str, **options: Any) -> bytes:

@@ -247,6 +247,23 @@ def test_names_are_escaped(tmp_path):
     assert "a&amp;b&lt;i&gt;.h5" in text
 
 
+def test_names_in_a_record_are_text_and_no_paths(tmp_path):
+    """A record from elsewhere has any names: of metrics, and of models in ``clients.csv``."""
+    odd = "$\\frac{$\x1b[2J\n\\input{x}"
+    rows = [row | {f"test_{odd}": 0.5, "test_a/../../../out": 0.5} for row in make_rows(3, "fedavg", 0)]
+    run = write_run(tmp_path / "runs" / "run", rows=rows)
+    with (run / "clients.csv").open("w", newline="", encoding="utf-8") as file:
+        head, line = ["round", "client", "model", "split", "loss", "accuracy", "n"], [3, 0, odd, "test", 0.1, 0.9, 7]
+        csv.writer(file).writerows([head, line])
+    (run / "figures" / "test_a").mkdir(parents=True)
+    make_report([run], run)
+    assert {path.name for path in tmp_path.rglob("*rounds.png")} >= {"test_a-..-..-..-out-rounds.png"}
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    for table in (run / "tables").glob("*.tex"):
+        assert not re.search(r"^\\input|\x1b", table.read_text(encoding="utf-8"), re.MULTILINE), table
+
+
 def test_reader_is_warned(tmp_path):
     folders = [
         write_run(tmp_path / "a", rows=make_rows(3, "fedavg", 0)),

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Sequence
 
+from hpcfed.errors import visible
 from hpcfed.lab.report.tables import Table
 
 ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
@@ -15,6 +16,8 @@ ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
 }  # fmt: skip
 """Character of a table's text → its LaTeX; \\textquotedbl would need another font encoding."""
+BREAK = re.compile(r"[\r\n]+")
+"""Ends of lines, as a name may have: LaTeX would read what follows one in a comment."""
 LONG = 32
 """Maximum length in characters of a cell without line breaks."""
 
@@ -28,7 +31,7 @@ def csv_of_table(table: Table) -> str:
 
 def latex_of_table(table: Table) -> str:
     """Return a table as a LaTeX tabular with booktabs' rules; title and note are LaTeX comments, strong cells bold."""
-    lines = [f"% {line}" for line in (table.title, table.note) if line]
+    lines = [f"% {_in_a_line(line)}" for line in (table.title, table.note) if line]
     lines += [r"\begin{tabular}{l" + "r" * (len(table.header) - 1) + "}", r"\toprule"]
     lines += [_line([_escaped(cell) for cell in table.header]), r"\midrule"]
     for number, row in enumerate(table.rows):
@@ -45,12 +48,17 @@ def file_name(title: str) -> str:
     return re.sub(r"[^\w.]+", "-", title.lower()).strip("-")
 
 
+def _in_a_line(text: str) -> str:
+    return visible(BREAK.sub(" ", text))
+
+
 def _line(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
 def _escaped(text: str) -> str:
     """Return a cell's text escaped for LaTeX; if longer than `LONG`, it may break into lines, also after ``_-./,:``."""
+    text = _in_a_line(text)
     if len(text) <= LONG:
         return "".join(ESCAPED.get(sign, sign) for sign in text)
     words = "".join(ESCAPED.get(sign, sign) + r"\allowbreak{}" * (sign in "_-./,:") for sign in text)

@@ -102,8 +102,8 @@ class PathPlot:
         figure, axes = blank(medium)
         for index, (group, (x, y)) in enumerate(zip(scene.groups, paths, strict=True)):
             axes.plot(x, y, color=_colour(index), linewidth=1.2, marker="o", markersize=3.5, label=_plain(group.label))
-        axes.set_xlabel(self.columns[0].removeprefix("test_"))
-        axes.set_ylabel(self.columns[1].removeprefix("test_"))
+        axes.set_xlabel(literal(self.columns[0].removeprefix("test_")))
+        axes.set_ylabel(literal(self.columns[1].removeprefix("test_")))
         axes.set_aspect("equal", adjustable="datalim")
         _add_legend(figure, axes, medium)
         return figure
@@ -131,7 +131,8 @@ class DifferencePlot:
         axes.axhline(0, color=LIGHT.text, linewidth=1, zorder=1)
         if scene.criterion.is_fraction:
             axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _signed(100 * value)))
-        axes.set_ylabel(f"{scene.criterion.title}, difference" + (" in points" if scene.criterion.is_fraction else ""))
+        unit = " in points" if scene.criterion.is_fraction else ""
+        axes.set_ylabel(literal(f"{scene.criterion.title}, difference{unit}"))
         _focus(axes)
         _scale_horizontal(axes, "round")
         _add_legend(figure, axes, medium)
@@ -175,7 +176,7 @@ class ClientsPlot:
             axes.set_title(
                 textwrap.fill(f"without {measure}: {', '.join(others)}", 60), fontsize=medium.font, loc="left"
             )
-        axes.set_ylabel(f"{measure} of the {' or '.join(models)} model\non each client's {where}")
+        axes.set_ylabel(literal(f"{measure} of the {' or '.join(models)} model\non each client's {where}"))
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PERCENT)
         if is_accuracy:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hpcfed.io.figure import literal
 from hpcfed.lab.report.group import Group
 from hpcfed.lab.report.plots import ClientsPlot, DifferencePlot, LinePlot, SecondsPlot
 from hpcfed.lab.report.read import Run
@@ -61,6 +63,10 @@ SITES = PageSection("Clients by name", (), sites_table)
 TIME = PageSection("Time", (SecondsPlot("seconds", "Where the time of a round goes."),), timing_table)
 
 
+NO_FILE_NAME = re.compile(r"[^\w.+-]")
+"""Characters that a metric's name cannot have; a stranger's record may have any, such as the slashes of a path."""
+
+
 def own_metrics(runs: Sequence[Run]) -> PageSection:
     """Return the section of metrics beside accuracy and loss: a figure for each column in `Run.own_metrics`."""
     columns = dict.fromkeys(column for run in runs for column in run.own_metrics)
@@ -68,7 +74,8 @@ def own_metrics(runs: Sequence[Run]) -> PageSection:
     for column in columns:
         kind, _, name = column.partition("_")
         words = f"{name} on the {'test' if kind == 'test' else 'training'} set"
-        plots.append(LinePlot(f"{column}-rounds", column, "round", words, f"{words} against rounds."))
+        file = f"{NO_FILE_NAME.sub('-', column)}-rounds"
+        plots.append(LinePlot(file, column, "round", literal(words), f"{words} against rounds."))
     return PageSection("Own metrics", tuple(plots))
 
 

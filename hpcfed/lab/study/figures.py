@@ -68,7 +68,7 @@ def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric) 
             **markers(len(rounds)),
         )
     axes.set_xlabel("round")
-    axes.set_ylabel(metric.in_text)
+    axes.set_ylabel(literal(metric.in_text))
     axes.margins(x=0.02)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
     if metric.is_percentage:

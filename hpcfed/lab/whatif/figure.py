@@ -41,6 +41,6 @@ def figure_of(clients: Sequence[Any], column: str, over: str, *, has_shapley: bo
     axes.set_yticks(places, [literal(one.name) for one in shown])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    what = f"{title} in {column.replace('_', ' ')}, a gain where positive"
+    what = f"{title} in {literal(column.replace('_', ' '))}, a gain where positive"
     axes.set_xlabel(f"{what}\nwhiskers: 95 % interval over {over}" if known.any() else what)
     return figure
