@@ -34,7 +34,10 @@ BROKEN = (
     AttributeError,
     OverflowError,
     MemoryError,
+    RecursionError,
 )
+DEEPEST = 64
+"""Tuples in tuples; an array's state has two levels."""
 
 
 class _Array:
@@ -64,31 +67,39 @@ def _dtype(code: object, *flags: object) -> _Dtype:
     return _Dtype(code)
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise ValueError(f"bytes encoded as {str(encoding)[:40]}")
-    return text.encode("latin-1")
-
-
 STAND_INS = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy", "ndarray"): "numpy.ndarray",  # an argument of _reconstruct, never called
     ("numpy", "dtype"): _dtype,
-    ("_codecs", "encode"): _encode,
 }
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes):
+        super().__init__(io.BytesIO(content), encoding="latin-1")
+        self._left = len(content)
+
     def find_class(self, module: str, name: str) -> Any:
         """Return a stand-in.
 
         Raises:
             InputError: there is none for this name.
         """
+        if (module, name) == ("_codecs", "encode"):
+            return self._encode
         if (module, name) not in STAND_INS:
             raise InputError(f"a pickle that would run {str(module)[:40]}.{str(name)[:40]}; it was not run")
         return STAND_INS[module, name]
+
+    def _encode(self, text: str, encoding: str) -> bytes:
+        """Return bytes, all together at most as many as the pickle: it may name one long text many times."""
+        if encoding != "latin1":
+            raise ValueError(f"bytes encoded as {str(encoding)[:40]}")
+        self._left -= len(text)
+        if self._left < 0:
+            raise ValueError("more bytes than the file has")
+        return text.encode("latin-1")
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
@@ -101,13 +112,14 @@ def read_pickle(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
     try:
         _check_sizes(content)
-        value = _Unpickler(io.BytesIO(content), encoding="latin-1").load()
+        _check_depth(content)
+        value = _Unpickler(content).load()
     except InputError as error:
         raise InputError(str(error), where=str(path), remedy="don't trust this file") from error
     except BROKEN as error:
         raise damaged(path, "not a pickle, or damaged", error) from error
-    if not isinstance(value, dict):
-        raise damaged(path, "not a pickle of CIFAR: it holds no dict")
+    if not isinstance(value, dict) or not all(isinstance(key, str | bytes) for key in value):
+        raise damaged(path, "not a pickle of CIFAR: it holds no dict of texts")
     return {_text(key): _array(path, item) if isinstance(item, _Array) else item for key, item in value.items()}
 
 
@@ -120,6 +132,39 @@ def _check_sizes(content: bytes) -> None:
     for operation, argument, _ in pickletools.genops(content):
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(content):
             raise ValueError(f"a memo of {argument} entries")
+
+
+def _check_depth(content: bytes) -> None:
+    """Refuse tuples in tuples in tuples …: as a dict's key they would be hashed by C code, which crashes at a million.
+
+    Raises:
+        ValueError: they are deeper than `DEEPEST`.
+        IndexError, KeyError: the program takes from an empty stack, or from nothing in the memo.
+    """
+    stack, memo = list[int | None](), dict[object, int | None]()  # depth of each value, None for a mark
+    for operation, argument, _ in pickletools.genops(content):
+        name = operation.name
+        if name.endswith("PUT") or name == "MEMOIZE":
+            memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
+        elif name.endswith("GET"):
+            stack.append(memo[argument])
+        elif name == "MARK":
+            stack.append(None)
+        elif name == "DUP":
+            stack.append(stack[-1])
+        else:
+            taken = list[int | None]()
+            if pickletools.stackslice in operation.stack_before:
+                while (depth := stack.pop()) is not None:
+                    taken.append(depth)
+            for kind in operation.stack_before:
+                if kind not in (pickletools.stackslice, pickletools.markobject):
+                    taken.append(stack.pop())
+            is_nested = name.startswith("TUPLE") or name == "FROZENSET"
+            found = 1 + max((depth or 0 for depth in taken), default=0) if is_nested else 0
+            if found > DEEPEST:
+                raise ValueError(f"tuples more than {DEEPEST} deep")
+            stack.extend([found] * len(operation.stack_after))
 
 
 def _array(path: Path, stored: _Array) -> np.ndarray:

@@ -128,6 +128,16 @@ def test_no_code_is_run(tmp_path: Path, protocol: int) -> None:
         (b"].", "holds no dict"),
         (b"e.", "not a pickle, or damaged"),
         (b"\x80\x02}(U\x01a", "not a pickle, or damaged"),
+        (b"\x80\x02})" + b"\x85" * 1_000_000 + b"K\x01s.", "tuples more than 64 deep"),  # to hash them is a crash
+        (b"\x80\x02}K\x01K\x01s.", "holds no dict of texts"),
+        (  # 10,000 times the same text: 5 GB
+            b"\x80\x02}U\x01b](c_codecs\nencode\nq\0X\x20\xa1\x07\0"
+            + b"a" * 500_000
+            + b"U\x06latin1\x86q\3R"
+            + b"h\0h\3R" * 10_000
+            + b"es.",
+            "more bytes than the file has",
+        ),
     ],
 )
 def test_pickles_of_others(tmp_path: Path, content: bytes, message: str) -> None:
