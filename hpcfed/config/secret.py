@@ -18,11 +18,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from hashlib import sha256, shake_256
+from hashlib import file_digest, sha256, shake_256
 from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import InputError
+from hpcfed.io.text import MAX_YAML_LENGTH, Malformed, read_text, refuse_special
 
 MIN_DIGITS, MIN_DIFFERENT = 32, 6
 """Hexadecimal digits of 128 bits, and how many different ones random text hardly ever falls below."""
@@ -75,8 +76,10 @@ def content_of(value: Path | Any) -> Any:
     if not isinstance(value, Path):
         return value
     try:
-        return sha256(value.read_bytes()).hexdigest()
-    except OSError:
+        refuse_special(value)
+        with value.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except (OSError, Malformed):
         return ""
 
 
@@ -89,7 +92,7 @@ def _text(place: Path | Mapping[str, str], commitment: str | None) -> str:
             raise InputError(what, remedy=f"set it; {REMEDY}" if commitment is None else "set it to the run's own")
         return found
     try:
-        return place.read_text(encoding="ascii")
+        return read_text(place, MAX_YAML_LENGTH, pipes=True)
     except FileNotFoundError:
         remedy = REMEDY if commitment is None else "put the run's own there"
         raise InputError(f"secret_seed: no such file{whose}", where=str(place), remedy=remedy) from None

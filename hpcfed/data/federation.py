@@ -49,6 +49,8 @@ LABELS_CHECKED_AT_OPEN = 10_000_000
 MOST_CLASSES = 1 << 20
 MAX_COMPARED = 10_000
 """Most clients' names that are searched for the one nearest to a wrong one."""
+LONGEST_NAME = 1 << 16
+"""Bytes of a client's name of fixed length: memory is allocated for all clients' names of this length."""
 MAX_LISTED = 6
 """Most clients of one name that a message lists."""
 
@@ -97,6 +99,7 @@ class Federation:
         for name in MEMBERS:
             self._member(name)
         self._storage = Storage(file, path, access)
+        self._refuse_claims()
         if not heaps_are_sound(file, self._storage):
             raise self._wrong("damaged HDF5 file: its texts cannot be read", remedy="copy or prepare it again")
         self._read_attributes()
@@ -385,6 +388,15 @@ class Federation:
         if len(x) != len(y):
             raise self._wrong(f"/{part}/x and /{part}/y differ in length", got=f"{len(x)} and {len(y)} rows")
         return StoredRows(x, self._storage), StoredRows(y, self._storage)
+
+    def _refuse_claims(self) -> None:
+        """Refuse names and statistics that claim more than the file holds, before any is read."""
+        for name in ("train/client", "train/mean", "train/std"):
+            dataset = self._member(name)
+            if dataset is not None and dataset.shape is not None:
+                if dataset.dtype.itemsize > LONGEST_NAME:
+                    raise self._wrong(f"/{name}", expected=f"entries of at most {LONGEST_NAME:,} bytes")
+                self._refuse_unstored(dataset)
 
     def _refuse_unstored(self, dataset: h5py.Dataset) -> None:
         """Refuse a dataset whose header claims more than the file holds."""

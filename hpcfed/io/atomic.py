@@ -85,8 +85,10 @@ def write_new(path: Path, content: bytes | str) -> bool:
 
 
 def _write(path: Path, content: bytes | str | Iterable[bytes]) -> None:
+    """Write a new file, in the place of one that a killed process left; through a link it would be another file."""
     data = content.encode() if isinstance(content, str) else content
-    with path.open("wb") as file:
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())

@@ -86,10 +86,20 @@ def open_file(path: Path, *, pipes: bool = False) -> BinaryIO:
         OSError: as the system reports it.
         Malformed: it is a device or, without `pipes`, a pipe.
     """
+    refuse_special(path, pipes=pipes)
+    return path.open("rb")
+
+
+def refuse_special(path: Path, *, pipes: bool = False) -> None:
+    """Refuse a device and, without `pipes`, a pipe, which a library that opens it would wait for.
+
+    Raises:
+        OSError: as the system reports it.
+        Malformed: it is one.
+    """
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):
         raise Malformed("neither a file nor a pipe" if pipes else "not a file")
-    return path.open("rb")
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from hpcfed.config.parameters import Parameters
 from hpcfed.errors import InputError
+from hpcfed.io.text import Malformed, refuse_special
 from hpcfed.models.attributes import ModuleAttributes
 from hpcfed.models.bindings import Bindings
 from hpcfed.models.buffers import BufferGroup
@@ -465,9 +466,10 @@ def _read_file(path: Path, what: str) -> dict[str, Tensor]:
     if path.is_dir():
         raise InputError(f"{what}: is a folder", where=str(path), remedy="name a safetensors file in it")
     try:
+        refuse_special(path)
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError) as error:
+    except (OSError, Malformed, SafetensorError) as error:
         remedy = "name a safetensors file with the module's parameters"
         raise InputError(f"{what} cannot be read", where=str(path), got=str(error), remedy=remedy) from None
 

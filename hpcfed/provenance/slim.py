@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def write_slim(run: Path, folder: Path, data: str) -> dict[str, Any]:
     own = {
         "recipe": read_recipe(folder),
         "environment": environment,
+        "why_not": _unnamed(certificate["why_not"], certificate["environment"]),
         "files": {name: sha256_of(folder / name) for name in sorted(contents)},
         NOT_KEPT: {name: files[name] for name in MODELS if name in files},
     }
@@ -88,7 +90,20 @@ def _rows(run: Path) -> Iterator[bytes]:
 
 def _without_hosts(environment: Mapping[str, Any]) -> dict[str, Any]:
     ranks = [{key: value for key, value in rank.items() if key != "host"} for rank in environment["per_rank"]]
-    return {key: value for key, value in environment.items() if key != "hosts"} | {"per_rank": ranks}
+    kept = {key: value for key, value in environment.items() if key != "hosts"} | {"per_rank": ranks}
+    if "bitwise_why_not" in kept:
+        kept["bitwise_why_not"] = _unnamed(kept["bitwise_why_not"], environment)
+    return kept
+
+
+def _unnamed(why_not: str | None, environment: Mapping[str, Any]) -> str | None:
+    """Return the reasons why the same recipe may give other bits elsewhere, with numbers for the names of hosts."""
+    if why_not is None:
+        return None
+    hosts = dict.fromkeys(str(rank.get("host")) for rank in environment["per_rank"])
+    numbers = {f" on {host}": f" on host {number}" for number, host in enumerate(hosts, start=1)}
+    pattern = "|".join(re.escape(name) for name in sorted(numbers, key=len, reverse=True))
+    return re.sub(rf"(?:{pattern})(?=;|$)", lambda found: numbers[found[0]], why_not) if numbers else why_not
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

@@ -108,10 +108,13 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a run folder with a link in the place of an entry that a run writes: it may lead to any file of the user.
+    """Refuse a run folder with a link, a pipe or a socket in the place of an entry that a run writes.
+
+    A link may lead to any file of the user; a pipe would be waited on. A character device, or a link to one, is no
+    harm: ``logs/rank-0.log`` may be /dev/null.
 
     Raises:
-        InputError: there is such a link; the message has its path.
+        InputError: there is such an entry; the message has its path.
         OSError: a folder cannot be listed.
     """
     for entry in _entries(folder) if folder.is_dir() else []:
@@ -120,6 +123,12 @@ def refuse_links(folder: Path) -> None:
             path = Path(one.path)
             if not path.is_char_device():
                 refuse_link(path)
+                _refuse_special(path)
+
+
+def _refuse_special(path: Path) -> None:
+    if not (path.is_file() or path.is_dir()):
+        raise InputError(LINK, where=str(path), got="a pipe, a socket or a device", remedy="remove it")
 
 
 def refuse_unusable(folder: Path) -> None:

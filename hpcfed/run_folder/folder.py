@@ -31,7 +31,7 @@ from hpcfed.config.recipe import Evaluate, Recipe
 from hpcfed.data.unchanged import FileFacts, check_data
 from hpcfed.errors import InputError, first_of
 from hpcfed.io.atomic import to_disk, write_whole, writing
-from hpcfed.io.text import UNPRINTABLE
+from hpcfed.io.text import UNPRINTABLE, Malformed, refuse_special
 from hpcfed.ranks.world import World
 from hpcfed.run_folder import files
 from hpcfed.run_folder.code import FRESH, CodeRecord, references, without_given_observers
@@ -325,9 +325,10 @@ class RunFolder:
     def _refuse_lost_model(self) -> None:
         path = self.path / "model.safetensors"
         try:
+            refuse_special(path)
             with safe_open(path, "np"):
                 return
-        except (OSError, SafetensorError) as error:
+        except (OSError, Malformed, SafetensorError) as error:
             raise InputError(
                 "the model of this finished run was removed or damaged",
                 where=str(path),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import xxhash
@@ -22,12 +23,14 @@ from safetensors.numpy import load_file, save_file
 
 import hpcfed
 from hpcfed.config.load import load_recipe
+from hpcfed.data.content import content_hash
 from hpcfed.errors import InputError
 from hpcfed.provenance.certify import certify
 from hpcfed.provenance.code_of_rounds import Permission
+from hpcfed.provenance.slim import write_slim
 from hpcfed.provenance.verify.verify import Verification, below_one, verify
 from hpcfed.ranks.world import World
-from hpcfed.run_folder.certificate import BASIS, CertifiedRounds, write_certificate
+from hpcfed.run_folder.certificate import BASIS, CertifiedRounds, faults, write_certificate
 from hpcfed.run_folder.checkpoint.layout import _digest
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import iterate_rounds
@@ -38,6 +41,8 @@ pytestmark = pytest.mark.one_mpi
 
 Command = Callable[..., Completed]
 ROUNDS = 60
+PATIENCE = 30
+"""Seconds after which a command waits for a pipe."""
 
 
 @pytest.fixture(scope="module")
@@ -713,12 +718,105 @@ def test_nothing_is_written_through_a_link_in_a_strangers_folder(tmp_path, comma
         own.unlink()
         if (tmp_path / "kept").exists():
             (tmp_path / "kept").rename(own)
+    os.mkfifo(tmp_path / "run" / "clients.csv")
+    done = command(["run", "recipe.yaml", "rounds=4", "-q"], tmp_path)
+    assert (done.returncode, "got a pipe, a socket or a device" in done.stderr) == (2, True), done.stderr
+    (tmp_path / "run" / "clients.csv").unlink()
     (tmp_path / "run-contributions").symlink_to(place)
     done = command(["contributions", "run", "--permutations", 0], tmp_path)
     assert (done.returncode, list(place.iterdir())) == (2, []), done.stderr
     (tmp_path / "run" / "figures").symlink_to(place)
     done = command(["report", "run"], tmp_path)
     assert (done.returncode, list(place.iterdir())) == (2, []), done.stderr
+
+
+def test_nothing_is_written_through_a_link_with_the_name_of_a_temporary_file(forged, command):
+    """A stranger does not know the process's number, and so makes a link for each."""
+    victim = forged.parent / "victim"
+    victim.write_text("mine")
+    (forged / "tables").mkdir()
+    for name in ("report.html", "tables/final.tex", "tables/final.csv"):
+        path = forged / name
+        path.with_name(f".{path.name}.{os.getpid()}.tmp").symlink_to(victim)
+    assert command(["report", forged], forged.parent).returncode == 0
+    assert victim.read_text() == "mine"
+
+
+WAITS = {
+    "model.safetensors": ["run", "sound/recipe.yaml", "output=forged", "-q"],
+    "report.html": ["report", "forged", "--page-only"],
+    "certificate.json.sig": ["verify", "forged"],
+}
+"""A file of a run → a command that opens it."""
+
+
+@pytest.mark.parametrize(("name", "is_link"), [*((name, False) for name in WAITS), ("certificate.json.sig", True)])
+def test_no_command_waits_for_a_pipe_in_a_strangers_folder(name, is_link, long, forged, command):
+    """Nor does `verify` for one behind a link: it opens none."""
+    (forged.parent / "sound").symlink_to(long / "run")
+    (forged / name).unlink(missing_ok=True)
+    pipe = forged.parent / "pipe" if is_link else forged / name
+    os.mkfifo(pipe)
+    if is_link:
+        (forged / name).symlink_to(pipe)
+
+    def end(number: int, frame: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(PATIENCE)
+    try:
+        done = command(WAITS[name], forged.parent)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert done.returncode == (1 if name == "certificate.json.sig" else 2), done.stderr
+    assert (done.stdout + done.stderr).count("\n") < 4
+
+
+def test_the_states_behind_a_link_are_not_opened(forged, command):
+    (forged / "checkpoints").rename(forged.parent / "elsewhere")
+    (forged / "checkpoints").symlink_to(forged.parent / "elsewhere")
+    for path in (forged.parent / "elsewhere").glob("*.json"):
+        path.write_text("{}")  # damaged, which a reader would say
+    done = command(["verify", forged], forged.parent)
+    assert (done.returncode, "no manifest" in done.stdout, "checkpoints: is a link" in done.stdout) == (1, False, True)
+
+
+ODD_DATA = {
+    "a group": lambda file: file.create_group("train/x"),
+    "a number": lambda file: file.create_dataset("train/x", data=3.0),
+    "a petabyte": lambda file: file.create_dataset("train/x", (1 << 48, 4), "f4", chunks=(1024, 4)),
+    "a name of 1 GB": lambda file: file.create_dataset("train/client", (5,), f"S{1 << 30}", chunks=(1,)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_DATA)
+def test_data_are_opened_as_for_a_run_before_their_hash_is_computed(odd, tmp_path, command):
+    path = write_small(tmp_path)
+    with h5py.File(path, "r+") as file:
+        file.attrs["content"] = content_hash(file)
+    hpcfed.run(small(tmp_path / "run", data=str(path), rounds=1), quiet=True)
+    with h5py.File(path, "r+") as file:
+        file.pop("train/client" if "name" in odd else "train/x", None)
+        ODD_DATA[odd](file)
+    done = command(["verify", "run", "--all"], tmp_path)
+    assert (done.returncode, done.stderr) == (1, ""), done.stderr
+    assert "small.h5: cannot be read: " in done.stdout
+
+
+def test_a_record_without_its_models_names_no_host(tmp_path):
+    run = hpcfed.run(small(tmp_path / "run", data=str(write_small(tmp_path)), rounds=1), quiet=True).folder
+    facts = json.loads((run / "environment.json").read_text())
+    facts |= {"hosts": ["north"], "per_rank": [facts["per_rank"][0] | {"host": "north"}]}
+    facts |= {"bitwise": False, "bitwise_why_not": "the ranks differ in versions: A on north-2; B on north; and more"}
+    facts["per_rank"].append(facts["per_rank"][0] | {"host": "north-2"})
+    (run / "environment.json").write_text(json.dumps(facts))
+    certify_anew(run)
+    certificate = write_slim(run, tmp_path / "slim", "../small.h5")
+    assert certificate["why_not"] == "the ranks differ in versions: A on host 2; B on host 1; and more"
+    assert not any("north" in path.read_text() for path in (tmp_path / "slim").iterdir())
+    assert not faults(tmp_path / "slim", certificate)
 
 
 @pytest.mark.soak

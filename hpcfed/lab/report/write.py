@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
+from hpcfed.io.text import Malformed, open_file
 from hpcfed.lab.report.read import Run, is_run_folder
 from hpcfed.run_folder.contents import FIGURES, TABLES, refuse_link
 
@@ -68,8 +70,9 @@ def _temporary(name: str) -> str:
 
 
 def _is_our_page(page: Path) -> bool:
-    with page.open("rb") as file:
+    with suppress(Malformed), open_file(page) as file:
         return MARKER.encode() in file.read(1024)
+    return False
 
 
 def _check_writable(folder: Path) -> None:

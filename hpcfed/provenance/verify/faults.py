@@ -10,6 +10,7 @@ from rich.filesize import decimal
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.content import KIND, content_hash
+from hpcfed.data.federation import Federation
 from hpcfed.data.storage import open_hdf5
 from hpcfed.errors import EnvironmentFailure, InputError, first_of
 from hpcfed.io.pace import Pace
@@ -62,9 +63,12 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
         yield "no certificate: the files are not checked"
     elif not found:
         yield f"{len(certificate['files'])} files and {len(certificate['rounds'])} rounds are as certified"
-    yield from _signature(run, signers)
-    for manifest in manifests(run / "checkpoints"):
-        if damage := damage_of(manifest):
+    present = contents_of(run)
+    if SIGNATURE not in present.unusable:
+        yield from _signature(run, signers)
+    for manifest in manifests(run / CHECKPOINTS) if CHECKPOINTS not in present.unusable else ():
+        own = {f"{CHECKPOINTS}/{path.name}" for path in (manifest, manifest.with_suffix(".server"))}
+        if own.isdisjoint(present.unusable) and (damage := damage_of(manifest)):
             yield Fault(f"checkpoints/{manifest.name}", damage)
 
 
@@ -129,8 +133,12 @@ def data_faults(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Fault | 
             say(f"{decimal(done)} of {decimal(total)} of the data are read{pace.left(done, total)}")
 
     try:
-        with open_hdf5(recipe.data) as file:
+        # Opened as by a run: a pipe is refused, and sizes that the file only claims.
+        with Federation.open(recipe.data, labels_checked=True), open_hdf5(recipe.data) as file:
             found = content_hash(file, show)
+    except InputError as error:
+        yield Fault(str(recipe.data), f"cannot be read: {str(error).removeprefix(f'{error.where}: ')}")
+        return
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         yield Fault(str(recipe.data), f"cannot be read: {error}")
         return
