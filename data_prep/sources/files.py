@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import inspect
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,8 +128,27 @@ def is_clutter(name: str) -> bool:
 
 
 def listed(folder: Path, pattern: str) -> list[Path]:
-    """Return the user's files in a folder that match a pattern, in order."""
-    return sorted(path for path in folder.glob(pattern) if not is_clutter(path.name))
+    """Return the user's files in a folder that match a pattern, in order.
+
+    Raises:
+        InputError: one is a pipe or a device.
+    """
+    found = sorted(path for path in folder.glob(pattern) if not is_clutter(path.name))
+    refuse_special(found)
+    return found
+
+
+def refuse_special(paths: Iterable[Path]) -> None:
+    """Refuse a pipe, which would be waited for, and a device, which may have no end, among raw files.
+
+    Raises:
+        InputError: there is one.
+    """
+    for path in paths:
+        with suppress(OSError):  # it has gone, or is a broken link: said where it is read
+            mode = path.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise InputError("a pipe, a socket or a device, not a file", where=str(path), remedy="remove it")
 
 
 def check_folder(folder: Path) -> None:

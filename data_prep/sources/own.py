@@ -30,7 +30,7 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.own import channels_last, check_task, gather
 from data_prep.sources import own_arrays, own_images
-from data_prep.sources.files import DataSource, Origin, is_clutter, reading
+from data_prep.sources.files import DataSource, Origin, is_clutter, reading, refuse_special
 from data_prep.tables import cells, labels
 from data_prep.tables import load as own_tables
 from data_prep.tables.columns import ColumnOptions
@@ -235,6 +235,7 @@ def _named(folder: Path) -> Files:
             raise InputError(f"two files of client {name!r}", where=str(folder), remedy="keep one")
         found.setdefault(name, []).append(path)
     for name, paths in found.items():
+        refuse_special(paths)
         _refuse_missing_piece(folder, name, paths)
     return found
 
@@ -273,7 +274,7 @@ def _others(raw: Path, used: Sequence[Path]) -> list[Path]:
 
 def _is_federation(path: Path) -> bool:
     """Whether a file is one that an earlier `prepare` has written."""
-    if path.suffix != ".h5":
+    if path.suffix != ".h5" or not path.is_file():
         return False
     with suppress(OSError, RuntimeError), h5py.File(path, "r") as file:
         return str(file.attrs.get("format", "")) == FORMAT

@@ -5,6 +5,7 @@ A header's claim is compared with the bytes present before anything is allocated
 
 from __future__ import annotations
 
+import lzma
 import math
 import tokenize
 import zipfile
@@ -104,6 +105,7 @@ def _damage_in(path: Path) -> Iterator[None]:
         EOFError,
         zipfile.BadZipFile,
         zlib.error,
+        lzma.LZMAError,
         NotImplementedError,
         RuntimeError,
         tokenize.TokenError,

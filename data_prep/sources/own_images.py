@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.sources.files import is_clutter, reading, unreadable
+from data_prep.sources.files import is_clutter, reading, refuse_special, unreadable
 from data_prep.tables.cells import composed
 from hpcfed.errors import InputError, counted, first_of
 
@@ -62,6 +62,7 @@ def files(client: Path) -> list[Path]:
         with reading(client / name):
             entries = (entry for entry in (client / name).iterdir() if not is_clutter(entry.name))
             found += sorted(entry for entry in entries if entry.suffix.lower() in IMAGES)
+    refuse_special(found)
     return found
 
 

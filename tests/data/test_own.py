@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import struct
 import subprocess
 import sys
@@ -613,6 +614,17 @@ def test_arrays_that_lie_or_hold_objects(tmp_path: Path) -> None:
     (tmp_path / "whole.npz").unlink()
     with pytest.raises(InputError, match=r"a.npz: damaged, or no plain arrays"):
         own.load(tmp_path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as packed:
+        packed.writestr("x.npy", bytes(range(256)) * 8)
+        packed.writestr("y.npy", b"")
+    path.write_bytes(path.read_bytes().replace(b"]\0\0", b"\xff\0\0", 1))  # the properties of its LZMA stream
+    with pytest.raises(InputError, match=r"a.npz: damaged, or no plain arrays"):
+        own.load(tmp_path)
+    path.unlink()
+    os.mkfifo(tmp_path / "a.csv")
+    with pytest.raises(InputError, match=r"a.csv: a pipe"):
+        own.load(tmp_path)
+    (tmp_path / "a.csv").unlink()
     path.write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(InputError, match=r"a.npz: damaged"):
         own.load(tmp_path)
