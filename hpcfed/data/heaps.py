@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import h5py
 
@@ -19,34 +20,44 @@ from hpcfed.data.storage import Storage, member
 SIGNATURE = b"GCOL\x01"
 HEADER, OBJECT = struct.Struct("<8xQ"), struct.Struct("<H6xQ")
 ALIGNMENT = 8
-MOST_SEARCHED = 16 << 20
-"""Bytes outside contiguous arrays; a file with more holds packed samples, which are not searched for heaps."""
+SMALLEST = 4096
+"""Bytes of a heap; the library refuses smaller ones."""
+WINDOW = 16 << 20
+"""Bytes read at once. A file with more outside of its arrays has other data there, with the signature by chance: what
+follows it is no heap then, unless its size fits.
+"""
 
 
 def heaps_are_sound(file: h5py.File, storage: Storage) -> bool:
     """Tell whether the heaps of an open file can be walked to their ends."""
     gaps = list(_between_arrays(file, storage.size))
-    if sum(stop - start for start, stop in gaps) > MOST_SEARCHED:
-        return True
+    by_chance = sum(stop - start for start, stop in gaps) > WINDOW
     for start, stop in gaps:
-        data = storage.bytes(start, stop)
-        place = data.find(SIGNATURE)
-        while place >= 0:
-            if not _is_sound(data, place):
-                return False
-            place = data.find(SIGNATURE, place + 1)
+        for begin in range(start, stop, WINDOW):
+            data = storage.bytes(begin, min(begin + WINDOW + HEADER.size, stop))
+            place = data.find(SIGNATURE)
+            while 0 <= place < WINDOW:
+                size = HEADER.unpack_from(data, place)[0] if place + HEADER.size <= len(data) else 0
+                fits = SMALLEST <= size <= stop - begin - place
+                if not by_chance and not _is_sound(data, place):
+                    return False
+                if by_chance and fits and not _is_sound(storage.bytes(begin + place, begin + place + size), 0):
+                    return False
+                place = data.find(SIGNATURE, place + 1)
     return True
 
 
 def _between_arrays(file: h5py.File, size: int) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of each byte range outside the contiguous arrays."""
-    taken = []
+    """Yield start and stop of each byte range outside of the arrays and their chunks."""
+    taken = list[tuple[int, int]]()
     for part in ("train", "test"):
-        for name in ("x", "y", "offsets", "client", "row"):
+        for name in ("x", "y", "offsets", "client", "row", "filled", "group", "mean", "std"):
             dataset = member(file, f"{part}/{name}")
             start = dataset.id.get_offset() if isinstance(dataset, h5py.Dataset) else None
             if dataset is not None and start is not None:
                 taken.append((start, start + dataset.id.get_storage_size()))
+            elif isinstance(dataset, h5py.Dataset) and dataset.chunks is not None:
+                taken += [(chunk.byte_offset, chunk.byte_offset + chunk.size) for chunk in _chunks(dataset)]
     place = 0
     for start, stop in sorted(taken):
         if start > place:
@@ -54,6 +65,15 @@ def _between_arrays(file: h5py.File, size: int) -> Iterator[tuple[int, int]]:
         place = max(place, stop)
     if place < size:
         yield place, size
+
+
+def _chunks(dataset: h5py.Dataset) -> list[Any]:
+    """Return HDF5's facts on the chunks of a dataset."""
+    if not hasattr(dataset.id, "chunk_iter"):  # HDF5 before 1.12.3
+        return [dataset.id.get_chunk_info(number) for number in range(dataset.id.get_num_chunks())]
+    found: list[Any] = []
+    dataset.id.chunk_iter(found.append)
+    return found
 
 
 def _is_sound(data: bytes, place: int) -> bool:

@@ -242,6 +242,24 @@ def test_what_lies_in_another_file_is_refused_unopened(tmp_path: Path, lead: Cal
         Federation.open(path)
 
 
+def test_a_heap_that_the_library_would_walk_for_ever_is_found_beside_packed_samples(tmp_path: Path) -> None:
+    """Of a file with 17 MB of chunks, all that is no chunk is searched."""
+    path = tmp_path / "packed.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs["format"], file.attrs["version"], file.attrs["num_classes"] = "hpcfed-federation", 1, 2
+        file.attrs["task"] = "classification"  # a text of variable length, which lies in a heap
+        file.create_dataset("train/x", data=np.zeros((68_000, 64), np.float32), chunks=(1000, 64))
+        file["train/y"], file["train/offsets"] = np.zeros(68_000, np.int64), [0, 68_000]
+    content = bytearray(path.read_bytes())
+    place = content.find(b"GCOL\x01") + 16
+    while int.from_bytes(content[place : place + 2], "little"):  # an object, not the free space behind them
+        place += 16 + -(-int.from_bytes(content[place + 8 : place + 16], "little") // 8) * 8
+    content[place + 8 : place + 16] = bytes(8)  # free space of no bytes
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="its texts cannot be read"):
+        Federation.open(path)
+
+
 def test_links_within_the_file_are_followed(tmp_path: Path) -> None:
     with h5py.File(write_minimal(tmp_path / "f.h5"), "r+") as file:
         file.move("train", "kept/here")
