@@ -220,6 +220,7 @@ def _unknown(name: str, what: str, word: str, known: Sequence[str], others: Sequ
 def _start(ranks: int) -> None:
     """Replace this process by mpirun with the same command on `ranks` ranks."""
     from hpcfed.errors import InputError
+    from hpcfed.ranks.code import python_options
 
     launcher = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if launcher is None:
@@ -228,7 +229,8 @@ def _start(ranks: int) -> None:
     if "--ranks" in words:
         place = words.index("--ranks")
         del words[place : place + 2]
-    os.execv(launcher, [launcher, "-n", str(ranks), sys.executable, "-P", "-m", "hpcfed", *words])
+    own = [sys.executable, *python_options(), "-m", "hpcfed"]
+    os.execv(launcher, [launcher, "-n", str(ranks), *own, *words])
 
 
 def _words(asked: Mapping[str, Any]) -> list[str]:

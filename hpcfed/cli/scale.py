@@ -192,10 +192,11 @@ def _measure(words: Sequence[str], count: int, folder: Path) -> None:
     from hpcfed.errors import EnvironmentFailure
     from hpcfed.lab.bench.timing import mpirun, run_to_end
     from hpcfed.lab.scaling.measure import path_of
+    from hpcfed.ranks.code import python_options
 
     launch = [mpirun(), "-n", str(count)] if count > 1 else []
     name = f"{count} rank{'s' if count > 1 else ''}"
-    done = run_to_end(f"scale on {name}", [*launch, sys.executable, "-P", "-m", "hpcfed", *words])
+    done = run_to_end(f"scale on {name}", [*launch, sys.executable, *python_options(), "-m", "hpcfed", *words])
     if not path_of(folder, count).exists():
         raise EnvironmentFailure(f"scale on {name} ended without a measurement", remedy="does mpirun start that many?")
     click.echo(f"{name}: measured in {done.seconds:.0f} s")

@@ -1,8 +1,9 @@
-"""A digest of the program's own code, by which ranks find that they were started with different copies of it."""
+"""The program's own code: a digest, by which ranks find that they run different copies, and how Python runs it."""
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,3 +32,15 @@ def folders() -> tuple[str, ...]:
     return tuple(
         str(Path(place).resolve()) for spec in specs if spec for place in spec.submodule_search_locations or ()
     )
+
+
+def python_options() -> tuple[str, ...]:
+    """Return Python's options for a process of ours: ``-P``, or none.
+
+    Without ``-P`` a file of the working folder that is named like a library would run in its place. A clone that is not
+    installed is imported from the working folder itself, if that is the clone.
+    """
+    clone = Path(folders()[0]).parent
+    searched = sys.path if sys.flags.safe_path else sys.path[1:]  # the first is the working folder, or the script's
+    is_found = any(Path(place).resolve() == clone for place in searched if place)
+    return ("-P",) if is_found or clone != Path.cwd() else ()

@@ -30,6 +30,7 @@ from hpcfed.cluster.step.scheduler import SCHEDULERS as SCHEDULERS_OF_JOBS
 from hpcfed.cluster.submit.site import SCHEDULERS
 from hpcfed.config import registry
 from hpcfed.errors import InputError
+from hpcfed.ranks.code import python_options
 from tests.launch import ROOT, launcher
 from tests.mpi.recipes import write_recipe
 
@@ -493,6 +494,19 @@ def test_no_file_of_the_working_folder_runs_in_the_place_of_a_library(folder: Pa
     job = subprocess.run(["bash", "job.sh"], env=JOB, capture_output=True, text=True, timeout=60, cwd=folder)
     assert "hpcfed: " in job.stderr
     assert not (folder / "ran").exists()
+
+
+def test_a_clone_that_is_not_installed_is_imported_from_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed = [place for place in sys.path if place and Path(place).resolve() != ROOT]
+    monkeypatch.setattr(sys, "path", [str(ROOT), *installed])
+    monkeypatch.chdir(ROOT)
+    assert python_options() == ()
+    monkeypatch.setattr(sys, "path", [str(ROOT), *installed, str(ROOT)])
+    assert python_options() == ("-P",)
+    monkeypatch.chdir(tmp_path)
+    assert python_options() == ("-P",)
 
 
 @pytest.mark.parametrize("name", ["submit", "scale", *SHARING])

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hpcfed.cluster.submit.site import SAFE, Site, words_of
 from hpcfed.errors import InputError
+from hpcfed.ranks.code import python_options
 
 PART = r"[0-5]?\d"
 LIMIT = re.compile(
@@ -36,8 +37,6 @@ DOLLAR = "\0"
 """Placeholder for a ``$`` that bash must not expand; no site file contains this character."""
 UNQUOTED_HOME = re.compile(rf"{QUOTED.pattern}|(?<!\S)~(?=/)", re.DOTALL)
 """A quoted part, or a ``~/`` that begins a word outside of quotes."""
-HPCFED = ("-P", "-m", "hpcfed")
-"""Options of Python; without ``-P`` a file beside the recipe that is named like a library would run in its place."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 VARIABLE = re.compile(r"(\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\})", re.ASCII)
 UNFIT = re.compile(r'[\x00-\x1f\x7f"\\]')
@@ -108,7 +107,7 @@ def render(template: str, job: Job, site: Site, launch: Sequence[str], *options:
         job=job,
         modules=site.modules,
         setup=site.setup.strip(),
-        run=[*ranks, *HPCFED, *map(shlex.quote, job.words)],
+        run=[*ranks, *python_options(), "-m", "hpcfed", *map(shlex.quote, job.words)],
         step=_step(job, site, options),
         **facts,
     )
@@ -119,7 +118,7 @@ def _step(job: Job, site: Site, options: Sequence[str]) -> list[str]:
     """Return the ``hpcfed job-step`` command of a script, without the ranks' command: one line for each option."""
     python = _expanding(site.job_python) if site.job_python else [shlex.quote(sys.executable)]
     return [
-        " ".join([*python, *HPCFED, "job-step"]),
+        " ".join([*python, *python_options(), "-m", "hpcfed", "job-step"]),
         f"--output={shlex.quote(str(job.output))}",
         *options,
         *([] if job.requeue else ["--no-requeue"]),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from hpcfed.lab.bench.timing import Contender, FinishedProcess, Turn, mpirun, run_command
+from hpcfed.ranks.code import python_options
 
 IMPORTS = "import torch; from mpi4py import MPI"
 
@@ -26,7 +27,7 @@ def contenders(folder: Path, ranks: int) -> list[Contender]:
     run = run_command(folder / "recipe.yaml", ranks, "rounds=1", f"output={output}")
     where = f", {ranks} rank{'s' if ranks > 1 else ''}"
     return [
-        Contender(f"imports{where}", [*launch, sys.executable, "-P", "-c", IMPORTS], _whole),
+        Contender(f"imports{where}", [*launch, sys.executable, *python_options(), "-c", IMPORTS], _whole),
         Contender(f"hpcfed{where}", run, after_run),
     ]
 

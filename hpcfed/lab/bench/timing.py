@@ -24,6 +24,7 @@ from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.lab.bench.phases import phases_ms
 from hpcfed.lab.bench.workloads import WORKLOADS
+from hpcfed.ranks.code import python_options
 from hpcfed.ranks.signals import ASKING
 from hpcfed.ranks.threads import start
 from hpcfed.run_folder.rounds import RECORD, read_rounds
@@ -183,7 +184,7 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
     def read(_: FinishedProcess) -> Turn:
         return Turn(wall=fmean(recorded(output, warm_up).wall for output in outputs))
 
-    together = [sys.executable, "-P", "-c", SIDE_BY_SIDE, json.dumps(commands)]
+    together = [sys.executable, *python_options(), "-c", SIDE_BY_SIDE, json.dumps(commands)]
     return Contender(f"hpcfed, {count} apart", together, read)
 
 
@@ -217,7 +218,7 @@ def own(name: str, command: Sequence[str], *, optional: bool = False) -> Contend
 def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
     """Return the command of a quiet run on `ranks` ranks of this machine."""
     launch = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
-    return [*launch, sys.executable, "-P", "-m", "hpcfed", "run", "--quiet", str(recipe), *overrides]
+    return [*launch, sys.executable, *python_options(), "-m", "hpcfed", "run", "--quiet", str(recipe), *overrides]
 
 
 def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], None]) -> list[Timing]:
