@@ -22,6 +22,8 @@ RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", 
 """Variables that number a rank; the size, if known, is `ranks_promised`."""
 CONNECTION = "PMI_FD"
 """Variable that numbers the socket between a rank and its launcher."""
+OF_PMIX = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+"""Variables of ranks that do not read ``PMI_FD``, and may inherit it from the shell that called their launcher."""
 AFTER_A_KILL = "perhaps for want of memory (dmesg on {} says so); give the same command again"
 AFTER_A_FAULT = "a fault of a library, which may have said more, or of code of yours in another language than Python"
 HEARD_AFTER = 0.5
@@ -45,10 +47,11 @@ def tasks_of_srun() -> int:
 def launcher_is_gone() -> bool:
     """Whether a launcher's variables are another process's: the connection to it that ``PMI_FD`` names is not here.
 
-    So it is in a program that a rank starts, by Python's `subprocess` for one; MPI would end the process.
+    So it is in a program that a rank starts, by Python's `subprocess` for one; MPI would end the process. Not so in a
+    rank of Open MPI whose ``mpirun`` was called in the shell of ``srun --mpi=pmi2 --pty``.
     """
     number = os.environ.get(CONNECTION, "")
-    if not number.isdecimal():
+    if not number.isdecimal() or any(name in os.environ for name in OF_PMIX):
         return False
     try:
         mode = os.fstat(int(number)).st_mode

@@ -462,6 +462,8 @@ def _find_world() -> World:
         return World()
     if "mpi4py.MPI" not in sys.modules:
         if launcher_is_gone():
+            if max(ranks_promised(), tasks_of_srun()) < 2:  # such as a notebook's kernel in a job of one task
+                return World()
             what = f"a launcher's variables are set, but {CONNECTION}={os.environ[CONNECTION]} is no connection to it"
             remedy = "this process is none of its ranks: unset PMI_FD, PMI_RANK and PMI_SIZE to run alone"
             raise EnvironmentFailure(what, remedy=remedy)

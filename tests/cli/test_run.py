@@ -542,6 +542,10 @@ def test_what_needs_no_ranks_works_in_the_shell_of_srun(folder, environment):
     code, said = ends("run", "recipe.yaml")
     assert code == 4
     assert "PMI_FD=63 is no connection to it; this process is none of its ranks" in said
+    # Open MPI's ranks may have it from the shell that called mpirun; a job of one task has no other ranks.
+    code, said = ends("run", "recipe.yaml", PMIX_RANK="0")
+    assert "PMI_FD" not in said
+    assert ends("run", "recipe.yaml", "rounds=1", "-q", PMI_RANK="0", PMI_SIZE="1") == (0, "")
 
 
 def test_a_loop_over_rounds_that_a_program_leaves_open_ends_with_a_checkpoint_and_no_word(folder):
