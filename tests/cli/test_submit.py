@@ -367,7 +367,10 @@ def test_the_site_file_is_read_from_its_place_or_from_anywhere(folder: Path, sit
     ]
     assert words(script)[:9] == ["mpirun", "-x", "A B", "--map-by", "core", "python3", "-P", "-m", "hpcfed"]
     assert {"partition=milan", "account=p7", "exclusive", "mem=0"} <= set(directives(script))
-    assert "no-requeue" in directives(shown("--site", "other.yaml"))
+    (folder / "other.yaml").write_text("{requeue: false, launch: numactl -m 0, python: $PYTHON -u -m mpi4py}")
+    script = shown("--site", "other.yaml")
+    assert "no-requeue" in directives(script)
+    assert '(numactl -m 0 "$PYTHON" -P -u -m mpi4py -m hpcfed ' in script
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from hpcfed.errors import InputError
 from hpcfed.ranks.code import python_options
 
 PART = r"[0-5]?\d"
+INTERPRETER = re.compile(r"python[\d.]*['\"]?$", re.IGNORECASE)
+"""The end of a quoted word that names a Python."""
 LIMIT = re.compile(
     rf"(?P<m>\d+)(:(?P<s>{PART}))?|(?P<h>\d+):(?P<hm>{PART}):(?P<hs>{PART})"
     rf"|(?P<d>\d+)-(?P<dh>[01]?\d|2[0-3])(:(?P<dm>{PART})(:(?P<ds>{PART}))?)?|UNLIMITED|INFINITE",
@@ -102,12 +104,12 @@ def render(template: str, job: Job, site: Site, launch: Sequence[str], *options:
     environment = Environment(loader=PackageLoader("hpcfed", "cluster/submit/schedulers"), undefined=StrictUndefined)
     environment.filters["quote"] = lambda word: shlex.quote(str(word))
     python = _expanding(site.python) if site.python else [shlex.quote(sys.executable)]
-    ranks = [*(_expanding(site.launch) if site.launch else launch), *python]
+    launched = _expanding(site.launch) if site.launch else launch
     text = environment.get_template(template).render(
         job=job,
         modules=site.modules,
         setup=site.setup.strip(),
-        run=[*ranks, *python_options(), "-m", "hpcfed", *map(shlex.quote, job.words)],
+        run=[*launched, *_hpcfed(python), *map(shlex.quote, job.words)],
         step=_step(job, site, options),
         **facts,
     )
@@ -118,7 +120,7 @@ def _step(job: Job, site: Site, options: Sequence[str]) -> list[str]:
     """Return the ``hpcfed job-step`` command of a script, without the ranks' command: one line for each option."""
     python = _expanding(site.job_python) if site.job_python else [shlex.quote(sys.executable)]
     return [
-        " ".join([*python, *python_options(), "-m", "hpcfed", "job-step"]),
+        " ".join([*_hpcfed(python), "job-step"]),
         f"--output={shlex.quote(str(job.output))}",
         *options,
         *([] if job.requeue else ["--no-requeue"]),
@@ -126,6 +128,16 @@ def _step(job: Job, site: Site, options: Sequence[str]) -> list[str]:
         *([] if job.array is None else ["--array"]),
         *([f"--unchanged {shlex.quote(str(job.recipe))} {_digest(job.recipe)}"] if job.recipe else []),
     ]
+
+
+def _hpcfed(python: Sequence[str]) -> list[str]:
+    """Return the words that run hpcfed by the words of a site's `python`.
+
+    Python's options come before a module that runs hpcfed, as in ``python -m mpi4py``.
+    """
+    places = [place for place, word in enumerate(python, 1) if INTERPRETER.search(word) and "-m" in python[place:]]
+    place = max(places, default=len(python))
+    return [*python[:place], *python_options(), *python[place:], "-m", "hpcfed"]
 
 
 def _digest(recipe: Path) -> str:

@@ -12,6 +12,7 @@ requeue: true                          # whether jobs may requeue themselves; if
 
 In `launch`, `python` and `job_python`, $VARIABLES and a leading ~/ of an unquoted word expand where the job runs;
 nothing else does. A $ in single quotes or after a backslash is literal. Each of the three may begin with NAME=value.
+A script in the place of Python has to pass on all words, Python's option -P among them.
 """
 
 from __future__ import annotations
