@@ -111,8 +111,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     with reading(path):
         content = path.read_bytes()
     try:
-        _check_sizes(content)
-        _check_depth(content)
+        _check(content)
         value = _Unpickler(content).load()
     except InputError as error:
         raise InputError(str(error), where=str(path), remedy="don't trust this file") from error
@@ -123,31 +122,26 @@ def read_pickle(path: Path) -> dict[str, Any]:
     return {_text(key): _array(path, item) if isinstance(item, _Array) else item for key, item in value.items()}
 
 
-def _check_sizes(content: bytes) -> None:
-    """Refuse what would exhaust memory: the Unpickler allocates its memo, and buffers, by the numbers in the file.
+def _check(content: bytes) -> None:
+    """Refuse what would exhaust memory or crash Python.
+
+    The Unpickler allocates its memo, and buffers, by the numbers in the file. Tuples in tuples in tuples … would be
+    hashed, as a dict's key, by C code that crashes at a million levels.
 
     Raises:
-        ValueError: a number is larger than the file.
-    """
-    for operation, argument, _ in pickletools.genops(content):
-        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(content):
-            raise ValueError(f"a memo of {argument} entries")
-
-
-def _check_depth(content: bytes) -> None:
-    """Refuse tuples in tuples in tuples …: as a dict's key they would be hashed by C code, which crashes at a million.
-
-    Raises:
-        ValueError: they are deeper than `DEEPEST`.
+        ValueError: a number is larger than the file, or tuples are deeper than `DEEPEST`.
         IndexError, KeyError: the program takes from an empty stack, or from nothing in the memo.
     """
-    stack, memo = list[int | None](), dict[object, int | None]()  # depth of each value, None for a mark
+    stack, memo = list[int | None](), dict[int, int | None]()  # depth of each value, None for a mark
     for operation, argument, _ in pickletools.genops(content):
         name = operation.name
         if name.endswith("PUT") or name == "MEMOIZE":
-            memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
+            place = len(memo) if name == "MEMOIZE" else int(argument or 0)
+            if place > len(content):
+                raise ValueError(f"a memo of {place} entries")
+            memo[place] = stack[-1]
         elif name.endswith("GET"):
-            stack.append(memo[argument])
+            stack.append(memo[int(argument or 0)])
         elif name == "MARK":
             stack.append(None)
         elif name == "DUP":
