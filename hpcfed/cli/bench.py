@@ -308,7 +308,8 @@ def _keep(path: Path | None, what: str, results: Any) -> None:
     """Write a benchmark's figures and the machine's description to `path`, if any."""
     if path is None:
         return
-    from hpcfed.io.atomic import write_whole
+    from hpcfed.io.atomic import write_whole, writing
     from hpcfed.lab.bench.machine import describe
 
-    write_whole(path, json.dumps({"machine": describe(), what: results}, indent=1) + "\n")
+    with writing(path):
+        write_whole(path, json.dumps({"machine": describe(), what: results}, indent=1) + "\n")

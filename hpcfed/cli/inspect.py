@@ -37,9 +37,8 @@ from hpcfed.data.sites import (
 from hpcfed.data.skew import skew_of
 from hpcfed.data.storage import open_hdf5
 from hpcfed.errors import EnvironmentFailure, InputError, counted, first_of
-from hpcfed.io.console import Console
+from hpcfed.io.console import PIPED_WIDTH, Console
 
-PIPED_WIDTH = 120
 MAX_LISTED = 12
 MOST_CLASSES = 100
 

@@ -10,8 +10,6 @@ import click
 from hpcfed.cli.options import asked_on_terminal
 from hpcfed.errors import counted
 
-PIPED_WIDTH = 120
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
@@ -30,7 +28,7 @@ def command(
     recorded one. From Python: hpcfed.replay(run, round, client).
     """
     from hpcfed.data.picture import check_picture
-    from hpcfed.io.console import Console
+    from hpcfed.io.console import PIPED_WIDTH, Console
     from hpcfed.provenance.replay.replay import replay
     from hpcfed.provenance.replay.show import draw, lines, table
 

@@ -251,7 +251,7 @@ def _report(
     network: Network | None,
 ) -> None:
     """Print the study, and write it beside the measurements."""
-    from hpcfed.io.atomic import write_whole
+    from hpcfed.io.atomic import write_whole, writing
     from hpcfed.io.console import Console
     from hpcfed.lab.scaling.figure import draw
     from hpcfed.lab.scaling.result import study
@@ -259,7 +259,8 @@ def _report(
 
     result = study(recipe, mode, measured, sizes, predict, cohort, clients, network)
     Console(width=140).print(shown(result))
-    write_whole(folder / "scaling.json", json.dumps(result.plain(), indent=1) + "\n")
-    for suffix, content in draw(result).items():
-        write_whole(folder / f"scaling{suffix}", content)
+    with writing(folder):
+        write_whole(folder / "scaling.json", json.dumps(result.plain(), indent=1) + "\n")
+        for suffix, content in draw(result).items():
+            write_whole(folder / f"scaling{suffix}", content)
     click.echo(f"\nsee {shlex.quote(str(folder))}: scaling.json, scaling.png, scaling.pdf")

@@ -13,6 +13,8 @@ from rich.segment import Segment
 from hpcfed.errors import visible
 from hpcfed.io.output import Output
 
+PIPED_WIDTH = 120
+"""Columns of a table in a file, whatever ``COLUMNS`` says."""
 MAX_NAME = 24
 """Characters shown of a name."""
 

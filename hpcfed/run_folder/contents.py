@@ -127,7 +127,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def _refuse_special(path: Path) -> None:
-    if not (path.is_file() or path.is_dir()):
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a run there may have removed it meanwhile
         raise InputError(LINK, where=str(path), got="a pipe, a socket or a device", remedy="remove it")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.io.atomic import write_whole, writing
-from hpcfed.io.figure import rendered
+from hpcfed.io.figure import literal, rendered
 from hpcfed.provenance.replay.replay import Replay, norm_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def draw(replay: Replay, path: Path) -> None:
         axis.plot(numbers, values, color=LIGHT.groups[0])
         axis.set_xlabel("step")
         axis.set_title(label)
-    figure.suptitle(f"round {replay.round}, client {replay.client} ({replay.name})")
+    figure.suptitle(f"round {replay.round}, client {replay.client} ({literal(replay.name)})")
     content = rendered(figure, path.suffix[1:])
     with writing(path):
         write_whole(path, content)
