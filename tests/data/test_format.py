@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import struct
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -256,6 +257,16 @@ def test_a_heap_that_the_library_would_walk_for_ever_is_found_beside_packed_samp
         place += 16 + -(-int.from_bytes(content[place + 8 : place + 16], "little") // 8) * 8
     content[place + 8 : place + 16] = bytes(8)  # free space of no bytes
     path.write_bytes(content)
+    with pytest.raises(InputError, match="its texts cannot be read"):
+        Federation.open(path)
+
+
+def test_heaps_in_heaps_are_refused_rather_than_walked_for_hours(tmp_path: Path) -> None:
+    """Each object of a heap holds a heap of all that follow."""
+    path, count = write_minimal(tmp_path / "nested.h5"), 2000
+    heaps = [struct.pack("<H6xQ8sQ", 1, 16, b"GCOL\x01", 32 * left - 16) for left in range(count, 0, -1)]
+    with h5py.File(path, "r+") as file:
+        file["nested"] = np.frombuffer(b"".join(heaps), np.uint8)
     with pytest.raises(InputError, match="its texts cannot be read"):
         Federation.open(path)
 
