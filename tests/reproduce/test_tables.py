@@ -140,6 +140,9 @@ def test_a_published_mean_agrees_differs_or_cannot_be_told(tmp_path):
     welch = ttest_ind(values["fedavg"], (0.9882, 0.9889, 0.9896), equal_var=False).confidence_interval(0.95)
     assert table["fedavg"]["Difference"] == f"+0.01 [{100 * welch.low:+.2f}, {100 * welch.high:+.2f}]".replace("-", "−")
     assert rows(experiment, case, found)[0][-1] == "not finished"
+    alone = [replace(one, setting=replace(one.setting, folders=one.setting.folders[:1])) for one in settings]
+    alone = [replace(one, runs={0: one.runs[0]}) for one in alone]
+    assert {row[-1] for row in rows(experiment, case, alone)} == {"one run cannot tell"}
     assert verdict(0.012, 0.01) == "not decided"
 
 

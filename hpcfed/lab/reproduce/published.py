@@ -40,7 +40,8 @@ def rows(experiment: Experiment, case: Case, settings: Sequence[SettingRuns]) ->
         difference = welch(highest, theirs) if highest and theirs and whole else None
         cells += [criterion_text(theirs, criterion) if theirs else ABSENT]
         if difference is None:
-            cells += [ABSENT, ("diverged" if one.diverged else "not finished") if theirs else ABSENT]
+            why = "diverged" if one.diverged else "one run cannot tell" if whole else "not finished"
+            cells += [ABSENT, why if theirs else ABSENT]
         else:
             mean, half = difference
             ends = f"{difference_text(mean - half, criterion)}, {difference_text(mean + half, criterion)}"
