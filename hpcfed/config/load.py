@@ -443,7 +443,16 @@ def absolute(text: Any, folder: Path, where: str) -> Any:
     except RuntimeError:  # of ``~name``; of ``~`` without $HOME and an entry in passwd
         remedy = "write the path out"
         raise InputError(f"path {text!s}", where=where, expected="a home folder that is known", remedy=remedy) from None
-    if UNPRINTABLE.search(path):  # the run would end, and none could read its recipe again
+    return in_utf8(path, where)
+
+
+def in_utf8(path: str, where: str) -> Path:
+    """Return a path that a recipe can name: the run of another would end, and none could read its recipe again.
+
+    Raises:
+        InputError: it is not in UTF-8.
+    """
+    if UNPRINTABLE.search(path):
         what, remedy = "a path in UTF-8", "rename the file or folder, or set a locale of UTF-8"
         raise InputError("path", where=where, expected=what, got=path, remedy=remedy)
     return Path(path)

@@ -25,6 +25,7 @@ from hpcfed.config.load import dump_yaml, load_recipe, to_plain
 from hpcfed.config.metrics import CLIENT_COLUMNS
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
+from hpcfed.lab.sweep.plan import make_plan
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import PHASES
@@ -563,6 +564,8 @@ def test_a_run_whose_paths_no_recipe_could_name_does_not_begin(folder):
     for recipe, keys in ((other / "recipe.yaml", {}), (folder / "recipe.yaml", {"output": other})):
         with pytest.raises(InputError, match=r"path: expected a path in UTF-8, got .*caf\\udce9.*; rename the file or"):
             load_recipe(recipe, keys=keys)
+    with pytest.raises(InputError, match="the sweep's folder: path: expected a path in UTF-8"):
+        make_plan(folder / "recipe.yaml", [], [], [], other / "sweep")
     lock = RunFolder(other).held(World())
     with pytest.raises(InputError, match="output cannot be used: got a path not in UTF-8"):
         lock.__enter__()

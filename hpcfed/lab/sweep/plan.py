@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.assembly import resolve
-from hpcfed.config.load import load_recipes, to_plain
+from hpcfed.config.load import in_utf8, load_recipes, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted
@@ -110,7 +110,7 @@ def make_plan(
         folder = working_folder() / (output or _beside(source, fixed, configurations[0]))
     except InputError as error:
         raise _blame(error, source, fixed, configurations[0]) from None
-    folder = Path(os.path.normpath(folder))
+    folder = in_utf8(os.path.normpath(folder), "the sweep's folder")
     names = _names(configurations)
     outputs = [folder / "runs" / name for name in names]
     by_point, pace = list[list[Recipe]](), Pace()
