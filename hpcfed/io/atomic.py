@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,7 @@ def write_whole(path: Path, content: bytes | str | Iterable[bytes]) -> None:
     """
     if path.exists() and not (path.is_file() or path.is_dir()):  # which the new name would take away
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
         _write(temporary, content)
         temporary.replace(path)
@@ -66,7 +67,7 @@ def write_new(path: Path, content: bytes | str) -> bool:
     Raises:
         OSError: as the system reports it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
         _write(temporary, content)
         try:
@@ -84,10 +85,14 @@ def write_new(path: Path, content: bytes | str) -> bool:
     return True
 
 
+def _temporary(path: Path) -> Path:
+    """Return a new name beside `path`. Processes of two nodes, or containers, may have one number, so it is drawn."""
+    return path.with_name(f".{path.name}.{100_000_000 + secrets.randbelow(900_000_000)}.tmp")
+
+
 def _write(path: Path, content: bytes | str | Iterable[bytes]) -> None:
-    """Write a new file, in the place of one that a killed process left; through a link it would be another file."""
+    """Write a new file, never an existing one: a link in its place would lead to another."""
     data = content.encode() if isinstance(content, str) else content
-    path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()

@@ -730,18 +730,6 @@ def test_nothing_is_written_through_a_link_in_a_strangers_folder(tmp_path, comma
     assert (done.returncode, list(place.iterdir())) == (2, []), done.stderr
 
 
-def test_nothing_is_written_through_a_link_with_the_name_of_a_temporary_file(forged, command):
-    """A stranger does not know the process's number, and so makes a link for each."""
-    victim = forged.parent / "victim"
-    victim.write_text("mine")
-    (forged / "tables").mkdir()
-    for name in ("report.html", "tables/final.tex", "tables/final.csv"):
-        path = forged / name
-        path.with_name(f".{path.name}.{os.getpid()}.tmp").symlink_to(victim)
-    assert command(["report", forged], forged.parent).returncode == 0
-    assert victim.read_text() == "mine"
-
-
 WAITS = {
     "model.safetensors": ["run", "sound/recipe.yaml", "output=forged", "-q"],
     "report.html": ["report", "forged", "--page-only"],

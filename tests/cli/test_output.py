@@ -1,4 +1,4 @@
-"""Output that cannot be written: a run goes on, a query fails; control characters in names are escaped."""
+"""Output that cannot be written: a run goes on, a query fails; control characters are escaped; files are whole."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import yaml
 from click.shell_completion import ShellComplete
 
 from hpcfed.cli.main import cli, main
+from hpcfed.io.atomic import write_whole
 from hpcfed.io.console import Console
 from hpcfed.io.output import Output
 from tests.launch import ROOT
@@ -189,3 +190,19 @@ def test_what_a_run_logs_of_its_rounds_is_not_printed_where_they_are_computed_ag
     assert of_estimate.startswith("hpcfed: the recipe diverges at once: got round 1: training failed for every client")
     assert "logs/" not in of_estimate
     assert "ValueError: no link" in (folder / "raises" / "logs" / "rank-0.log").read_text()
+
+
+def test_two_writers_of_a_file_do_not_meet(tmp_path):
+    """As processes of two containers with one number, which shared a temporary file; a link there led elsewhere."""
+    file, victim = tmp_path / "table.md", tmp_path / "victim"
+    file.with_name(f".table.md.{os.getpid()}.tmp").symlink_to(victim)
+
+    def pieces():
+        yield b"first, "
+        write_whole(file, "second")
+        assert file.read_text() == "second"
+        yield b"whole"
+
+    write_whole(file, pieces())
+    assert (file.read_text(), victim.exists()) == ("first, whole", False)
+    assert sorted(entry.suffix for entry in tmp_path.iterdir()) == [".md", ".tmp"]  # the link
