@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data_prep.split import split
 from hpcfed.cli import reproduce
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, Stopped
@@ -221,6 +222,19 @@ def test_a_federation_of_other_raw_files_is_not_used_for_these(tmp_path):
         (tmp_path / "first" / "shakespeare" / "plays.txt").read_bytes()
     )
     assert list(prepare(data, 0, Places(output, tmp_path / "second"))) == []
+
+
+def test_jobs_that_begin_at_once_prepare_one_file(tmp_path, monkeypatch):
+    """Another job writes the file while this one reads the raw data."""
+    data, places = Data(source="linear-regression", options={"dimension": 4}, clients=2), Places(tmp_path)
+
+    def overtaken(*options):
+        monkeypatch.undo()
+        list(prepare(data, 0, places))
+        return split(*options)
+
+    monkeypatch.setattr("hpcfed.lab.reproduce.inputs.split", overtaken)
+    assert list(prepare(data, 0, places)) == [f"prepared {places.federation(data, 0)}"]
 
 
 def test_images_are_chosen_where_they_are_or_have_been_prepared(tmp_path):
