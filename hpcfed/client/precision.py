@@ -17,8 +17,12 @@ from hpcfed.errors import InputError
 from hpcfed.ranks.accelerators import accelerator
 
 
-def computing(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """Context manager of a forward and backward pass.
+def computing(
+    precision: str, device: torch.device, *, of_one_model: bool = True
+) -> Callable[[], AbstractContextManager[object]]:
+    """Context manager of a forward and backward pass; if not `of_one_model`, of passes between which weights change.
+
+    autocast keeps its casts of weights until its end, also of weights that are written to meanwhile.
 
     Raises:
         InputError: the device knows no such precision.
@@ -28,5 +32,5 @@ def computing(precision: str, device: torch.device) -> Callable[[], AbstractCont
             raise InputError("precision: tf32", expected="a GPU", got=f"device {device.type}", remedy="use float32")
         return accelerator(device).in_tf32
     if precision == "bf16-mixed":
-        return partial(torch.autocast, device.type, torch.bfloat16)
+        return partial(torch.autocast, device.type, torch.bfloat16, cache_enabled=of_one_model)
     return nullcontext

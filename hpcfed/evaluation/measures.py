@@ -95,7 +95,7 @@ class Measures:
         self._unread: list[tuple[np.ndarray, Tensor]] = []
         self._client_sums = {name: one for name, one in self.sums.items() if name not in self._by_sample}
         self._model, self._batch_size, self._seed = model, batch_size, seed
-        self._computing = computing(precision, model.vector.device)
+        self._computing = computing(precision, model.vector.device, of_one_model=False)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

@@ -113,6 +113,15 @@ OFTEN = ("fedexp", "scaffold", "feddyn", "fedsplit", "fedsam", "qffl", "guess-an
 """Run every time: a server state, client states, a start elsewhere, gradients and losses elsewhere, parts that move."""
 
 
+def test_each_clients_own_layers_are_measured_in_bfloat16(world, folder):
+    """Not the first one's, whose casts autocast keeps until it ends."""
+    evaluate = {"every": 0, "precision": "run", "train": {"every": 1}, "clients": {"every": 1, "models": ["global"]}}
+    local = {"steps": 4, "batch_size": 10, "lr": 0.5}
+    about = {"model": {"name": "mlp", "hidden": [8]}, "precision": "bf16-mixed", "local": local, "evaluate": evaluate}
+    row = hpcfed.run(small("run", parameters=FEDBN, **about), world=world, quiet=True).metrics[-1]
+    assert row["train_loss"] == pytest.approx(row["clients"]["global"]["train"]["loss"]["mean"])
+
+
 @pytest.mark.every(3)
 @pytest.mark.of_ranks
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in OFTEN else pytest.mark.soak) for c in CASES])
