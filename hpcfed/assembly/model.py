@@ -42,7 +42,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if spec is not None:
         check_memory(spec, federation.feature_shape, outputs, dtype)
     seed = torch_seed(recipe.seed.model, Purpose.MODEL)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # not those of all devices, as torch.manual_seed does
     if spec is None:
         seed_generators(device, recipe.seed.model, Purpose.MODEL)
     module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)

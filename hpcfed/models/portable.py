@@ -108,7 +108,7 @@ def portable_linear(features: int, outputs: int, *, bias: bool, seed: int) -> Po
     torch multiplies and adds in one operation where the processor can, so its own last bits depend on the machine.
     """
     module = PortableLinear(features, outputs, bias=bias)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     with torch.no_grad():
         root = math.sqrt(features)
         _draw(module.weight, math.sqrt(3.0) * (math.sqrt(2.0 / (1 + math.sqrt(5) ** 2)) / root))

@@ -38,6 +38,7 @@ class Accelerator(ABC):
         has_tf32: whether it multiplies in TensorFloat-32.
         is_deterministic: whether kernels were chosen that add in one order.
         answered: refusals of memory that the package knows of, as errors, or from before it took the device.
+        first_states: states that `generators` had when this process first took a device, each beside its own.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Accelerator(ABC):
     has_tf32: bool = False
     is_deterministic: bool = True
     answered: int = 0
+    first_states: Sequence[tuple[torch.Generator, Tensor]] = ()
 
     @abstractmethod
     def uuids(self) -> list[str]:
@@ -200,6 +202,7 @@ class Cuda(Accelerator):
         torch.cuda.mem_get_info()
         if not self._is_taken:
             self._is_taken, self.answered = True, self.refusals(torch.device(self.kind, index))
+            self.first_states = [(own, own.get_state()) for own in self.generators()]
 
     def be_deterministic(self, wanted: bool) -> None:
         import torch

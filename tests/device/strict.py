@@ -297,6 +297,7 @@ class Stub(Accelerator):
         self.locked: dict[int, Tensor] = {}
         self.recordings: WeakSet[Recording] = WeakSet()
         self.says_free, self.inverts, self.is_deterministic, self.answered = None, False, True, 0
+        self.first_states = []
 
     def __getitem__(self, device: torch.device | int | None) -> StubDevice:
         return self.devices[device if isinstance(device, int) else (device and device.index) or 0]
@@ -305,6 +306,8 @@ class Stub(Accelerator):
         return [f"STUB-{index}" for index in range(self.visible)]
 
     def take(self, index: int) -> None:
+        if not self.generators():
+            self.first_states = [(each.generator, each.generator.get_state()) for each in self.devices.values()]
         self[index].taken = True
 
     def be_deterministic(self, wanted: bool) -> None:
@@ -353,6 +356,10 @@ class Stub(Accelerator):
 
     def generator(self, device: torch.device) -> torch.Generator:
         return self[device].generator
+
+    def generators(self) -> Sequence[torch.Generator]:
+        each = self.devices.values()
+        return [one.generator for one in each] if any(one.taken for one in each) else []
 
     def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         return module

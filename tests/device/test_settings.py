@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,20 @@ def test_scores_in_bfloat16_are_others_of_the_same_model(world, folder) -> None:
     assert one["hash"] == other["hash"]
     assert one["test_loss"] != other["test_loss"]
     assert one["test_loss"] == pytest.approx(other["test_loss"], rel=0.02)
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["not used before", "used before"])
+def test_a_devices_generator_draws_on_where_it_was(stub, world, folder, is_used) -> None:
+    """Before, in and after a loop, and where torch has been seeded before the device was used."""
+    own = stub[world.rank % stub.visible].generator
+    if is_used:
+        stub.take(0)
+    own.manual_seed(7)
+    draw = partial(torch.randint, 1 << 30, (1,), generator=own)
+    expected = [draw() for _ in range(4)]
+    own.manual_seed(7)
+    drawn = [draw() for _ in hpcfed.rounds(small("run", device="auto"), world=world)]
+    assert [*drawn, draw()] == expected
 
 
 @pytest.mark.serial

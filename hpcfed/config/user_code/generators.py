@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ def generators_kept() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     @contextmanager
     def for_code_outside() -> Iterator[None]:
         nonlocal outside
-        inside = _read(_global_generators())
+        inside, outside = _read(_global_generators()), _with_first(outside)
         _write(outside)
         try:
             yield
@@ -93,7 +93,7 @@ def generators_kept() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     try:
         yield for_code_outside
     finally:
-        _write(outside)
+        _write(_with_first(outside))
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,13 @@ class _States:
 def _global_generators() -> list[torch.Generator]:
     """Return torch's: of the CPU and of all devices that this process has used."""
     return [generator(CPU), *(one for kind in ACCELERATORS.values() for one in kind.generators())]
+
+
+def _with_first(states: _States) -> _States:
+    """Return states with the first ones of generators that this process has come to use since they were read."""
+    known = [each for each, _ in states.torch]
+    first = (pair for kind in ACCELERATORS.values() for pair in kind.first_states)
+    return replace(states, torch=[*states.torch, *(pair for pair in first if not any(pair[0] is one for one in known))])
 
 
 def _read(of_torch: Sequence[torch.Generator]) -> _States:
