@@ -296,9 +296,14 @@ class RunCall:
                     looked = ", ".join(map(str, recipe.python_path))
                     runs = f"runs the code {', '.join(code)}, from {looked} or the installed packages"
                     reporter.say(f"{recipe.name}: {runs}")
-                with generators_kept() as for_code_outside, settings_kept(), inference_mode(False), enable_grad():
+                with (
+                    generators_kept() as own_generators,
+                    settings_kept() as own_settings,
+                    inference_mode(False),
+                    enable_grad(),
+                ):
                     for each in training(recipe, folder, reporter, world, None, watchdog, look):
-                        with for_code_outside(), other_threads():
+                        with own_generators(), own_settings(), other_threads():
                             yield each
                 reporter.say(f"{recipe.name}: {counted(folder.rounds(), 'round')} done, see {folder.path}")
 

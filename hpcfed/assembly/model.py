@@ -77,6 +77,11 @@ def _check_settings(recipe: Recipe) -> None:
         "torch.set_default_device": (torch.get_default_device(), torch.device("cpu"), "the recipe's device decides"),
         "torch.set_num_threads": (torch.get_num_threads(), recipe.threads, "the recipe's threads decide"),
         "torch.backends.mkldnn.enabled": (torch.backends.mkldnn.enabled, True, "leave it on"),
+        "torch.autocast": (
+            torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"),  # of a GPU, and of the CPU
+            False,
+            "the recipe's precision decides",
+        ),
     }
     for name, (value, expected, remedy) in settings.items():
         if value != expected:

@@ -27,6 +27,7 @@ from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import BUILT_IN, references
 from hpcfed.config.recipe import Recipe
 from hpcfed.config.user_code.method import checked
+from hpcfed.config.user_code.settings import multiply_exactly
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
@@ -99,6 +100,7 @@ def parts_of(
     again = _reads_again(recipe, cohorts)
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
     work = ClientWork(cohorts.most_listed, federation.sizes, cohorts.typical_steps)
+    multiply_exactly(device)
     engine, engine_choice = _engine(recipe, federation, method, model, loss, work, sized_for)
     placement = _placement(recipe, method, engine, cohorts, federation, world)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})

@@ -69,6 +69,16 @@ class Accelerator(ABC):
     def be_deterministic(self, wanted: bool) -> None:
         """Choose deterministic kernels, or any."""
 
+    def be_exact(self) -> None:  # noqa: B027 (a kind may have nothing to set)
+        """Multiply in full precision, by kernels that no measured time chooses; code of a user's may have set others.
+
+        The settings of torch for it, as those of `take`, are the process's.
+        """
+
+    def as_now(self) -> Callable[[], None]:
+        """Return a function that sets all that `take` and `be_exact` set to what it is now."""
+        return lambda: None
+
     @abstractmethod
     def name(self, device: torch.device) -> str:
         """Return the name of its model."""
@@ -197,12 +207,43 @@ class Cuda(Accelerator):
         self.be_deterministic(True)
         # else every new tensor, the host's too, is filled with NaN
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        self._allow_tf32(False)
+        self.be_exact()
         torch.cuda.set_device(index)
         torch.cuda.mem_get_info()
         if not self._is_taken:
             self._is_taken, self.answered = True, self.refusals(torch.device(self.kind, index))
             self.first_states = [(own, own.get_state()) for own in self.generators()]
+
+    def be_exact(self) -> None:
+        import torch
+
+        torch.set_float32_matmul_precision("highest")
+        self._allow_tf32(False)
+        torch.backends.cudnn.benchmark = False
+
+    def as_now(self) -> Callable[[], None]:
+        import torch
+
+        cudnn, deterministic = torch.backends.cudnn, torch.utils.deterministic
+        filled, timed = deterministic.fill_uninitialized_memory, cudnn.benchmark  # type: ignore[attr-defined]
+        matmul, convolutions = _legacy(torch.get_float32_matmul_precision), _legacy(lambda: cudnn.allow_tf32)
+        kinds = _products("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
+        precisions = [kind.fp32_precision for kind in kinds]
+        index = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+        def restore() -> None:
+            deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+            cudnn.benchmark = timed
+            if matmul is not None:
+                torch.set_float32_matmul_precision(matmul)
+            if convolutions is not None:
+                cudnn.allow_tf32 = convolutions
+            for kind, precision in zip(kinds, precisions, strict=True):
+                kind.fp32_precision = precision
+            if index is not None and torch.cuda.current_device() != index:
+                torch.cuda.set_device(index)
+
+        return restore
 
     def be_deterministic(self, wanted: bool) -> None:
         import torch
@@ -344,6 +385,25 @@ class Cuda(Accelerator):
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+        for kind in _products("cudnn.conv", "cudnn.rnn"):  # which else follow torch.backends.fp32_precision
+            kind.fp32_precision = "tf32" if allowed else "ieee"
+
+
+def _products(*names: str) -> list[Any]:
+    """Return kinds of products in torch.backends that have a precision of their own: from torch 2.9 on."""
+    import torch
+
+    parts = (name.split(".") for name in names)
+    kinds = (getattr(getattr(torch.backends, library), kind, None) for library, kind in parts)
+    return [kind for kind in kinds if hasattr(kind, "fp32_precision")]
+
+
+def _legacy(setting: Callable[[], Any]) -> Any:
+    """Return a setting, or None where torch refuses to read it, since newer ones (`_products`) contradict it."""
+    try:
+        return setting()
+    except RuntimeError:
+        return None
 
 
 ACCELERATORS: dict[str, Accelerator] = {kind.kind: kind for kind in (Cuda(),)}

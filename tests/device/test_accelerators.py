@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,8 @@ DOCUMENTED: dict[str, Any] = {
     # torch.cuda, https://pytorch.org/docs/2.4 to 2.13: parameters by name, with their defaults
     "is_available": lambda: True,
     "device_count": lambda: 2,
+    "is_initialized": lambda: True,
+    "current_device": lambda: 0,
     "set_device": lambda device: None,
     "get_device_name": lambda device=None: "NVIDIA H100",
     "get_device_properties": lambda device=None: SimpleNamespace(
@@ -140,6 +142,66 @@ def test_a_device_of_cuda_is_taken_and_its_kernels_are_deterministic(cuda: FakeC
     with Cuda().in_tf32():
         assert torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def by_products(backends: Any) -> None:
+    if not hasattr(backends, "fp32_precision"):
+        pytest.skip("torch before 2.9")
+    backends.fp32_precision = "tf32"
+
+
+SETTINGS: dict[str, Callable[[Any], None]] = {
+    "none": lambda backends: None,
+    "bfloat16": lambda backends: torch.set_float32_matmul_precision("medium"),
+    "matrices": lambda backends: setattr(backends.cuda.matmul, "allow_tf32", True),
+    "convolutions": lambda backends: setattr(backends.cudnn, "allow_tf32", False),
+    "by products": by_products,
+    "timed": lambda backends: setattr(backends.cudnn, "benchmark", True),
+}
+"""What a notebook has set before a run."""
+
+
+def settings_of_torch() -> list[object]:
+    backends, found = torch.backends, list[object]()
+    reads = (
+        torch.get_float32_matmul_precision,
+        lambda: backends.cuda.matmul.allow_tf32,
+        lambda: backends.cudnn.allow_tf32,
+        lambda: backends.cudnn.benchmark,
+        lambda: backends.cuda.matmul.fp32_precision,
+        lambda: backends.cudnn.conv.fp32_precision,
+        lambda: backends.mkldnn.matmul.fp32_precision,
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+    )
+    for read in reads:
+        try:
+            found.append(read())
+        except (AttributeError, RuntimeError) as error:  # torch before 2.9; settings that contradict each other
+            found.append(type(error))
+    return found
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_products_are_exact_in_a_run_and_torchs_settings_as_they_were_after_it(name, cuda: FakeCuda) -> None:
+    first = Cuda().as_now()
+    generic = getattr(torch.backends, "fp32_precision", None)
+    try:
+        SETTINGS[name](torch.backends)
+        kind, before = Cuda(), settings_of_torch()
+        restore = kind.as_now()
+        kind.take(1)
+        taken = settings_of_torch()
+        assert taken[:4] == ["highest", False, False, False]
+        assert "tf32" not in taken
+        with kind.in_tf32():
+            assert settings_of_torch()[:4] == ["high", True, True, False]
+        assert settings_of_torch() == taken
+        restore()
+        assert settings_of_torch() == before
+    finally:
+        if generic is not None:
+            torch.backends.fp32_precision = generic
+        first()
 
 
 def test_a_mark_waits_for_the_stream_of_its_device(cuda: FakeCuda) -> None:

@@ -105,6 +105,25 @@ def test_torchs_settings_are_left_as_they_were(world, raises):
         torch.set_default_dtype(torch.float32)
 
 
+def test_settings_of_a_loops_body_stay_outside_of_the_run(world):
+    plain = hpcfed.run(small("plain", **BATCHNORM), world=world, quiet=True)
+    try:
+        for each in hpcfed.rounds(small("seen", **BATCHNORM), world=world):
+            assert torch.get_default_dtype() == (torch.float32 if each.number == 1 else torch.float64)
+            torch.set_default_dtype(torch.float64)
+            torch.set_grad_enabled(False)
+        assert (torch.get_default_dtype(), torch.is_grad_enabled()) == (torch.float64, False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+    assert left_by(hpcfed.run(small("seen", **BATCHNORM), world=world, quiet=True)) == left_by(plain)
+
+
+def test_autocast_around_a_run_is_refused(world):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match=r"torch\.autocast was set before"):
+        hpcfed.run(small("plain", **BATCHNORM), world=world, quiet=True)
+
+
 def in_double() -> nn.Module:
     torch.set_default_dtype(torch.float64)
     return mlp()
