@@ -80,7 +80,8 @@ class Loss:
 
     def batch(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the scalar loss of a minibatch of B samples, averaged or summed over them."""
-        if self.fused is not None:
+        in_any_order = output.ndim > 2 and output.device.type != "cpu"  # as a GPU adds the losses of several labels
+        if self.fused is not None and not in_any_order:
             return self.fused(output, target, reduction=self.reduction)
         losses = self.each(output, target)
         return losses.mean() if self.reduction == "mean" else losses.sum()

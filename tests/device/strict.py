@@ -9,6 +9,7 @@ refused here at once:
 - MPI may read a device's memory only after a synchronisation, and only if it is said to know such memory;
 - while a thread's work is recorded as a graph nothing of it is done: it cannot wait, read or copy; what a replay leaves
   in memory that was allocated meanwhile holds `POISON` once another graph is replayed; memory from before must live on;
+- kernels that CUDA has only with additions in any order are refused where a run is to be deterministic;
 - nothing runs on a device that was not taken (`Accelerator.take`); what would not fit its memory raises as CUDA does,
   but for a convolution's workspace, without which another kernel with other last bits is taken in silence.
 
@@ -54,6 +55,27 @@ SIZED_BY_VALUES = {
     aten.repeat_interleave.Tensor,
 }
 """Operators whose result's shape the host waits for."""
+ANY_ORDER = {
+    aten.nll_loss2d_forward.default,
+    aten._adaptive_avg_pool2d_backward.default,
+    aten._adaptive_avg_pool3d_backward.default,
+    aten.adaptive_max_pool2d_backward.default,
+    aten.avg_pool3d_backward.default,
+    aten.max_unpool2d.default,
+    aten.reflection_pad1d_backward.default,
+    aten.reflection_pad2d_backward.default,
+    aten.upsample_linear1d_backward.default,
+    aten.upsample_bilinear2d_backward.default,
+    aten.upsample_bicubic2d_backward.default,
+    aten.grid_sampler_2d_backward.default,
+    aten._ctc_loss_backward.default,
+    aten.histc.default,
+    aten.median.dim,
+    aten.put_.default,
+    aten.cumsum.default,
+}
+"""Operators without a deterministic kernel on CUDA, by the documentation of `torch.use_deterministic_algorithms`; of
+losses reduced ones, of sums along an axis those of numbers with fractions."""
 CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 """Operators that ask for memory to work in, and take other kernels without a word where there is none."""
 
@@ -489,6 +511,8 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func in READS or func in SIZED_BY_VALUES or _picks_by_mask(func, bare_args):
         own.refuse_recording(str(func))
 
+    if func in ANY_ORDER and STUB.is_deterministic and _adds_in_any_order(func, args):
+        raise AssertionError(f"{func} adds in any order on CUDA")
     kernel = FUSED.get(func, func) if own.has_workspace(func, bare_args[0]) else partial(_in_float64, func)
 
     def work() -> Any:
@@ -554,6 +578,12 @@ def _does_something(func: Any, result: Any, outer: dict[int, StubTensor]) -> boo
     results = result if isinstance(result, (list, tuple)) else [result]
     new = any(isinstance(one, Tensor) and one.untyped_storage()._cdata not in pieces for one in results)
     return new or bool(func._schema.is_mutable)
+
+
+def _adds_in_any_order(func: Any, args: Sequence[Any]) -> bool:
+    if func is aten.nll_loss2d_forward.default:
+        return bool(args[3])
+    return func is not aten.cumsum.default or args[0].is_floating_point()
 
 
 def _picks_by_mask(func: Any, args: Sequence[Any]) -> bool:

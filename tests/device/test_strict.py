@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
+from hpcfed.models.losses import LOSSES
 from hpcfed.ranks.accelerators import upload
 from tests.device.strict import KIND, POISON, UNLIMITED, Stub
 
@@ -87,3 +91,16 @@ def test_counts_and_memory(device, stub) -> None:
 def test_a_device_is_taken_before_it_is_used(stub) -> None:
     with pytest.raises(AssertionError, match="stub:0 is used before it was taken"):
         torch.zeros(3, device=torch.device(KIND, 0))
+
+
+def test_sums_in_any_order_are_refused_but_where_they_may_be(device, stub) -> None:
+    """A loss of several labels a sample is none of them."""
+    output, target = torch.ones(2, 3, 5, device=device), torch.ones(2, 5, dtype=torch.int64, device=device)
+    sums = partial(functional.cross_entropy, output, target), partial(output.cumsum, 1)
+    for sum_up in sums:
+        with pytest.raises(AssertionError, match="adds in any order on CUDA"):
+            sum_up()
+    target.cumsum(1)
+    loss = LOSSES["cross-entropy"]("mean").batch(output, target)
+    stub.be_deterministic(False)
+    assert float(loss) == float(sums[0]())
