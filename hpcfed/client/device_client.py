@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -41,7 +42,8 @@ class DeviceClient:
         width: int,
         most_steps: int,
     ):
-        self._solver, self._model, self._section, self._graphs, self._width = solver, model, section, graphs, width
+        self._solver: SequentialSolver = proxy(solver)  # which has this, as in `DeviceRounds`
+        self._model, self._section, self._graphs, self._width = model, section, graphs, width
         self._rounds = DeviceRounds(self, graphs, model.vector, slots=1, width=width, most_steps=most_steps)
         self._vectors: dict[str, Tensor] = {}
 

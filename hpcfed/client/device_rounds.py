@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -88,7 +89,8 @@ class DeviceRounds:
         averages: bool = True,
         width_step: int = 1,
     ):
-        self._steps, self._graphs, self._like = steps, graphs, like
+        self._steps = proxy(steps)  # which has this: in a cycle, memory would stay taken when a run has ended
+        self._graphs, self._like = graphs, like
         self._slots, self._width, self._most, self._averages = slots, width, max(1, most_steps), averages
         self._width_step = width_step
         self._copied, self._tables = Inputs(like.device), Tables()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from torch import Tensor
 
 from hpcfed.arithmetic.sums import sums_of_squares
@@ -9,6 +11,7 @@ from hpcfed.ranks.graphs import Graphs
 
 MOST_RECORDED = 1 << 20
 """Entries of a vector; the operations on longer ones take longer than their launches."""
+_numbers = count()
 
 
 class Squares:
@@ -19,7 +22,7 @@ class Squares:
     """
 
     def __init__(self, graphs: Graphs | None):
-        self._graphs = graphs
+        self._graphs, self._number = graphs, next(_numbers)
         self._vector: Tensor | None = None
 
     def __call__(self, vector: Tensor) -> Tensor:
@@ -30,7 +33,7 @@ class Squares:
             self._vector = vector.clone()
             self._sums = sums_of_squares(vector)
         self._vector.copy_(vector)
-        self._graphs(("squares", self), self._work)
+        self._graphs(("squares", self._number), self._work)
         return self._sums
 
     def _work(self) -> None:

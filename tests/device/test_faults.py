@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 
 import hpcfed
 from hpcfed.client.state_store import ClientStates
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import Diverged, EnvironmentFailure, InputError
 from hpcfed.ranks.accelerators import check_refusals
 from hpcfed.ranks.devices import DeviceSlot
 from hpcfed.reduce.device import device_sum
@@ -207,3 +209,22 @@ def test_an_mpi_is_tried_whatever_it_says_of_gpu_memory(stub, world, monkeypatch
             device_sum("mpi", slot, world)
     stub.mpi_reads_it = True
     assert device_sum("auto", slot, world) == world.sum_in_place
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize("lr", [0.1, 1e15], ids=["ends", "diverges"])
+def test_a_run_gives_its_memory_back_when_it_has_ended(stub, world, folder, monkeypatch, engine, lr) -> None:
+    """At once: Python's collector does not know that a device's memory is short, and the next run may come first."""
+    monkeypatch.setattr("hpcfed.assembly.parts.LARGEST_ON_HOST", 0)
+    own = stub[world.rank % stub.visible]
+    recipe = small("run", device="auto", local={"steps": 4, "batch_size": 10, "lr": lr, "engine": engine})
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(Diverged) if lr > 1 else nullcontext() as failure:
+            hpcfed.run(recipe, world=world, quiet=True)
+        del failure
+        assert own.peak > 0
+        assert own.allocated == 0
+    finally:
+        gc.enable()
