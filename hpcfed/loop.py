@@ -234,6 +234,7 @@ def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]
             recipe.reduction,
             recipe.bits,
             deterministic=recipe.deterministic,
+            unordered=() if parts.engine.graphs is None else parts.engine.graphs.any_order,
         ),
         "method": parts.method.name,
         "tile": parts.engine.tile,

@@ -29,6 +29,9 @@ def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield line
     if not recipe.deterministic and parts.repeats_bits:
         yield "deterministic: false has no effect on a CPU, whose kernels add in one order"
+    if recipe.deterministic and parts.engine.graphs is not None and parts.engine.graphs.any_order:
+        names = ", ".join(parts.engine.graphs.any_order)
+        yield f"the model has kernels that a GPU adds up in any order ({names}): the record says bitwise: false"
     if parts.chain.privacy is None:
         yield from _on_clients(recipe, parts)
         yield from _on_defaults(recipe, parts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import check_refusals
 from hpcfed.ranks.graphs import Graphs
 
+NO_ORDER = re.compile(r"(\S+) does not have a deterministic implementation")
+"""torch's words of a kernel that adds in any order where others are asked for."""
 ONE_BY_ONE = "use local.engine: sequential"
 STEPS_TO_REPLAY = 3
 """What is compiled, or changes from call to call, shows within so many."""
@@ -101,9 +105,25 @@ def try_graphs(engine: Engine, graphs: Graphs, model: FlatModel, like: Samples, 
     """
     if graphs.records:
         initial = model.trained.clone()
-        graphs.hindrance = hindrance(engine, graphs, model, like, width)
+        with _any_order() as names:
+            graphs.hindrance = hindrance(engine, graphs, model, like, width)
+        graphs.any_order = tuple(sorted(names))
         check_refusals(model.vector.device)
         graphs.records = not graphs.hindrance
         model.forget()
         model.load(initial[: len(model.vector)])
         model.trained.copy_(initial)
+
+
+@contextmanager
+def _any_order() -> Iterator[set[str]]:
+    """Yield a set of the kernels that add in any order, of which torch has warned; filled when the block ends."""
+    names = set[str]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield names
+    for one in caught:
+        if (found := NO_ORDER.match(str(one.message))) is not None:
+            names.add(found[1])
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

@@ -45,10 +45,12 @@ class Graphs:
     Attributes:
         records: whether it is.
         hindrance: why the clients' work cannot be recorded; empty where it can, or was not to be.
+        any_order: kernels of the work that add in any order, though others were asked for, as far as they were seen.
     """
 
     def __init__(self, device: torch.device, *, records: bool):
         self._device, self.records, self.hindrance = device, records and device.type != "cpu", ""
+        self.any_order: tuple[str, ...] = ()
         self._is_trial = False
         self._replays: dict[Hashable, Callable[[], None]] = {}
         self._seen: set[Hashable] = set()

@@ -33,9 +33,18 @@ LIBRARY_SETTINGS = (
 
 
 def environment(
-    world: World, device: torch.device, reduction: str, bits: str = "native", *, deterministic: bool = True
+    world: World,
+    device: torch.device,
+    reduction: str,
+    bits: str = "native",
+    *,
+    deterministic: bool = True,
+    unordered: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the content of ``environment.json``: hosts, and what bits depend on. Called on every rank."""
+    """Return the content of ``environment.json``: hosts, and what bits depend on. Called on every rank.
+
+    `unordered` are kernels of this rank's that add in any order although the run is `deterministic`.
+    """
     described = world.describe()
     here = {
         "host": platform.node(),
@@ -48,10 +57,12 @@ def environment(
     }
     any_order = not deterministic and device.type != "cpu"
     everywhere = world.gather(here)
+    kernels = sorted({name for names in world.gather(tuple(unordered)) for name in names})
     kinds = {(entry["device"], entry["instructions"], entry["library_settings"]) for entry in everywhere}
     hosts = {str(entry["versions"]): str(entry["host"]) for entry in reversed(everywhere)}
     doubts = {
         "deterministic: false, kernels of GPUs add in any order": any(world.gather(any_order)),
+        f"kernels of GPUs add in any order: {', '.join(kernels)}": deterministic and bool(kernels),
         "reduction: fast adds in an order of its own": reduction != "exact",
         "the ranks differ in device, instruction set or library settings": bits != "portable" and len(kinds) > 1,
         f"the ranks differ in versions: {_on_hosts(hosts)}": len(hosts) > 1,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import hpcfed
 from hpcfed.assembly import assemble, resolve
@@ -47,6 +48,26 @@ def test_kernels_of_any_order_are_recorded_and_not_watched(stub, world, folder) 
     with parts.clients, parts.federation:
         assert stub.is_deterministic
         assert (parts.sentinel, parts.repeats_bits) == ("on", True)
+
+
+class Running(nn.Sequential):
+    """A module whose running sums CUDA adds up in any order."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(12, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.cumsum(1))
+
+
+def test_a_module_with_kernels_of_any_order_is_recorded_so(stub, world, folder, capfd) -> None:
+    stub.warns_of_order = True
+    model, local = {"factory": f"{__name__}:Running"}, {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "sequential"}
+    facts = facts_of(hpcfed.run(small("run", device="auto", model=model, local=local), world=world))
+    why = "kernels of GPUs add in any order: aten.cumsum.default"
+    assert (facts["bitwise"], facts["bitwise_why_not"]) == (False, why)
+    if world.is_root:
+        assert "adds up in any order (aten.cumsum.default)" in " ".join("".join(capfd.readouterr()).split())
 
 
 def test_a_cpu_adds_in_one_order_whatever_is_set(world, folder, capfd) -> None:
