@@ -27,8 +27,13 @@ if TYPE_CHECKING:
     from hpcfed.models.flat import Findings, FlatModel
 
 
-def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> FlatModel:
-    """Return the recipe's model, initialised from its seed or file, and checked against the federation's shapes."""
+def build_model(
+    recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device, *, threads: int | None = None
+) -> FlatModel:
+    """Return the recipe's model, initialised from its seed or file, and checked against the federation's shapes.
+
+    `threads` are those that torch was set to before any code of the user's; outside of runs it may have any.
+    """
     import torch
 
     from hpcfed.arithmetic.first_calls import make_first_calls
@@ -37,6 +42,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     from hpcfed.models.portable import portable_linear
 
     make_first_calls()
+    threads = threads or torch.get_num_threads()
     outputs = _outputs_of(federation)
     spec = models.spec(recipe.model)
     if spec is not None:
@@ -46,7 +52,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if spec is None:
         seed_generators(device, recipe.seed.model, Purpose.MODEL)
     module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
-    _check_settings(recipe)
+    _check_settings(threads)
     own_seed = None if torch.initial_seed() == seed else torch.initial_seed()
     if recipe.bits == "portable":
         module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
@@ -64,8 +70,11 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     return model
 
 
-def _check_settings(recipe: Recipe) -> None:
+def _check_settings(threads: int) -> None:
     """Refuse settings of torch by which a recipe has other results: of any code of the user's, a metric's file, say.
+
+    Args:
+        threads: torch's before the user's code was called.
 
     Raises:
         InputError: naming one.
@@ -75,7 +84,7 @@ def _check_settings(recipe: Recipe) -> None:
     settings = {
         "torch.set_default_dtype": (torch.get_default_dtype(), torch.float32, "the recipe's dtype decides"),
         "torch.set_default_device": (torch.get_default_device(), torch.device("cpu"), "the recipe's device decides"),
-        "torch.set_num_threads": (torch.get_num_threads(), recipe.threads, "the recipe's threads decide"),
+        "torch.set_num_threads": (torch.get_num_threads(), threads, "the recipe's threads decide"),
         "torch.backends.mkldnn.enabled": (torch.backends.mkldnn.enabled, True, "leave it on"),
         "torch.autocast": (
             torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"),  # of a GPU, and of the CPU

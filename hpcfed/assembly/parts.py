@@ -85,7 +85,7 @@ def parts_of(
     loss = build_loss(recipe, federation, dtype, device)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
-    model = build_model(recipe, federation, dtype, device)
+    model = build_model(recipe, federation, dtype, device, threads=recipe.threads)
     chain = _chain(recipe, federation, model, key)
     method = _method(recipe, model, chain)
     initial_w = model.vector.clone()

@@ -98,7 +98,9 @@ def test_torchs_settings_are_left_as_they_were(world, raises):
     try:
         changes = {**BATCHNORM, "model": {"factory": f"tests.mpi.test_rounds:{'in_double' if raises else 'mlp'}"}}
         with pytest.raises(InputError, match="set_default_dtype") if raises else nullcontext():
-            hpcfed.run(small("plain", **changes), world=world, quiet=True)
+            result = hpcfed.run(small("plain", **changes), world=world, quiet=True)
+            assert result.module is not None
+            assert hpcfed.replay(result.folder, 2, result.metrics[1]["cohort"][0], run_code=True).agrees
         assert (torch.get_num_threads(), torch.get_default_dtype()) == (2, torch.float32)
     finally:
         torch.set_num_threads(before)

@@ -18,17 +18,17 @@ def settings_kept() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 
     Yields a context for code outside of the run meanwhile, which has its own settings, and leaves the run's alone.
     """
-    outside = _as_now()
+    outside = settings_now()
 
     @contextmanager
     def for_code_outside() -> Iterator[None]:
         nonlocal outside
-        inside = _as_now()
+        inside = settings_now()
         outside()
         try:
             yield
         finally:
-            outside = _as_now()
+            outside = settings_now()
             inside()
 
     try:
@@ -47,8 +47,8 @@ def multiply_exactly(device: torch.device) -> None:
         accelerator(device).be_exact()
 
 
-def _as_now() -> Callable[[], None]:
-    """Return a function that sets them to what they are now."""
+def settings_now() -> Callable[[], None]:
+    """Return a function that sets torch's settings to what they are now."""
     import torch
 
     threads, dtype, gradients = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()

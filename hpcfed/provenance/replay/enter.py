@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcfed.assembly import assemble
+from hpcfed.config.user_code.settings import settings_now
 from hpcfed.errors import InputError
 from hpcfed.parts import Parts
 from hpcfed.provenance.recorded import RecordedRun
@@ -25,12 +26,14 @@ class RewoundRun:
         parts, simulation: the run's parts and simulation, on one rank.
         start: round of the checkpoint that was restored; 0: the initial model.
         parted: first round, from `start` on, whose model hash differs from the recorded one; None if all agree.
+        settings: sets torch's settings to those in which the simulation was assembled.
     """
 
     parts: Parts
     simulation: Simulation
     start: int
     parted: int | None
+    settings: Callable[[], None]
 
 
 def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda text: None) -> RewoundRun:
@@ -71,4 +74,4 @@ def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda te
         outcome = simulation.round(number)
         if parted is None and outcome.hash != run.rows[number - 1].get("hash"):
             parted = number
-    return RewoundRun(parts, simulation, start, parted)
+    return RewoundRun(parts, simulation, start, parted, settings_now())

@@ -21,6 +21,7 @@ from hpcfed.client.solver import Task, start_of
 from hpcfed.config.recipe import Local, Recipe
 from hpcfed.config.user_code.generators import Generators, generators_kept
 from hpcfed.config.user_code.one_thread import ONE_THREAD
+from hpcfed.config.user_code.settings import settings_kept
 from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
@@ -159,7 +160,8 @@ class Replay:
             return not all(map(math.isfinite, (*sums, *self.reported.scalars.values())))
         if self.recorded_hash is not None:
             return self.reported.hash == self.recorded_hash
-        with ONE_THREAD, generators_kept():
+        with ONE_THREAD, generators_kept(), settings_kept():
+            self._entered.settings()
             return self._entered.simulation.round(self.round).hash == self._run.rows[self.round - 1].get("hash")
 
     @cached_property
@@ -173,7 +175,7 @@ class Replay:
         round = self.round if self.parted is None else self.parted
         if self.agrees or (self.parted is not None and self.parted == self.start):  # a kept state
             return None
-        with ONE_THREAD, generators_kept():
+        with ONE_THREAD, generators_kept(), settings_kept():
             return next(iter(dependences_of(self._run, round)), None)
 
 
@@ -208,7 +210,7 @@ def replay(
     places = (None if place is None else Path(place) for place in (data, code))
     found = with_cohorts(recorded(folder, placed_recipe(folder, *places), Permission(run_code, ask, RUN_CODE)))
     _check_drawn(found, round, client)
-    with ONE_THREAD, generators_kept():
+    with ONE_THREAD, generators_kept(), settings_kept():
         return replay_in(found, entered(found, round, say), round, client)
 
 
