@@ -175,6 +175,18 @@ def interval_of(name: str, evaluate: Mapping[str, Any]) -> int:
     return every if isinstance(every, int) and every > 0 else 1
 
 
+def lacks_score(name: str, value: float, round: int, recipe: Mapping[str, Any]) -> bool:
+    """Return whether the `value` of a test or training column is missing, nan, in a `round` that was evaluated.
+
+    It was then not finite or undefined; of a run's last round, an earlier value does not stand for it. The last round
+    of `recipe`, a resolved one as plain data, is always evaluated; one in which ``stop`` or a signal ended the run only
+    if ``evaluate`` names it.
+    """
+    if not (name.startswith(("test_", "train_")) and math.isnan(value)):
+        return False
+    return round == recipe.get("rounds") or round % interval_of(name, recipe.get("evaluate") or {}) == 0
+
+
 def skipped_in(row: Mapping[str, Any]) -> list[int]:
     """Return the clients whose updates a round left out, from ``skipped`` in its row; `why_skipped` says why."""
     found = row.get("skipped")

@@ -364,13 +364,30 @@ def test_evaluations_every_few_rounds_make_a_line_without_gaps(tmp_path):
 
 
 def test_a_window_averages_evaluations_in_a_row_and_skips_the_rounds_between(accuracies):
-    run = read_run(accuracies("run", [None, 0.5, None, 0.9, 0.6, None]))
+    run = read_run(accuracies("run", [None, 0.5, None, 0.9, 0.6]))
     means = moving(run.column("test_accuracy"), 2)
-    assert np.isnan(means).tolist() == [True, True, True, False, False, True]
-    assert means[3:5] == pytest.approx([0.7, 0.75])
+    assert np.isnan(means).tolist() == [True, True, True, False, False]
+    assert means[3:] == pytest.approx([0.7, 0.75])
     assert (final(run, "test_accuracy", 2), best(run, ACCURACY, 2)) == (pytest.approx(0.75), pytest.approx(0.75))
     assert final(run, "test_accuracy", 9) == pytest.approx(2 / 3)  # of all there are
     assert math.isnan(best(run, ACCURACY, 9))
+
+
+@pytest.mark.parametrize("window", [3, 10])
+def test_equal_values_reach_their_own_target_and_have_no_deviation(window, accuracies):
+    """Though a mean of equal values may differ from them in its last bit."""
+    right = next(k / 359 for k in range(359) if moving(np.full(window, k / 359), window)[-1] < k / 359)
+    folders = [accuracies(str(seed), [0.0, *[right] * 12], seed) for seed in range(3)]
+    assert compare(folders, [right], window).results[1].rows[0][2] == str(window + 1)
+    assert spread([0.1, 0.1, 0.1]) == Spread(0.1, 0.0, 3)
+
+
+def test_an_earlier_value_does_not_stand_for_one_that_is_not_finite_at_the_end(accuracies):
+    """Of a round that was evaluated; one between evaluations, where a signal ended the run, says nothing."""
+    folders = [accuracies("a", [0.5, 0.6, 0.7], 0), accuracies("b", [0.5, 0.6, None], 1)]
+    assert compare(folders).results[0].rows[0][3] == "1 of 2: 70.00 %"
+    between = accuracies("c", [None, 0.6, None], change={"evaluate": {"every": 2}}, status="stopped")
+    assert final(read_run(between), "test_accuracy") == 0.6
 
 
 def test_a_curve_loses_no_more_than_its_first_fifth_to_the_window(accuracies):

@@ -177,10 +177,14 @@ def without(evaluate: str) -> dict:
 
 
 def test_equal_differences_have_no_interval(two_groups):
+    """Three of 359 more each time, whose shares differ by unequal last bits."""
     paired = pairs(*two_groups.groups)
-    shifts = {run: shift for pair in paired for run, shift in zip(map(id, pair), (0.0, 0.5), strict=True)}
-    found = difference(paired, lambda run: shifts[id(run)])
-    assert (found.mean, found.half_width, found.is_clear) == (0.5, None, False)
+    shares = {}
+    for k, (ours, theirs) in zip((10, 100, 300), paired, strict=True):
+        shares |= {id(ours): k / 359, id(theirs): (k + 3) / 359}
+    assert len({shares[id(theirs)] - shares[id(ours)] for ours, theirs in paired}) > 1
+    found = difference(paired, lambda run: shares[id(run)])
+    assert (found.mean, found.half_width, found.is_clear) == (pytest.approx(3 / 359), None, False)
 
 
 def test_a_seed_that_ran_twice_counts_once(accuracies):

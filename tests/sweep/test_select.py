@@ -150,19 +150,25 @@ def test_what_runs_left_out_and_promise_is_said(changes, row, says, folder, monk
 
 
 def test_runs_that_end_by_their_scores_are_compared_by_their_last_round(folder, monkeypatch):
-    """The mean over a fast run's few rounds has its poor first ones."""
+    """The mean over a fast run's few rounds has its poor first ones. Training columns may not be due in the last."""
     monkeypatch.chdir(folder)
-    stopping = ["rounds=8", "stop.test_accuracy=0.9"]
+    stopping = ["rounds=8", "stop.test_accuracy=0.9", "evaluate.train.every=3"]
     plan = make_plan("recipe.yaml", stopping, parse_grids(["local.lr=0.1,0.3"]), [0], None)
     states = {}
     for unit, accuracies in zip(plan.units, ([0.2, 0.5, 0.8, 0.91], [0.1, 0.7, 0.92]), strict=True):
         unit.recipe.output.mkdir(parents=True)
-        lines = [json.dumps({"round": n, "test_accuracy": one}) for n, one in enumerate(accuracies, 1)]
-        (unit.recipe.output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        lines = [
+            {"round": n, "test_accuracy": one, "test_loss": {1: 3.0}.get(n), "train_loss": {3: 0.5}.get(n)}
+            for n, one in enumerate(accuracies, 1)
+        ]
+        (unit.recipe.output / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         states[unit.name] = RunState(1, Claim(ending="finished", recipe=unit.digest))
     rows, rule = read_results(plan, states, None)
     best = candidates(plan, rows, rule)
     assert (str(rule), best[0].point) == ("largest mean test_accuracy over the last round", 1)
+    assert [one.mean for one in ranked(plan, "train_loss:last3", states)[0]] == [0.5, 0.5]
+    assert {row["train_loss"] for row in result_records(plan, rows, rule)} == {0.5}
+    assert {row["test_loss_mean"] for row in summary_records(plan, best)} == {None}  # that of round 1 is no last value
     assert not any("ended after" in said for said in remarks(plan, best, rule))
     best, _, rule = ranked(plan, "test_accuracy:last8", states)
     assert best[0].point == 0

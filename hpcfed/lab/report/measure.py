@@ -18,12 +18,15 @@ from hpcfed.config.metrics import BUILT_IN, is_matrix, is_percentage, listed
 from hpcfed.errors import InputError, nearest
 from hpcfed.lab.report.group import Group
 from hpcfed.lab.report.read import Run
+from hpcfed.run_folder.rounds import lacks_score
 
 Quantity = Literal["fraction", "loss", "number"]
 """Kind of a column's numbers: fractions, losses or other numbers."""
 LOSSES = ("test_loss", "train_loss", "local_loss")
 DIRECTIONS = {"max": True, "min": False}
 """Word behind a metric's name → whether larger is better."""
+ROUNDING = 1e-12
+"""Relative difference up to which numbers are taken to be equal: means of equal values differ by rounding alone."""
 
 
 def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
@@ -67,8 +70,12 @@ class Criterion:
         return self.unit == "loss"
 
     def reaches(self, values: np.ndarray, target: float) -> np.ndarray:
-        """Return whether each of `values`, (E,), is at the target or better, (E,) bool."""
-        return values >= target if self.higher_is_better else values <= target
+        """Return whether each of `values`, (E,), is at the target or better, up to `ROUNDING`, (E,) bool.
+
+        A mean of values that are all at the target may be smaller in its last bit.
+        """
+        slack = ROUNDING * abs(target)
+        return values >= target - slack if self.higher_is_better else values <= target + slack
 
     def best(self, values: Sequence[float] | np.ndarray) -> float:
         return float(np.max(values) if self.higher_is_better else np.min(values))
@@ -142,10 +149,12 @@ class Spread:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Return the spread of the finite values; None if no value is finite."""
+    """Return the spread of the finite values, 0 if they are equal up to `ROUNDING`; None if no value is finite."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
+    if len(finite) > 1 and np.ptp(finite) <= ROUNDING * np.abs(finite).max():
+        return Spread(float(finite[0]), 0.0, len(finite))
     return Spread(float(np.mean(finite)), float(np.std(finite, ddof=1)) if len(finite) > 1 else None, len(finite))
 
 
@@ -164,8 +173,13 @@ def moving(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def final(run: Run, column: str, window: int = 1) -> float:
-    """Return the mean of a column's last `window` recorded values, or of all if there are fewer; nan without any."""
+    """Return the mean of a column's last `window` recorded values, or of all if there are fewer; nan without any.
+
+    It is nan, too, if the value of the last round was not finite or undefined (`lacks_score`).
+    """
     values = run.column(column)
+    if len(values) and lacks_score(column, values[-1], len(values), run.recipe):
+        return math.nan
     finite = values[np.isfinite(values)][-window:]
     return float(finite.mean()) if len(finite) else math.nan
 

@@ -25,7 +25,7 @@ from hpcfed.errors import InputError, counted, nearest
 from hpcfed.lab.report.read import mixed_code
 from hpcfed.lab.sweep.plan import Plan, Unit
 from hpcfed.run_folder.private import NOT_COVERED
-from hpcfed.run_folder.rounds import COLUMNS, interval_of
+from hpcfed.run_folder.rounds import COLUMNS, interval_of, lacks_score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,15 +59,16 @@ class Rule:
         rounds = "the last round" if self.last == 1 else f"the last {self.last} rounds"
         return f"mean {self.column} over {rounds}"
 
-    def score(self, record: pd.DataFrame) -> float:
+    def score(self, record: pd.DataFrame, recipe: Mapping[str, Any]) -> float:
         """Return a run's score, the column's mean over the last rounds; nan if none of them recorded the column.
 
-        The last round is always evaluated; a test or training value missing there was not finite, so the score is nan.
+        It is nan, too, if the value of the last round was not finite or undefined (`lacks_score`). `recipe` is the
+        run's, as plain data.
         """
         if self.column not in record:
             return math.nan
         numbers = record[self.column].tail(self.last)
-        if self.column.startswith(("test_", "train_")) and math.isnan(numbers.iloc[-1]):
+        if lacks_score(self.column, numbers.iloc[-1], len(record), recipe):
             return math.nan
         found = numbers.dropna()
         return statistics.fmean(found) if len(found) else math.nan

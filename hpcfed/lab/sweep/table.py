@@ -17,7 +17,7 @@ from hpcfed.lab.sweep.claims import RunState
 from hpcfed.lab.sweep.plan import Plan
 from hpcfed.lab.sweep.select import Candidate, Row, Rule, usual_rule
 from hpcfed.run_folder import code
-from hpcfed.run_folder.rounds import RECORD, count_rounds, iterate_rounds, skipped_in, why_skipped
+from hpcfed.run_folder.rounds import RECORD, count_rounds, iterate_rounds, lacks_score, skipped_in, why_skipped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +40,8 @@ def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) 
     rows = []
     for unit in plan.units:
         one, record = states[unit.name], records[unit.name]
+        evaluate = unit.recipe.evaluate.model_dump()
+        measured = {"rounds": unit.recipe.rounds, "evaluate": evaluate}
         status = str(one.claim.ending) if one.decided else "running" if one.held else one.claim.ending or "waiting"
         rows.append(
             Row(
@@ -47,11 +49,11 @@ def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) 
                 status="stopped" if status in ("busy", "again") else status,
                 rounds=len(record) if one.decided or not one.last else count_rounds(unit.recipe.output / RECORD),
                 seconds=float(record.get("seconds.total", pandas.Series(dtype=float)).sum()),
-                metrics=_final(record),
-                score=chosen.score(record) if status == "finished" else math.nan,
+                metrics=_final(record, measured),
+                score=chosen.score(record, measured) if status == "finished" else math.nan,
                 message=one.claim.message if one.decided else "",
                 code=code_of(unit.recipe),
-                lacks=status == "finished" and chosen.lacks(record, unit.recipe.evaluate.model_dump()),
+                lacks=status == "finished" and chosen.lacks(record, evaluate),
                 left_out=_why_left_out(unit.recipe) if status == "finished" else "",
             )
         )
@@ -80,10 +82,14 @@ def _why_left_out(recipe: Recipe) -> str:
     return why_skipped(masked=masked, skips=skips)
 
 
-def _final(record: pd.DataFrame) -> dict[str, float]:
-    """Return the last recorded value of each metric, without timers."""
+def _final(record: pd.DataFrame, recipe: Mapping[str, Any]) -> dict[str, float]:
+    """Return the last recorded value of each metric, without timers; nan if it was not finite or undefined."""
     final = record.ffill().tail(1).dropna(axis=1)
-    return {name: column.item() for name, column in final.items() if not name.startswith("seconds.")}
+    return {
+        name: math.nan if lacks_score(name, record[name].iloc[-1], len(record), recipe) else column.item()
+        for name, column in final.items()
+        if not name.startswith("seconds.")
+    }
 
 
 def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
@@ -150,6 +156,7 @@ def _metric_names(rows: Sequence[Row]) -> list[str]:
 
 def _spread(name: str, rows: Sequence[Row]) -> Record:
     values = [float(row.metrics[name]) for row in rows if row.status == "finished" and name in row.metrics]
+    values = [value for value in values if math.isfinite(value)]
     return {
         f"{name}_mean": statistics.fmean(values) if values else None,
         f"{name}_std": statistics.stdev(values) if len(values) > 1 else None,
