@@ -9,8 +9,9 @@ For every experiment with finished runs below the folder: each method's mean ove
 (Student's t), the paper's number and whether it lies in the interval; and, paired by seed, the difference from the
 method's reference with its interval. ``--to`` adds the rounds to another target, ``--column`` measures another column
 of the record. Of rounds to a target also the round in which the mean curve over seeds reaches it, and those of a moving
-average over 10 evaluations. A method with a seed that does not arrive has no mean. All seeds that lie there count,
-whatever the experiment's own are.
+average over 10 evaluations. A method with a seed that does not arrive has no mean; nor has one of values at the end, or
+of the best ones, with a seed that diverged or was stopped. Equal values have no interval. All seeds that lie there
+count, whatever the experiment's own are.
 
 Of a page, whose records may be gone: the same of the tables that print rounds by seed, in models sent.
 """
@@ -21,14 +22,16 @@ import argparse
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hpcfed.config.metrics import direction_of_column
 from hpcfed.errors import InputError, ends_in_a_line
-from hpcfed.lab.report.measure import moving
+from hpcfed.lab.report.measure import ROUNDING, moving
 from hpcfed.lab.report.paired import student
+from hpcfed.lab.report.read import read_json, run_status
 from hpcfed.lab.reproduce.catalogue import experiments, find
 from hpcfed.lab.reproduce.experiment import Case, Experiment, Goal
 from hpcfed.run_folder.rounds import RECORD, read_rounds
@@ -39,8 +42,18 @@ BEST = ("best", "published")
 """Kinds of measure that are a run's best value."""
 WINDOW = 10
 """Evaluations in the moving average."""
-Curves = Mapping[int, np.ndarray]
-"""Seed → a column of its record, nan where it was not evaluated."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A column of a run's record, `values`, nan where it was not evaluated; and whether the run finished."""
+
+    values: np.ndarray
+    is_finished: bool
+
+
+Curves = Mapping[int, Curve]
+"""Seed → its curve."""
 
 
 def curves(runs: Path, case: str, method: str, column: str) -> Curves:
@@ -50,28 +63,36 @@ def curves(runs: Path, case: str, method: str, column: str) -> Curves:
     for folder in runs.iterdir():
         if (match := name.fullmatch(folder.name)) and (folder / RESULT).is_file():
             rows = [row.get(column) for row in read_rounds(folder / RECORD)]
-            found[int(match[1])] = np.array([math.nan if value is None else value for value in rows], np.float64)
+            values = np.array([math.nan if value is None else value for value in rows], np.float64)
+            found[int(match[1])] = Curve(values, run_status(read_json(folder / RESULT), len(rows)) == "finished")
     return dict(sorted(found.items()))
 
 
 def reached(curve: np.ndarray, target: float, *, larger: bool) -> float:
-    """Return the first round with the target or better, nan without one."""
-    there = np.flatnonzero(curve >= target if larger else curve <= target)
+    """Return the first round with the target or better, up to `ROUNDING`; nan without one."""
+    slack = ROUNDING * abs(target)
+    there = np.flatnonzero(curve >= target - slack if larger else curve <= target + slack)
     return float(there[0] + 1) if len(there) else math.nan
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and half its 95 % interval; nan for both if a value is, and for the second of one value."""
+    """Return the mean and half its 95 % interval; nan for both if a value is, and for the second of equal values.
+
+    A deviation of zero would claim a mean without uncertainty. Values are equal up to `ROUNDING`.
+    """
     mean = float(np.mean(values)) if len(values) else math.nan
-    if len(values) < 2:
+    if len(values) < 2 or np.ptp(values) <= ROUNDING * np.abs(values).max():
         return mean, math.nan
     return mean, student(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
-def value(experiment: Experiment, curve: np.ndarray, *, larger: bool) -> float:
-    """Return a run's best value, or its mean over the last evaluations, as the paper's number is one or the other."""
-    seen = curve[np.isfinite(curve)]
-    if not len(seen):
+def value(experiment: Experiment, curve: Curve, *, larger: bool) -> float:
+    """Return a run's best value, or its mean over the last evaluations, as the paper's number is one or the other.
+
+    nan for a run that diverged, or was stopped before its end.
+    """
+    seen = curve.values[np.isfinite(curve.values)]
+    if not len(seen) or not curve.is_finished:
         return math.nan
     if experiment.measure.kind in BEST:
         return float(seen.max() if larger else seen.min())
@@ -86,8 +107,8 @@ def targets(
         if not isinstance(target, Goal):
             yield f"{target:g}", {-1: float(target)}
             continue
-        of = curves(runs, case, target.of, experiment.measure.column)
-        found = {seed: float(curve[target.round - 1]) for seed, curve in of.items() if len(curve) >= target.round}
+        of = {seed: one.values for seed, one in curves(runs, case, target.of, experiment.measure.column).items()}
+        found = {seed: float(each[target.round - 1]) for seed, each in of.items() if len(each) >= target.round}
         yield f"{target.of} at {target.round}", found
 
 
@@ -103,11 +124,18 @@ def table(experiment: Experiment, root: Path, to: float | None = None) -> Iterat
             yield from _rounds(experiment, case, found, words, numbers, place, larger=larger)
         if measure.kind != "rounds":
             scores = {m: {s: value(experiment, c, larger=larger) for s, c in of.items()} for m, of in found.items()}
-            words = "best" if measure.kind in BEST else measure.kind
+            what = "best" if measure.kind in BEST else measure.kind
             whole = 100 if measure.kind == "published" else 1  # in percent
             for method, of_seed in ((method, values) for method, values in scores.items() if values):
                 reference, paper = scores.get(_reference(experiment, method), {}), _paper(case, method, 0) / whole
+                words = what + _lengths(found[method])
                 yield _row(experiment, case.title, method, words, of_seed, reference, paper, ("", ""))
+
+
+def _lengths(of_seed: Curves) -> str:
+    """Return in words the numbers of rounds of a method's finished runs; "" if they are equal."""
+    lengths = {len(curve.values) for curve in of_seed.values() if curve.is_finished}
+    return f" of {min(lengths)} to {max(lengths)} rounds" if len(lengths) > 1 else ""
 
 
 def printed(page: Path) -> Iterator[tuple[str, ...]]:
@@ -146,13 +174,13 @@ def _rounds(
     def goal(seed: int) -> float:
         return numbers.get(seed, numbers.get(-1, math.nan))
 
-    rounds = {m: {s: reached(c, goal(s), larger=larger) for s, c in of.items()} for m, of in found.items()}
+    rounds = {m: {s: reached(c.values, goal(s), larger=larger) for s, c in of.items()} for m, of in found.items()}
     for method, of_seed in ((method, values) for method, values in rounds.items() if values):
         extra = ("", "")
         if -1 in numbers:
-            length = min(map(len, found[method].values()))
-            mean = np.mean([curve[:length] for curve in found[method].values()], axis=0)
-            smooth = [reached(moving(c, WINDOW), numbers[-1], larger=larger) for c in found[method].values()]
+            each = [curve.values for curve in found[method].values()]
+            mean = np.mean([values[: min(map(len, each))] for values in each], axis=0)
+            smooth = [reached(moving(values, WINDOW), numbers[-1], larger=larger) for values in each]
             extra = (_plain(reached(mean, numbers[-1], larger=larger)), _with_half(*interval(smooth)))
         reference = rounds.get(_reference(experiment, method), {})
         paper = _paper(case, method, place) if experiment.measure.kind == "rounds" else math.nan

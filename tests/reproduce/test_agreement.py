@@ -25,11 +25,11 @@ def written(root: Path) -> None:
             record(root / f"gel-synthetic/sweep/runs/tuned.{method}.{seed}", curve)
 
 
-def record(folder: Path, curve: list[float]) -> None:
+def record(folder: Path, curve: list[float], status: str = "finished") -> None:
     folder.mkdir(parents=True)
     rows = [{"round": number, "test_accuracy": value} for number, value in enumerate(curve, start=1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "result.json").write_text("{}")
+    (folder / "result.json").write_text(json.dumps({"status": status, "rounds": len(curve)}))
 
 
 @pytest.mark.serial
@@ -53,6 +53,22 @@ def test_a_published_mean_in_percent_is_beside_the_best_value(tmp_path, capsys):
     main(tmp_path, [])
     (row,) = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if "FedAvg" in line]
     assert row[2:] == ["best", "2", "0.989 ± 0.013", "", "", "", "0.9889", "yes |"]
+
+
+def test_a_run_that_did_not_finish_has_no_value_and_equal_ones_no_interval(tmp_path, capsys):
+    """Its last value before it diverged, or was stopped, is not the end that the paper's number is of."""
+    runs = tmp_path / "niid-mnist/sweep/runs"
+    for method, status in (("fedavg", "diverged"), ("fedprox", "stopped"), ("scaffold", "finished")):
+        record(runs / f"dir05.{method}.0", [0.5, 0.9])
+        record(runs / f"dir05.{method}.1", [0.5, 0.9], status)
+    main(tmp_path, [])
+    rows = [line.split(" | ")[1:] for line in capsys.readouterr().out.splitlines() if " | best | " in line]
+    assert {row[0]: row[1:4] for row in rows} == {
+        "FedAvg": ["best", "2", "–"],
+        "FedProx": ["best", "2", "–"],
+        "SCAFFOLD": ["best", "2", "0.9"],
+    }
+    assert {row[-1] for row in rows} == {"– |"}
 
 
 @pytest.mark.parametrize("names", [[], ["gel-synthetic"]])
