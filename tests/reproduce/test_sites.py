@@ -102,6 +102,7 @@ def test_an_own_metric_is_no_percentage_whatever_its_name(command, tmp_path: Pat
         (Spread(0.70, 0.05, 5), "0.75 ± 0.05", 100, False),  # within two standard errors
         (Spread(0.70, 0.0, 5), "0.75 ± 0.0", 16, False),  # less than one of sixteen patients
         (None, "0.75 ± 0.0", 16, False),
+        (Spread(0.60, None, 1), "0.75 ± 0.02", 100, False),  # one run has no standard error
     ],
 )
 def test_a_mark_means_two_standard_errors_and_a_patient(ours, theirs, size, far):

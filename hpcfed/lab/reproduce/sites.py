@@ -147,8 +147,11 @@ def _parsed(text: object) -> Spread | None:
 
 
 def _far(ours: Spread | None, theirs: Spread | None, size: int) -> bool:
-    """Whether two means differ by more than `MARKED_FROM` standard errors, and by more than one sample in `size`."""
-    if ours is None or theirs is None or math.isnan(ours.mean):
+    """Whether two means differ by more than `MARKED_FROM` standard errors, and by more than one sample in `size`.
+
+    Never if there is one run of `ours`, whose standard error is not known.
+    """
+    if ours is None or ours.std is None or theirs is None or math.isnan(ours.mean):
         return False
     error = math.sqrt(sum((one.std or 0.0) ** 2 / one.count for one in (ours, theirs)))
     return abs(ours.mean - theirs.mean) > max(MARKED_FROM * error, 1 / size + 1e-9)
