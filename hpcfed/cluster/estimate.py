@@ -295,14 +295,19 @@ def _in_tiles(parts: Parts, where: ArrayLike, work: np.ndarray, ranks: int) -> n
     return tile * loads_of(where, work, work, ranks, tile, slots)[1]
 
 
+def _evaluations(recipe: Recipe, every: int) -> int:
+    """Return the number of rounds that are evaluated: one in `every`, and the last."""
+    return -(-recipe.rounds // every)
+
+
 def _evaluation_seconds(recipe: Recipe, parts: Parts, measured: StepTimes) -> float:
     """Return the seconds that one rank would take for all evaluations of a run: test set, training set and clients."""
     section, federation = recipe.evaluate, parts.federation
     tested, trained = federation.num_test, int(federation.sizes.sum())
     a_sample = measured.evaluate_seconds / tested if measured.evaluate_seconds else measured.sample_seconds / FORWARD
-    total = recipe.rounds / section.every * measured.evaluate_seconds if section.every else 0.0
+    total = _evaluations(recipe, section.every) * measured.evaluate_seconds if section.every else 0.0
     if section.train.every:
-        total += recipe.rounds / section.train.every * trained * a_sample
+        total += _evaluations(recipe, section.train.every) * trained * a_sample
     if section.clients.every:
         own = tested if federation.test_offsets is not None else 0
         each = len(section.clients.models) * (trained + own) * a_sample
@@ -311,7 +316,7 @@ def _evaluation_seconds(recipe: Recipe, parts: Parts, measured: StepTimes) -> fl
             if recipe.local.batch_size != "full":
                 batch = min(batch, int(recipe.local.batch_size))
             each += federation.num_clients * tune.steps * batch * measured.sample_seconds
-        total += recipe.rounds / section.clients.every * each
+        total += _evaluations(recipe, section.clients.every) * each
     return total
 
 
@@ -326,7 +331,7 @@ def _record_bytes(recipe: Recipe, parts: Parts) -> int:
         splits = 1 + (federation.test_offsets is not None)
         lines = int(np.count_nonzero(federation.sizes)) * len(clients.models) * splits
         a_line = A_LINE + digits + A_NUMBER * len(recipe.evaluate.metrics)
-        total += recipe.rounds / clients.every * lines * a_line
+        total += _evaluations(recipe, clients.every) * lines * a_line
     return int(total)
 
 
