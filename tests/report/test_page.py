@@ -269,7 +269,12 @@ def test_reader_is_warned(tmp_path):
         write_run(tmp_path / "a", rows=make_rows(3, "fedavg", 0)),
         write_run(tmp_path / "b", seed=1, rows=make_rows(2, "fedavg", 0), status=None),
         write_run(tmp_path / "a2", rows=make_rows(3, "fedavg", 0)),
-        write_run(tmp_path / "d", "fedprox", rows=make_rows(4, "fedprox", 0), change={"name": "c"}),
+        write_run(
+            tmp_path / "d",
+            "fedprox",
+            rows=make_rows(4, "fedprox", 0, every=2),
+            change={"name": "c", "evaluate": {"every": 2}},
+        ),
         write_run(
             tmp_path / "c", "fedexp", rows=make_rows(2, "fedexp", 0), status="diverged", change={"data_content": "0"}
         ),
@@ -285,6 +290,7 @@ def test_reader_is_warned(tmp_path):
         "more than one run of seed 0: each seed counts once",
         "the same number of rounds (FedAvg 3, FedProx 4)",
         "FedExP: diverged",
+        "in the same rounds (FedAvg every 1, FedProx every 2, FedExP every 1): best values",
         "not train on the same data",
         f"FedProx: {tmp_path}/d/metrics.jsonl is not the file named in the certificate.",
         f"Left out, for they have no rounds yet: {tmp_path}/more/e.",

@@ -24,7 +24,7 @@ from hpcfed.lab.report.write import MARKER
 from hpcfed.run_folder.certificate import changed
 from hpcfed.run_folder.files import CLIENTS, RESULT
 from hpcfed.run_folder.private import NOT_COVERED, in_words
-from hpcfed.run_folder.rounds import MOST_NAMED, RECORD, skipped_in_words
+from hpcfed.run_folder.rounds import MOST_NAMED, RECORD, interval_of, skipped_in_words
 from hpcfed.version import __version__
 
 TITLED, LONGEST = 4, 80
@@ -151,6 +151,13 @@ def warnings(groups: Sequence[Group]) -> list[str]:
         lengths = first_of([f"{label} {rounds}" for label, rounds in ended.items() if rounds], MOST_NAMED)
         notes.append(
             f"Not all ran for the same number of rounds ({lengths}): final and best values are not like for like."
+        )
+    measured = [(group.label, interval_of("test_accuracy", group.recipe.get("evaluate") or {})) for group in groups]
+    if len({every for _, every in measured}) > 1:
+        rare = first_of([f"{label} every {every}" for label, every in measured], MOST_NAMED)
+        notes.append(
+            f"Not all were evaluated in the same rounds ({rare}): best values and rounds to a target are not like for "
+            "like."
         )
     if len({group.recipe.get("data_content") or group.recipe.get("data") for group in groups}) > 1:
         notes.append("The groups did not train on the same data: their content hashes differ.")

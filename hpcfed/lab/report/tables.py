@@ -70,6 +70,8 @@ def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1
     sent = _sent(groups)
     header = ("Method", seeds, "Rounds", final_title, best_title, *sent.values(), "Gradients", "Per round", "Status")
     notes = [f"Final and best: means of {window} evaluations in a row."] if window > 1 else []
+    if criterion.column.startswith("test_"):
+        notes.append("Best is the best round on the test set itself, so it is optimistic.")
     if differ := samples_note(groups, criterion.column):
         notes.append(differ)
     if own := [group.label for group in groups if _is_own(group)]:
@@ -177,7 +179,8 @@ def differences_table(
     if shared:
         what = (
             f"Each run minus the baseline's of the same seed: mean, and in brackets the {CONFIDENCE:.0%} confidence "
-            f"interval of the mean (Student's t). It is bold where zero lies outside. {_shared_note(shared)}"
+            f"interval of the mean (Student's t). It is bold where zero lies outside; of many some are so by chance. "
+            f"{_shared_note(shared)}"
         )
         notes.insert(0, what.replace("%", " %", 1))
     return Table(f"Difference from {baseline.label}", header, tuple(rows), " ".join(notes), frozenset(strong))
