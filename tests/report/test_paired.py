@@ -227,6 +227,11 @@ def test_clients_table_may_lack_columns_or_have_more(tmp_path):
     path.write_text("round,client,loss,accuracy,note\n4,0,2.0,,x\n4,1,3.0,,y\n")
     clients = read_clients(path)
     assert (clients.split, clients.measure, clients.main.tolist()) == ("all", "loss", [2.0, 3.0])
+    path.write_text("round,client,loss\n4,0,2.0\n4,1,nan\n4,2,\n")
+    clients = read_clients(path)
+    np.testing.assert_array_equal(clients.main, [2.0, math.inf, math.nan])
+    assert math.isnan(Fairness.of(clients.main, higher_is_better=False).mean)  # one is not finite
+    assert Fairness.of(clients.main[::2], higher_is_better=False).mean == 2  # one is undefined
     path.write_text("round,client,loss\n")
     assert read_clients(path) is None
     path.write_text("round,client,loss\nfour,0,1\n")

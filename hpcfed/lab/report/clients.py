@@ -41,8 +41,8 @@ class Clients:
         measure: ``accuracy``, or ``loss`` if no accuracy was recorded.
         values: model (``global``, and others that the recipe asked for) → `measure` of each client, (C,) float64.
         names, sizes: the clients' names and sample counts as text, C of each.
-        measures: name → the clients' values for the main model, (C,), nan if undefined; the names are ``accuracy``,
-            ``loss`` and the recipe's metrics, as far as recorded.
+        measures: name → the clients' values for the main model, (C,); the names are ``accuracy``, ``loss`` and the
+            recipe's metrics, as far as recorded. Undefined values are nan, those that were not finite inf.
         model: name of the main model.
     """
 
@@ -109,8 +109,10 @@ def _is_number(cells: pd.Series) -> bool:
 
 
 def _column(rows: pd.DataFrame, measure: str, path: Path) -> np.ndarray:
+    """Return a column: nan for an empty cell, which is undefined, and inf for a number that was not finite."""
     try:
-        return np.array([float(cell or math.nan) for cell in rows[measure]])
+        found = np.array([float(cell or math.nan) for cell in rows[measure]])
+        return np.where(~np.isfinite(found) & (rows[measure] != "").to_numpy(), math.inf, found)
     except ValueError as error:
         raise InputError(measure, where=str(path), expected="numbers", got=str(error)) from error
 
@@ -126,12 +128,14 @@ class Fairness:
 
     @staticmethod
     def of(values: np.ndarray, *, higher_is_better: bool) -> Fairness:
-        """Return the statistics of the finite entries of `values`, (C,), all weighted equally; nan if there are none.
+        """Return the statistics of the entries of `values`, (C,), that are defined (not nan), all weighted equally.
+
+        They are nan if there are none or if one is not finite: without it, the others would look better than they are.
 
         Reference: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020, Table 1.
         """
         ordered = from_worst(values, higher_is_better=higher_is_better)
-        if not len(ordered):
+        if not len(ordered) or np.isinf(values).any():
             return Fairness(math.nan, math.nan, math.nan, math.nan)
         tenth = math.ceil(len(ordered) / 10)
         return Fairness(

@@ -22,8 +22,9 @@ def curves_of(figure: Figure) -> str:
     """Return the curves of a figure that has been rendered as SVG, in JSON for a script element; "" without curves.
 
     Keys: ``box`` (left, top, right and bottom of the axes, in SVG units), ``x`` and ``y`` (lower limit, upper limit,
-    whether the axis is logarithmic), ``xlabel``, ``percent`` (whether values are fractions), and ``curves`` (each with
-    ``m``, the group's index, and ``x`` and ``y``, the coordinates of at most `MOST` points).
+    whether the axis is logarithmic), ``xlabel``, ``percent`` (whether values are fractions), ``points`` (whether they
+    are differences of fractions, in percentage points on the axis), and ``curves`` (each with ``m``, the group's index,
+    and ``x`` and ``y``, the coordinates of at most `MOST` points).
     """
     (axes,) = figure.axes[:1]
     lines = [line for line in axes.lines if _is_line(line.get_gid())]
@@ -31,12 +32,14 @@ def curves_of(figure: Figure) -> str:
         return ""
     width, height = (POINTS_PER_INCH * inches for inches in figure.get_size_inches())
     place = axes.get_position()
+    half = axes.yaxis.get_major_formatter()(0.5, 0)
     content = {
         "box": _short([place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height]),
         "x": [*_short(axes.get_xlim(), 9), axes.get_xscale() == "log"],
         "y": [*_short(axes.get_ylim(), 9), axes.get_yscale() == "log"],
         "xlabel": axes.get_xlabel(),
-        "percent": axes.yaxis.get_major_formatter()(0.5, 0).endswith("%"),
+        "percent": half.endswith("%"),
+        "points": half == "+50",
         "curves": [_curve(line) for line in lines],
     }
     return json.dumps(content, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
