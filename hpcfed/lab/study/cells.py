@@ -14,7 +14,7 @@ def value_text(value: float, metric: StudyMetric) -> str:
     """Return a value such as 0.812 as text: ``81.2`` if in percent, else ``0.812``; a dash if it is not finite."""
     if not math.isfinite(value):
         return ABSENT
-    return f"{100 * value:.1f}" if metric.is_percentage else f"{value:.3f}"
+    return f"{100 * value:z.1f}" if metric.is_percentage else f"{value:z.3f}"  # z: no -0.000
 
 
 def estimate_text(value: MeanEstimate | None, metric: StudyMetric, splits: int = 0) -> str:
