@@ -271,7 +271,11 @@ def _stacked(name: str, block: list[Any]) -> tuple[np.ndarray, np.ndarray]:
             np.stack([as_array(f"{name}: y", one, can_lack=False) for one in y]),
         )
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name}: samples", expected="pairs (x, y) of one shape", got=str(error)) from error
+        got, remedy = str(error), ""
+        if "same shape" in got:
+            got, remedy = "several shapes", "pad sequences to one length, and bring images to one size"
+        what, expected = f"{name}: samples", "pairs (x, y) of one shape"
+        raise InputError(what, expected=expected, got=got, remedy=remedy) from error
 
 
 def _without_nan(part: np.ndarray) -> np.ndarray:

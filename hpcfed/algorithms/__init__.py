@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcfed.config import registry
 from hpcfed.config.factory import made
-from hpcfed.config.hints import for_method, for_slip
+from hpcfed.config.hints import for_method, for_parameter, for_slip
 from hpcfed.config.load import validated
 from hpcfed.config.recipe import Algorithm
 from hpcfed.errors import InputError, nearest
@@ -145,7 +145,7 @@ def _parts(kinds: Sequence[type[Part] | None], parameters: Mapping[str, Any], ti
     known = {key for kind in kinds if kind is not None for key in kind.model_fields}
     for key in parameters:
         if key not in known:
-            remedy = for_slip(key) or (nearest(key, known) if known else "it has no parameters")
+            remedy = for_parameter(key, known) if known else for_slip(key) or "it has no parameters"
             raise InputError(f"unknown key 'algorithm.{key}' for {title}", remedy=remedy)
     return [
         kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -264,7 +264,11 @@ def _check_outputs(
     if not isinstance(output, torch.Tensor):
         got = type(output).__name__ + (f" of {len(output)}" if isinstance(output, Sized) else "")
         what, remedy = "the model's output", "return the tensor alone"
-        raise InputError(what, expected=f"a tensor of {wanted}", got=f"a {got}", remedy=remedy)
+        if isinstance(output, Mapping) and output:
+            key = "logits" if "logits" in output else next(iter(output))
+            remedy = f"return one tensor alone, such as output[{key!r}]; its loss is loss.factory (docs/own-project.md)"
+        wanted = "a tensor" if is_own_loss else f"a tensor of {wanted}"
+        raise InputError(what, expected=wanted, got=f"a {got}", remedy=remedy)
     shape = tuple(output.shape)
     is_one_logit = federation.task == "classification" and outputs == 2 and shape[1:] == (1,)
     is_known = len(shape) > 1 and (prod(shape[1:]) == outputs or is_one_logit)

@@ -11,22 +11,43 @@ METHODS = {
     "fedbn": 'FedBN goes with any method: parameters.private=["*bn*"]',
     "fedrep": 'FedRep is fedavg with parameters={private: ["head.*"], private_first: 5}',
     "fedper": 'private layers go with any method: parameters.private=["head.*"]',
+    "fedmedian": "a robust mean goes with most methods: means=[median]",
+    "fedtrimmedavg": "a robust mean goes with most methods: means=[{trimmed-mean: {fraction: 0.2}}]",
+    "krum": "a robust mean goes with most methods: means=[{krum: {attackers: 1}}]",
+    "multikrum": "a robust mean goes with most methods: means=[{krum: {attackers: 1, selected: 3}}]",
+    "rfa": "a robust mean goes with most methods: means=[geometric-median]",
+    "dpfedavg": "noise goes with most methods: docs/privacy.md",
+    "local": "clients that train alone are a baseline of hpcfed study; client 3 alone is cohort.schedule=[[3]]",
+    "centralized": "all data in one place are a baseline of hpcfed study (docs/own-project.md has the recipe)",
+    "moon": "MOON is a local step: docs/methods.md",
+    "fedsam": "FedSAM is a client rule of three lines: docs/methods.md",
+    "fedbuff": "rounds are synchronous: a slow client has fewer steps (budget)",
     "gel": "GeL goes with any method but dsgd: guess=remaining, with local.momentum, Adam or Yogi",
 }
 """Names that are no method here (see `letters_of`) → what to use."""
 
 _PLACES = {
-    "algorithm": "aggregation aggregator method strategy",
+    "algorithm": "aggregation aggregator federatedoptimizer method server strategy",
     "algorithm.alpha": "al",
-    "algorithm.server_lr": "etag globallearningrate globallr serverlearningrate slr",
+    "algorithm.mu": "proximalmu",
+    "algorithm.server_lr": "centrallearningrate centrallr etag globallearningrate globallr serverlearningrate slr",
     "checkpoint.every": "checkpointevery checkpointinterval saveevery saveinterval",
     "cohort.fraction": (
-        "clientfraction fractionfit fractiontrain joinratio jr participation participationrate samplerate"
+        "clientfraction eligibleperc fractionfit fractiontrain joinratio jr participation participationrate samplerate"
     ),
-    "cohort.size": "clientsperround cohortsize mintrainnodes numclientsperround traincohortsize",
-    "data": "dataset datasets",
-    "evaluate.every": "eg evalevery evalgap evalinterval evaluateevery testevery",
-    "evaluate.clients.every": "fractionevaluate valcohortsize",
+    "cohort.size": (
+        "clientnumperround clientsperround cohortsize minclients minfitclients mintrainnodes numclientsperround "
+        "traincohortsize usersperround"
+    ),
+    "data": "datacachedir dataset datasets testdata traindata",
+    "device": "cuda deviceid gpu gpuid usecuda usinggpu",
+    "evaluate.every": (
+        "eg evalepochfrequency evalevery evalgap evalinterval evaluateevery evaluationfrequency frequencyofthetest "
+        "testevery"
+    ),
+    "evaluate.clients.every": "fractionevaluate minevaluateclients minevaluatenodes valcohortsize",
+    "local": "client",
+    "local.augment": "transform transforms",
     "local.batch_size": "lbs localbatchsize minibatch minibatchsize",
     "local.clip_norm": "clipgradnorm gradclip gradientclipping localmaxgradnorm maxgradnorm maxnorm",
     "down": "bidirectional broadcastcompression downlink downlinkcompression servercompression",
@@ -40,24 +61,42 @@ _PLACES = {
     "loss": "criterion lossfn lossfunction",
     "means": "byzantine geometricmedian krum median robust robustaggregation trimmedmean",
     "model": "architecture net network",
-    "observers": "logger loggers mlflow tensorboard wandb",
+    "model.init": "initialmodel initialparameters pretrained",
+    "observers": "callback callbacks enablewandb logger loggers mlflow tensorboard wandb",
+    "on_bad_client": "acceptfailures",
     "output": "logdir outdir savedir",
+    "parameters.private": "head personalization personalized",
     "precision": "amp bf16 fp16 mixedprecision",
-    "rounds": "centralnumiterations commrounds communicationrounds globalrounds gr maxrounds numrounds",
+    "rounds": (
+        "centralnumiterations commrounds communicationrounds globalrounds gr maxrounds nrounds numrounds "
+        "numserverrounds"
+    ),
+    "seed": "randomseed rngseed",
     "seeds": "t times",
     "secure_aggregation": "masking masks secagg",
-    "updates": "attack clipping compression compressor errorfeedback quantization sparsification",
+    "updates": "attack clipping compression compressor errorfeedback postprocessors quantization sparsification",
     "stop.max_hours": "maxtime timelimit walltime",
     "stop.patience": "earlystopping",
-    "weights": "weightedbykey",
+    "weights": "weighted weightedbykey",
 }
 """Key → names of it elsewhere (see `letters_of`)."""
 _OUTSIDE = {
     "a method steps at the server, as algorithm=fedadam": "centraloptimizer serveroptimizer",
-    "clients are made as data are prepared: hpcfed prepare … --clients N": "clients nc nclients numclients",
-    "data are partitioned as they are prepared: hpcfed prepare … --partition SCHEME": "partition partitioner split",
+    "clients are made as data are prepared: hpcfed prepare … --clients N": (
+        "clientnumintotal clients nc nclients numclients numsupernodes"
+    ),
+    "data are partitioned as they are prepared: hpcfed prepare … --partition SCHEME": (
+        "distribution partition partitionalpha partitioner partitionmethod split"
+    ),
+    "noise is a part of updates or means, or local.noise: docs/privacy.md": (
+        "differentialprivacy dp epsilon noise noisemultiplier sigma targetepsilon"
+    ),
+    "all clients are in the file, and none is waited for": "minavailableclients minavailablenodes",
+    "what changes by the round is local.lr_schedule, or a method of yours: docs/methods.md": (
+        "onevaluateconfigfn onfitconfigfn"
+    ),
     "the launcher says how many: mpiexec -n 4 hpcfed run …": (
-        "clientresources gpus nprocs numgpus numworkers processes ranks workers"
+        "clientresources gpumappingfile gpus nprocs numgpus numworkers processes ranks workernum workers"
     ),
     "the same command goes on from the last checkpoint": "resume resumefrom restart restartfrom",
 }
@@ -67,6 +106,15 @@ KEYS = {word: f"did you mean {key!r}?" for key, words in _PLACES.items() for wor
 }
 """Names that are no key here (see `letters_of`) → what to write or do."""
 
+PARAMETERS = {
+    "server_lr": "eta etag learningrate lr serverlearningrate",
+    "beta": "momentum servermomentum",
+    "beta1": "b1 beta",
+    "mu": "lamda lambda proximalmu",
+}
+"""Parameter of a method → names of it elsewhere (see `letters_of`)."""
+OPTIMIZERS = "adadelta", "adagrad", "adamax", "adamw", "lamb", "lars", "lbfgs", "lion", "nadam", "radam", "rmsprop"
+"""Optimizers of clients that are not built in."""
 VALUES = {"device": {"gpu": "cuda"}}
 """Key → words that are no value of it here (see `letters_of`) → the value."""
 

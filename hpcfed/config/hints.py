@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from hpcfed.config import registry
-from hpcfed.config.elsewhere import KEYS, METHODS, VALUES, letters_of
+from hpcfed.config.elsewhere import KEYS, METHODS, OPTIMIZERS, PARAMETERS, VALUES, letters_of
 from hpcfed.config.metrics import BUILT_IN, DIRECTIONS
 from hpcfed.config.updates import ChainPart
 from hpcfed.errors import did_you_mean, nearest
@@ -22,6 +22,8 @@ KEY = ".[key]"
 METRICS = "evaluate.metrics."
 TRUTH = dict.fromkeys(("true", "yes", "on", "1"), "true") | dict.fromkeys(("false", "no", "off", "0"), "false")
 """What is written for true and false elsewhere → YAML 1.2's."""
+SIMILAR = 0.6
+"""Similarity from which an unknown key counts as a known one: below it are words such as goal and local."""
 LIKELY = 0.8
 """Similarity from which an unknown name counts as a misspelt method rather than another method."""
 
@@ -45,14 +47,14 @@ def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[
     """
     key = location[-1]
     known = [field.alias or name for name, field in section.model_fields.items()]
-    if slip := did_you_mean(key, known, LIKELY):  # of the pen, not of the place
-        return slip
     is_recipe = {"algorithm", "model"} <= root.model_fields.keys()
-    if section is ChainPart:
-        return f"keys of a part stand below its name: {location[0]}: [{{NAME: {{{key}: …}}}}]"
     said = KEYS.get(letters_of(key)) if is_recipe else None
     if said and len(location) == 1:
         return said
+    if slip := did_you_mean(key, known, LIKELY):  # of the pen, not of the place
+        return slip
+    if section is ChainPart:
+        return f"keys of a part stand below its name: {location[0]}: [{{NAME: {{{key}: …}}}}]"
     places = [path for path in _paths(root) if path[-1] == key.lower()]
     found = [".".join(path) for path in places if len(path) == min(map(len, places))]
     if is_recipe:
@@ -60,7 +62,14 @@ def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[
         found += [f"{section}.{key}" for section, kinds in entries if any(key in kind.model_fields for kind in kinds)]
     if found:
         return f"did you mean {' or '.join(map(repr, found))}?"
-    return said or nearest(key, known)
+    return said or did_you_mean(key, known, SIMILAR) or f"known: {', '.join(sorted(known))}"
+
+
+def for_parameter(key: str, known: Iterable[str]) -> str:
+    """Return a remedy for a parameter that a method lacks: what it is called here, the most similar, else all."""
+    known = sorted(known)
+    meant = [name for name, words in PARAMETERS.items() if name in known and letters_of(key) in words.split()]
+    return f"did you mean {meant[0]!r}?" if meant else for_slip(key) or nearest(key, known)
 
 
 def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None) -> tuple[str, str]:
@@ -80,7 +89,8 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
     if kind == "string_pattern_mismatch" and path == "name":
         return "letters, digits, spaces and . _ -, a letter or digit first", ""
     if kind == "string_pattern_mismatch" and path.startswith(METRICS) and path.endswith(KEY):
-        return "a name of letters, digits, _ and -, a letter first", ""
+        own = f"name it: [{{{value.rpartition(':')[2]}: '{value}'}}]" if ":" in str(value) else ""
+        return "a name of letters, digits, _ and -, a letter first", own
     if path == "name" and kind == "string_type" and isinstance(value, int | float):
         return "", f"put it in quotes: name: '{value}'"
     if path == "local.lr_schedule" and kind == "tuple_type":
@@ -89,6 +99,8 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "'module:function', a step of yours", f"did you mean 'local.steps={value}'?"
     if kind == "string_pattern_mismatch" and (path.endswith("factory") or path == "local.step"):
         return "'module:function'", "a function of yours, in a file beside the recipe or in a package"
+    if path == "local.optimizer" and letters_of(str(getattr(value, "__name__", value))) in OPTIMIZERS:
+        return "", "another optimizer is a step of yours: local.step (docs/methods.md)"
     if path == "loss.weights" and kind == "literal_error":
         return "'balanced', 'balanced-by-site' or a list of numbers, one for each class", ""
     if path.startswith(METRICS) and kind == "value_error":

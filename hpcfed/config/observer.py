@@ -35,6 +35,6 @@ class Observer(Section):
 
 
 def named(value: Any) -> Any:
-    """Expand ``tensorboard`` and ``[tensorboard, …]`` to lists of sections."""
+    """Expand ``tensorboard``, ``mine:Class`` and lists of them to lists of sections."""
     entries = value if isinstance(value, list) else [value]
-    return [{"name": entry} if isinstance(entry, str) else entry for entry in entries]
+    return [{"factory" if ":" in entry else "name": entry} if isinstance(entry, str) else entry for entry in entries]

@@ -46,5 +46,7 @@ def _named(entry: Any) -> Any:
     if isinstance(entry, Mapping) and len(entry) == 1:
         ((name, args),) = entry.items()
         if name not in ChainPart.model_fields:
+            if not isinstance(args, Mapping | None):
+                raise ValueError(f"the keys of {name} in a mapping, such as {{clip: {{norm: 1.0}}}}")
             return {"name": name, "args": {} if args is None else args}
     return entry

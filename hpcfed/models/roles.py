@@ -131,4 +131,5 @@ def _refuse_nothing_shared(module: nn.Module, roles: Roles) -> None:
         raise InputError("model", expected="at least one trainable parameter", got="none")
     if trainable <= roles.private:
         what = "parameters.private matches every trainable parameter: nothing is left to average"
-        raise InputError(what, remedy="leave at least one parameter shared, or train each client alone")
+        remedy = "leave at least one parameter shared; clients that train alone are a baseline of hpcfed study"
+        raise InputError(what, remedy=remedy)

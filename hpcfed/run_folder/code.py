@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpcfed.config import metrics
 from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.capture import RESTORED
 from hpcfed.config.user_code.given import is_given
 from hpcfed.config.user_code.modules import Source, is_installed, is_recorded, loaded, read_source, source_without_file
 from hpcfed.errors import InputError, first_of
@@ -30,6 +31,7 @@ from hpcfed.ranks.world import World
 
 CODE_FILE, ACCEPTED_CODE_FILE = "code.json", "accepted-code.json"
 FRESH = "choose another output, or --fresh (fresh=True), which starts anew and keeps that run under previous-1"
+OTHER_VALUES = "values that it holds: seed them, as torch.manual_seed does a module's parameters"
 EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and records both"
 
 
@@ -201,6 +203,8 @@ class CodeRecord:
             else:
                 line = then.differs_at(now)
                 changed[name] = then.file + (f" differs from line {line}" if line else " differs")
+                if line and _holds_values(then, line) and _holds_values(now, line):
+                    changed[name] += f", {OTHER_VALUES}"
         return changed
 
     def accept(self, recipe: Recipe) -> None:
@@ -288,6 +292,12 @@ class CodeRecord:
     def _write(self, content: Mapping[str, Any]) -> None:
         files = dict(sorted(content["files"].items()))
         write_whole(self._path, json.dumps({**content, "files": files}, indent=1) + "\n")
+
+
+def _holds_values(source: Source, line: int) -> bool:
+    """Whether a line, from 1, is of an object that was given from Python, stored by its values."""
+    lines = [] if source.path or source.text is None else source.text.splitlines()
+    return line <= len(lines) and RESTORED in lines[line - 1]
 
 
 def _now(then: Source, python_path: Sequence[Path]) -> Source:

@@ -122,7 +122,7 @@ def test_an_instance_is_the_initial_model_and_stays_as_it_is(tmp_path):
     alone = hpcfed.run(**common(tmp_path, model=net, output=str(tmp_path / "tiny"), local={"steps": 1, "lr": 1e-30}))
     assert all(torch.equal(*pair) for pair in zip(before, alone.module.parameters(), strict=True))
     assert found[0].metrics[0]["hash"] != found[1].metrics[0]["hash"]  # other minibatches
-    with pytest.raises(InputError, match="your code is another than this run's"):
+    with pytest.raises(InputError, match=r"your code is another than this run's.*values that it holds: seed them"):
         hpcfed.run(**common(tmp_path, model=nn.Sequential(nn.Linear(12, 4)), output=str(tmp_path / "0"), cohort=5))
     assert found[0].module[0].out_features == 5  # whatever was given since
 

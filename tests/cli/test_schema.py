@@ -8,7 +8,7 @@ import re
 import pytest
 from jsonschema import Draft202012Validator
 
-from hpcfed import algorithms
+from hpcfed import algorithms, updates
 from hpcfed.cli.schema import of_experiment, of_recipe
 from hpcfed.config import elsewhere
 from hpcfed.config.load import load_recipe, to_plain
@@ -115,6 +115,11 @@ def test_names_of_other_programs_are_answered_by_keys_and_methods_that_exist():
         assert "unknown key" not in _refusal(f"{place}=[]"), place
     named = {word for remedy in elsewhere.METHODS.values() for word in re.findall(r"\bfed[a-z]+|\bdsgd", remedy)}
     assert named <= {*algorithms.names()}
+    means = [remedy.partition(": ")[2] for remedy in elsewhere.METHODS.values() if "means=" in remedy]
+    assert len(means) > 4
+    assert all(updates.build(load_recipe(RECIPES / "demo" / "fedavg.yaml", [one])).means for one in means)
+    parts = [part for method in algorithms.names() for part in algorithms.parts_of(method) if part]
+    assert elsewhere.PARAMETERS.keys() <= {name for part in parts for name in part.model_fields}
     assert not elsewhere.KEYS.keys() & {key.lower() for key in of_recipe()["properties"]}, "a key of ours is no other's"
 
 

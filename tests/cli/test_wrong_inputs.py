@@ -187,6 +187,24 @@ MORE: Mapping[str, Wrong] = {
     "clients-at-the-top": Wrong(
         RUN + "clients=10", ("'clients'", "as data are prepared: hpcfed prepare … --clients N")
     ),
+    "noise-at-the-top": Wrong(RUN + "epsilon=8", ("'epsilon'", "a part of updates or means, or local.noise: docs/")),
+    "key-like-none": Wrong(RUN + "verbose=true", ("unknown key 'verbose'; known: algorithm, ",)),
+    "another-optimizer": Wrong(
+        RUN + "local.optimizer=AdamW", ("got 'AdamW'; another optimizer is", "local.step (docs")
+    ),
+    "method-s-key-by-another-name": Wrong(
+        RUN + 'algorithm={"name":"fedadam","lr":1}',
+        ("unknown key 'algorithm.lr' for fedadam; did you mean 'server_lr'?",),
+    ),
+    "part-without-its-key": Wrong(
+        RUN + 'updates=[{"clip":0.5}]', ("updates: expected the keys of clip in a mapping", "{clip: {norm: 1.0}}")
+    ),
+    "metric-of-yours-without-a-name": Wrong(
+        RUN + "evaluate.metrics=[outputs:recall]", ("got 'outputs:recall'; name it: [{recall: 'outputs:recall'}]",)
+    ),
+    "output-in-a-mapping": Wrong(
+        "run factory.yaml model.factory=outputs:named", ("got a dict of 2; return one tensor", "as output['logits']")
+    ),
     "metrics-at-the-top": Wrong(RUN + "metrics.f1=f1", ("'metrics'", "did you mean 'evaluate.metrics'?")),
     "metric-without-module": Wrong(RUN + "evaluate.metrics.f1=f1", ("metrics.f1", "'module:function'", "got 'f1'")),
     "metric-like-a-built-in-one": Wrong(RUN + "evaluate.metrics=[aucroc]", ("got 'aucroc'; did you mean 'auroc'?",)),
@@ -296,6 +314,15 @@ def both():
 class Both(nn.Linear):
     def forward(self, x):
         return super().forward(x), x
+
+
+def named():
+    return Named(12, 4)
+
+
+class Named(nn.Linear):
+    def forward(self, x):
+        return {"hidden": x, "logits": super().forward(x)}
 
 
 def cut():

@@ -145,8 +145,9 @@ OF_ILL = {"client": "hospital", "target": "ill"}
         ({"a": Noisy()}, {}, "sample 0 differs each time that it is read: got a random transform"),
         ({"a": Subset(Noisy(), [1, 2])}, {}, "a random transform"),
         ({"a": ([[1, 2], [3]], [0, 1])}, {}, "rows of one length"),
+        ({"a": [(X[0], 1), (X[0, :2], 0)]}, {}, "got several shapes; pad sequences to one length"),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_what_is_no_federation_is_refused_in_one_line(clients, options, says, tmp_path):
     with pytest.raises(InputError) as raised:

@@ -121,7 +121,7 @@ def diary(path: Path) -> list[list[Any]]:
 def test_bits_and_record_are_those_of_a_run_without(world, folder, capsys):
     without = left_by(run(world, "without"))
     observers = [
-        {"factory": "own_observers:Vandal"},
+        "own_observers:Vandal",
         {"factory": "own_observers:Diary", "args": {"path": str(folder / "diary")}},
         {"factory": "own_observers:Vandal"},
     ]

@@ -28,7 +28,9 @@ from typing import Any
 from hpcfed.config.user_code.finder import CELLS, GIVEN, NOTEBOOK, is_own
 from hpcfed.config.user_code.values import NotStorable, stored
 
-HEAD = f"from __future__ import annotations\n\nfrom {stored.__module__} import restored as _restored\n"
+RESTORED = "_restored"
+"""Name in the module of what makes an object of its stored values."""
+HEAD = f"from __future__ import annotations\n\nfrom {stored.__module__} import restored as {RESTORED}\n"
 LITERALS = (bool, int, float, str, bytes, type(None), type(...))
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _ABSENT = object()
@@ -111,7 +113,7 @@ class Capture:
         self.statements.append(Statement(text, file, node) if is_shown else Statement(text))
 
     def _restored(self, value: Any) -> str:
-        return f"_restored({stored(value, self._name_in_pickle)!r}, globals())"
+        return f"{RESTORED}({stored(value, self._name_in_pickle)!r}, globals())"
 
     def _assign(self, expression: str, name: str, value: Any) -> str:
         self._bound[name] = value
@@ -226,7 +228,7 @@ class Capture:
             there = self._bound[name]
             same = _literal(value)
             return there is value or (same is not None and _literal(there) == same)
-        if name.startswith("_given_") or name == "_restored":
+        if name.startswith("_given_") or name == RESTORED:
             return False
         if getattr(builtins, name, _ABSENT) is value:
             return True

@@ -85,7 +85,8 @@ class Replay:
         recorded_hash: the update's hash in the run's ``update-hashes.bin``; None if it was not recorded.
         start: round of the checkpoint that the computation began from; 0: the initial model.
         parted: first round, from `start` on, whose model hash differs from the recorded one; None if all agree.
-        steps: the client's steps, in order.
+        steps: the client's steps, in order: ``.x``, ``.y`` (the minibatch), ``.loss``, ``.gradient``, ``.drift``,
+            ``.iterate``.
     """
 
     recipe: Recipe
