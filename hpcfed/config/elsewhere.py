@@ -27,7 +27,7 @@ METHODS = {
 """Names that are no method here (see `letters_of`) → what to use."""
 
 _PLACES = {
-    "algorithm": "aggregation aggregator federatedoptimizer method server strategy",
+    "algorithm": "aggregatefit aggregation aggregator federatedoptimizer method server strategy",
     "algorithm.alpha": "al",
     "algorithm.mu": "proximalmu",
     "algorithm.server_lr": "centrallearningrate centrallr etag globallearningrate globallr serverlearningrate slr",
@@ -68,7 +68,7 @@ _PLACES = {
     "parameters.private": "head personalization personalized",
     "precision": "amp bf16 fp16 mixedprecision",
     "rounds": (
-        "centralnumiterations commrounds communicationrounds globalrounds gr maxrounds nrounds numrounds "
+        "centralnumiterations commround commrounds communicationrounds globalrounds gr maxrounds nrounds numrounds "
         "numserverrounds"
     ),
     "seed": "randomseed rngseed",
@@ -98,6 +98,8 @@ _OUTSIDE = {
     "the launcher says how many: mpiexec -n 4 hpcfed run …": (
         "clientresources gpumappingfile gpus nprocs numgpus numworkers processes ranks workernum workers"
     ),
+    "clients' own test sets are held out as data are prepared: hpcfed prepare … --test-fraction 0.2": "clientsplit",
+    "the loop over minibatches is hpcfed's; a step of yours is local.step: docs/methods.md": "clientfn trainscript",
     "the same command goes on from the last checkpoint": "resume resumefrom restart restartfrom",
 }
 """Remedy → names elsewhere of what is said outside a recipe."""
