@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -113,3 +114,10 @@ def in_order(what: str, array: np.ndarray, names: list[Any], wanted: list[Any]) 
         remedy = "give all the same columns, in any order"
         raise InputError(f"{what}: columns", expected=f"{expected}, as before", got=got, remedy=remedy)
     return array[:, [names.index(name) for name in wanted]]
+
+
+def is_dataset(content: Any) -> bool:
+    """Whether this is a torch ``Dataset`` or ``DataLoader``, and no array, sequence or table."""
+    plain = isinstance(content, str | tuple | list | Mapping) or hasattr(content, "shape")
+    indexed = hasattr(content, "__getitem__") and hasattr(content, "__len__") and not hasattr(content, "to_pandas")
+    return not plain and (indexed or hasattr(content, "dataset"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data_prep.as_arrays import as_array
+from data_prep.as_arrays import as_array, is_dataset
 from data_prep.frames import is_frame
 from data_prep.split import NUM_CLIENTS, WITHOUT_LABELS, assigned, check_scheme
 from data_prep.streams import stream
@@ -64,15 +64,21 @@ class Partition:
         """Return the samples of a client, in their order."""
         return np.flatnonzero(self.owner == client)
 
-    def clients(self, x: Any, y: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return the samples of each client, for `hpcfed.write_federation`.
+    def clients(self, x: Any, y: Any = None) -> dict[str, Any]:
+        """Return the samples of each client, for `hpcfed.write_federation`: arrays, or subsets of a torch ``Dataset``.
+
+        Args:
+            x: (n, …); or a ``Dataset`` of n samples (x, y), without `y`.
+            y: (n, …).
 
         With `noise` σ client k of N gets features with Gaussian noise of standard deviation σ · k / (N − 1): the
         feature skew of NIID-Bench, but drawn once; x is then float32, of bytes a 255th.
 
         Raises:
-            InputError: x or y has not n samples.
+            InputError: x or y has not n samples; or noise is asked for of a ``Dataset``.
         """
+        if y is None:
+            return self._subsets(x)
         found = []
         for name, part in (("x", x), ("y", y)):
             array = as_array(name, part, can_lack=name == "x")
@@ -84,6 +90,18 @@ class Partition:
             for k, name in enumerate(self.names)
             for rows in (self.indices(k),)
         }
+
+    def _subsets(self, samples: Any) -> dict[str, Any]:
+        if not is_dataset(samples) or not hasattr(samples, "__getitem__"):
+            remedy = "give x and y, or a torch Dataset of both, such as loader.dataset"
+            raise InputError("clients", expected="x and y", got=f"{type(samples).__name__} alone", remedy=remedy)
+        if len(samples) != len(self.owner):
+            raise InputError("clients", expected=f"{len(self.owner):,} samples", got=f"{len(samples):,}")
+        if self.noise:
+            raise InputError("clients: noise is added to arrays", got="a Dataset", remedy="give x and y")
+        from torch.utils.data import Subset
+
+        return {name: Subset(samples, self.indices(k).tolist()) for k, name in enumerate(self.names)}
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Return a figure of clients × classes, sizes and how many classes a client has; also saved as `path`."""

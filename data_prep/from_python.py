@@ -62,7 +62,7 @@ def given_data(data: Any) -> GivenData:
     if holds_frames(data) and type(data).__name__ != "DatasetDict":
         raise InputError("data: a data frame without its column of y", remedy=f"data={EXAMPLES['frame']}")
     if _lacks_clients(data):
-        remedy = f"data={EXAMPLES['pairs']}; hpcfed.partition(y, 'iid', clients=10).clients(x, y) deals them"
+        remedy = f"data={EXAMPLES['pairs']}; hpcfed.partition(y, 'iid').clients(x, y), or .clients(dataset), deals them"
         raise InputError("data: samples without their clients", got=type(data).__name__, remedy=remedy)
     return _checked(data, {})
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.as_arrays import is_dataset
 from data_prep.coverage import untrained
 from data_prep.dataset import Dataset
 from data_prep.finish import finish
@@ -297,7 +298,7 @@ def _pairs(clients: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(clients, Mapping):
         yield from clients.items()
         return
-    if isinstance(clients, tuple | list) and clients and all(map(_is_dataset, clients)):
+    if isinstance(clients, tuple | list) and clients and all(map(is_dataset, clients)):
         yield from ((str(number), content) for number, content in enumerate(clients))
         return
     for pair in clients if isinstance(clients, Iterable) else [clients]:
@@ -307,13 +308,6 @@ def _pairs(clients: Any) -> Iterator[tuple[Any, Any]]:
             remedy = "name each client's samples: {'north': samples, …}"
             raise InputError("clients", expected="pairs (name, samples), or a mapping", got=got, remedy=remedy)
         yield pair[0], pair[1]
-
-
-def _is_dataset(content: Any) -> bool:
-    """Whether this is a torch ``Dataset`` or ``DataLoader``, and no array, sequence or table."""
-    plain = isinstance(content, str | tuple | list | Mapping) or hasattr(content, "shape")
-    indexed = hasattr(content, "__getitem__") and hasattr(content, "__len__") and not hasattr(content, "to_pandas")
-    return not plain and (indexed or hasattr(content, "dataset"))
 
 
 def _holds_samples(name: Any) -> bool:

@@ -8,6 +8,8 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import hpcfed
 from hpcfed.data.skew import skew_of
@@ -32,6 +34,19 @@ def test_it_deals_as_prepare_does(tmp_path, command):
         assert json.loads(there.attrs["partition"]) == dealt.scheme
     done = command(["inspect", "f.h5"], tmp_path)
     assert f"labels {dealt.skew.labels:.2f} (mean total variation" in " ".join(done.stdout.split())
+
+
+def test_a_dataset_is_dealt_as_arrays_are(tmp_path):
+    dealt, dataset = hpcfed.partition(Y, "iid", clients=7), TensorDataset(torch.tensor(X), torch.tensor(Y))
+    hpcfed.write_federation(tmp_path / "arrays.h5", dealt.clients(X, Y))
+    hpcfed.write_federation(tmp_path / "dataset.h5", dealt.clients(dataset))
+    with h5py.File(tmp_path / "arrays.h5") as one, h5py.File(tmp_path / "dataset.h5") as other:
+        assert all((one[f"train/{name}"][:] == other[f"train/{name}"][:]).all() for name in ("x", "y", "offsets"))
+    for wrong, says in ((X, "got ndarray alone"), (DataLoader(dataset), "got DataLoader alone"), (dataset, "noise")):
+        with pytest.raises(InputError, match=says):
+            hpcfed.partition(Y, "iid", clients=7, noise=0.1).clients(wrong)
+    with pytest.raises(InputError, match="expected 1,199 samples, got 1,200"):
+        hpcfed.partition(Y[1:], "iid", clients=7).clients(dataset)
 
 
 @pytest.mark.parametrize("per_client", [1, 2, 3])
