@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -182,8 +183,11 @@ class LoadedRun:
 
 @cache
 def _warn_once(what: str) -> None:
-    """Warn; of several clients' modules once."""
-    warnings.warn(what, stacklevel=5)
+    """Warn, at the line that called hpcfed; of several clients' modules once."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "functools"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(what, stacklevel=level)
 
 
 @contextmanager
