@@ -18,8 +18,9 @@ from hpcfed.config.recipe import Algorithm, Model, Recipe
 Schema = dict[str, Any]
 REFERENCE = "#/$defs/{model}"
 SEEDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-SHORT = {"seed": {"type": "integer", "minimum": 0}, "observers": {"type": "string"}}
-"""Schemas of short forms, which `hpcfed.config.recipe` expands to sections."""
+CODE = {"type": "string", "pattern": REFERENCE_TO_CODE}
+SIZE = {"type": "integer", "minimum": 1}
+FRACTION = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 CLIENT = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}
 SHORT_WITHOUT = [CLIENT, {"type": "array", "items": CLIENT, "minItems": 1}]
 """Short forms of ``cohort.without``: a client, or a list of them."""
@@ -46,8 +47,21 @@ def of_recipe() -> Schema:
     """Return the schema of a recipe file; constraints across keys are checked only when a recipe is read."""
     schema = Recipe.model_json_schema(ref_template=REFERENCE)
     properties, sections = schema["properties"], schema["$defs"]
-    for key, short in SHORT.items():
-        properties[key] = {"anyOf": [short, {name: properties[key].pop(name) for name in [*properties[key]]}]}
+    specs = {name: [spec] for name, spec in models.named().items()}
+    methods = {name: [part for part in algorithms.parts_of(name) if part] for name in algorithms.names()}
+    loss, observer = (sections[name]["properties"]["name"] for name in ("LossSection", "Observer"))
+    observers: list[Schema] = [{"enum": _words(observer)}, CODE]
+    properties["observers"]["items"] = {"anyOf": [*observers, properties["observers"]["items"]]}
+    short: dict[str, list[Schema]] = {  # `hpcfed.config.hints.spelled_out` and the recipe make sections of them
+        "seed": [{"type": "integer", "minimum": 0}],
+        "observers": observers,
+        "algorithm": [{"enum": _alone(methods)}, CODE],
+        "model": [{"enum": _alone(specs)}, CODE],
+        "loss": [{"enum": _words(loss)}, CODE],
+        "cohort": [SIZE, FRACTION],
+    }
+    for key, forms in short.items():
+        properties[key] = {"anyOf": [*forms, {name: properties[key].pop(name) for name in [*properties[key]]}]}
     for key in updates.LISTS:
         name, part = f"PartOf{key.title()}", {"$ref": REFERENCE.format(model=f"PartOf{key.title()}")}
         sections[name] = _part_of(key)
@@ -59,8 +73,7 @@ def of_recipe() -> Schema:
         place[described.name]["description"] = described.meaning
     properties["seeds"] = {"description": properties["seed"]["description"], **SEEDS}
     schema["required"] = [key for key in schema["required"] if key not in FILLED_IN]
-    sections["Model"] |= _by_name(sections["Model"], Model, {name: [spec] for name, spec in models.named().items()})
-    methods = {name: [part for part in algorithms.parts_of(name) if part] for name in algorithms.names()}
+    sections["Model"] |= _by_name(sections["Model"], Model, specs)
     sections["Algorithm"] |= _by_name(sections["Algorithm"], Algorithm, methods)
     return {"$schema": DIALECT, "title": "hpcfed recipe", **{key: schema[key] for key in schema if key != "title"}}
 
@@ -73,14 +86,13 @@ def _part_of(key: str) -> Schema:
         own[name] = {key: value for key, value in part.items() if key not in ("title", "description")}
     alone = [name for name, schema in own.items() if not schema.get("required")]
     by_name = {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": False}
-    code = {"type": "string", "pattern": REFERENCE_TO_CODE}
     by_factory = {"type": "object", "required": ["factory"], "additionalProperties": False}
     return {
         "anyOf": [
             *([{"type": "string", "enum": alone}] if alone else []),
             by_name | {"properties": {name: {"anyOf": [schema, {"type": "null"}]} for name, schema in own.items()}},
-            code,
-            by_factory | {"properties": {"factory": code, "args": {"type": "object"}}},
+            CODE,
+            by_factory | {"properties": {"factory": CODE, "args": {"type": "object"}}},
         ]
     }
 
@@ -92,6 +104,20 @@ def of_experiment() -> Schema:
     schema = Experiment.model_json_schema(ref_template=REFERENCE)
     schema["required"] = [key for key in schema["required"] if key != "name"]
     return {"$schema": DIALECT, **schema}
+
+
+def _words(choice: Schema) -> list[str]:
+    """Return the words that a schema of a name allows."""
+    return [word for one in (choice, *choice.get("anyOf", ())) for word in one.get("enum", ())]
+
+
+def _alone(known: Mapping[str, Iterable[type[BaseModel]]]) -> list[str]:
+    """Return the names whose keys all have defaults, so that the name alone is a section."""
+    return sorted(name for name, parts in known.items() if not any(map(_required, parts)))
+
+
+def _required(part: type[BaseModel]) -> list[str]:
+    return [name for name, field in part.model_fields.items() if field.is_required()]
 
 
 def _by_name(section: Schema, kind: type[BaseModel], known: Mapping[str, Iterable[type[BaseModel]]]) -> Schema:

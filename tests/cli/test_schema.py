@@ -87,6 +87,26 @@ def test_wrong_parameters_of_methods_and_models_do_not_fit(change):
     assert not RECIPE.is_valid(small("run", **change))
 
 
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({"algorithm": "fedavg", "model": "mlp", "loss": "squared", "cohort": 3, "observers": "wandb"}, True),
+        ({"algorithm": "mine:method", "model": "mine:net", "loss": "mine:loss", "cohort": 0.5}, True),
+        ({"observers": ["tensorboard", "mine:Class", {"factory": "mine:Class"}]}, True),
+        ({"algorithm": "feddyn"}, False),  # alpha has no default
+        ({"algorithm": "fedavgg"}, False),
+        ({"loss": "hinge"}, False),
+        ({"cohort": 1.5}, False),
+        ({"observers": ["csv"]}, False),
+    ],
+    ids=str,
+)
+def test_short_forms_fit(change, fits):
+    assert RECIPE.is_valid(small("run", **change)) == fits
+    if fits:
+        load_recipe(small("run", **change))
+
+
 def test_names_have_letters_of_any_script():
     for name in ("Köln 2", "Łódź", "Αθήνα", "東京.1"):
         RECIPE.validate(to_plain(load_recipe(small("run", name=name))))
