@@ -13,8 +13,8 @@ from typing import TextIO
 
 import h5py
 import pytest
-import yaml
 from click.shell_completion import ShellComplete
+from ruamel.yaml import YAML
 
 from hpcfed.cli.main import cli, main
 from hpcfed.io.atomic import write_whole
@@ -168,7 +168,7 @@ for arguments in map(str.split, sys.argv[1:]):
 def test_what_a_run_logs_of_its_rounds_is_not_printed_where_they_are_computed_again(folder):
     """Neither is a log named where there is none."""
     (folder / "fails.py").write_text(FAILS)
-    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    recipe = YAML(typ="safe").load(folder / "recipe.yaml")
     for how in ("raises", "all"):
         changes = {"updates": [{"factory": "fails:Fails", "args": {"how": how}}], "on_bad_client": "skip"}
         (folder / f"{how}.yaml").write_text(json.dumps({**recipe, **changes, "name": how, "output": how}))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from ruamel.yaml import YAML
 from torch import Tensor
 
 import hpcfed
@@ -50,7 +50,7 @@ def test_the_rule_holds_at_its_boundary(more, kind, stub, world, folder, monkeyp
     result = hpcfed.run(small("run", device="auto", rounds=1), world=world, quiet=True)
     assert kinds(result) == {kind}
     assert json.loads((result.folder / "environment.json").read_text())["device_by_step_work"] == 7000
-    assert yaml.safe_load((result.folder / "recipe.yaml").read_text())["device"] == "auto"
+    assert YAML(typ="safe").load(result.folder / "recipe.yaml")["device"] == "auto"
 
 
 @pytest.mark.parametrize(
