@@ -37,7 +37,7 @@ from hpcfed.run_folder import files
 from hpcfed.run_folder.code import FRESH, CodeRecord, references, without_given_observers
 from hpcfed.run_folder.contents import refuse_links
 from hpcfed.run_folder.cut import cut
-from hpcfed.run_folder.identity import FOLLOWED, FREE, WITHOUT_EFFECT, differences
+from hpcfed.run_folder.identity import FOLLOWED, FREE, NOT_OF_THE_RESULT, differences
 from hpcfed.run_folder.lock import FolderLock
 from hpcfed.run_folder.rounds import RECORD, count_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
@@ -62,7 +62,8 @@ class RunFolder:
     def is_finished(self, recipe: Recipe) -> bool:
         """Whether the folder has this recipe's finished run, and `fresh` is not set; writes nothing.
 
-        If the recipe leaves ``evaluate.model`` to its method, any value of the finished run is accepted.
+        If the recipe leaves ``evaluate.model`` to its method, any value of the finished run is accepted; so are other
+        values of `NOT_OF_THE_RESULT`, whose defaults may change with the version.
 
         Raises:
             InputError: the folder has a run of another recipe or of other code, files that no run wrote, or a record
@@ -75,7 +76,7 @@ class RunFolder:
         if not self._is_untrained():
             self._refuse_other(found, wanted)
         self.check_code(recipe)
-        if differences(found, wanted, WITHOUT_EFFECT) or not self.has_result():
+        if differences(found, wanted, NOT_OF_THE_RESULT) or not self.has_result():
             return False
         self._refuse_lost_model()
         return True
@@ -100,7 +101,7 @@ class RunFolder:
         """
         if (found := self._recorded()) is not None:
             remedy = "remove it to train the run again, or add --fresh to sweep, study or reproduce"
-            self._refuse_other(found, _as_recorded(recipe, found), WITHOUT_EFFECT, remedy)
+            self._refuse_other(found, _as_recorded(recipe, found), NOT_OF_THE_RESULT, remedy)
 
     @contextmanager
     def held(self, world: World) -> Iterator[None]:

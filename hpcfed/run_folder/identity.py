@@ -24,7 +24,9 @@ COMMITMENT = "secret_commitment"
 """Key of a private run that is another one where any other key is."""
 FOLLOWED = ("engine", "matmul", "tile", "memory_format")
 """Keys of ``local`` that a recorded recipe has resolved; a recipe with ``auto`` takes the recorded value."""
-FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *WITHOUT_EFFECT)
+NOT_OF_THE_RESULT = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
+"""Keys of which the result of a finished run is independent."""
+FREE = ("rounds", "evaluate", "stop", *NOT_OF_THE_RESULT)
 """Keys that may change when a run is continued."""
 
 

@@ -58,6 +58,10 @@ def test_a_finished_run_stays_finished_until_a_new_key_is_set(place):
     kept = (place / "run" / "metrics.jsonl").stat().st_mtime_ns
     assert len(hpcfed.run(then, quiet=True).metrics) == 1
     assert (place / "run" / "metrics.jsonl").stat().st_mtime_ns == kept
+    of_today = {key: value for key, value in then.items() if key not in ("checkpoint", "watchdog")}  # other defaults
+    hpcfed.run(of_today, quiet=True)
+    assert load_recipe(place / "run" / "recipe.yaml").watchdog == then["watchdog"]
+    assert (place / "run" / "metrics.jsonl").stat().st_mtime_ns == kept
     for change in ("local.lr_schedule=[{round: 2, lr: 0.5}]", "algorithm.server_lr=2.0"):
         with pytest.raises(
             InputError, match=rf"another recipe's run: got {change.partition('=')[0]} .* there and .* here"

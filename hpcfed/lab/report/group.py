@@ -11,9 +11,9 @@ from typing import Any
 
 from hpcfed import algorithms
 from hpcfed.lab.report.read import Run
-from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT
+from hpcfed.run_folder.identity import FREE, NOT_OF_THE_RESULT
 
-NOT_THE_EXPERIMENT = ("seed", "seeds", "secret_commitment", "name", "checkpoint", "watchdog", *WITHOUT_EFFECT)
+NOT_THE_EXPERIMENT = ("seed", "seeds", "secret_commitment", "name", *NOT_OF_THE_RESULT)
 CODE = "code "
 """Prefix of the keys that stand for files of the user's code."""
 ABSENT = "–"
