@@ -38,7 +38,9 @@ from hpcfed.run_folder.checkpoint.keeper import Checkpoints
 from hpcfed.run_folder.clock import ENDING_REQUESTS, Clock
 from hpcfed.run_folder.code import without_given_observers
 from hpcfed.run_folder.environment import environment, with_suspicions
+from hpcfed.run_folder.files import read_environment
 from hpcfed.run_folder.folder import RunFolder, with_local
+from hpcfed.run_folder.machines import BEFORE, moves, went_on
 from hpcfed.run_folder.observers import Observers
 from hpcfed.run_folder.outcome import own_log, recorded_ending
 from hpcfed.run_folder.progress import Reporter
@@ -160,9 +162,11 @@ def _run(
     with recorded_ending(folder, world) as ending:
         reporter.say(world.on_root(checkpoints.prepare))
         facts = _facts(recipe, parts, evaluator) | {"data": data}
+        if before := world.on_root(lambda: went_on(read_environment(folder.path), facts, done)):
+            facts[BEFORE] = before
         suspicions = list(world.on_root(folder.suspicions)) if done else []
         world.on_root(lambda: folder.write("environment.json", with_suspicions(facts, suspicions)))
-        for remark in (*remarks(recipe, parts), *_resume_remarks(recipe, done)):
+        for remark in (*remarks(recipe, parts), *_resume_remarks(recipe, done, facts)):
             reporter.say(f"{recipe.name}: {remark}")
         totals = progress.get("totals", {})
         with (
@@ -259,12 +263,13 @@ def _suspect(
     world.on_root(lambda: folder.write("environment.json", with_suspicions(facts, suspicions)))
 
 
-def _resume_remarks(recipe: Recipe, done: int) -> Iterator[str]:
+def _resume_remarks(recipe: Recipe, done: int, facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is said of a run that does not begin with its first round."""
     if done >= recipe.rounds:
         yield f"all {done} rounds are done; to measure anything else, raise rounds"
     elif done:
         yield f"goes on after round {done}"
+        yield from [*moves(facts)][-1:]
 
 
 def _rounds(session: Session, stopping: Stopping, look: Look | None) -> Generator[Round, None, str | None]:

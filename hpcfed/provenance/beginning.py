@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from itertools import islice
 from pathlib import Path
@@ -10,10 +11,12 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.io.atomic import write_whole
 from hpcfed.run_folder.checkpoint.layout import Manifest, stem
 from hpcfed.run_folder.code import CODE_FILE
-from hpcfed.run_folder.files import CLIENTS
+from hpcfed.run_folder.files import CLIENTS, ENVIRONMENT, read_environment
 from hpcfed.run_folder.identity import identity
+from hpcfed.run_folder.machines import BEFORE, went_on
 from hpcfed.run_folder.rounds import RECORD
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
+from hpcfed.version import ARITHMETIC
 
 
 def begin_after(folder: Path, run: Path, start: int, recipe: Recipe) -> None:
@@ -31,6 +34,8 @@ def begin_after(folder: Path, run: Path, start: int, recipe: Recipe) -> None:
     for name in (CODE_FILE, CLIENTS, UPDATE_HASHES):
         if (run / name).exists():
             shutil.copyfile(run / name, folder / name)
+    if before := went_on(read_environment(run), {}, start):  # where the copied rounds were computed
+        write_whole(folder / ENVIRONMENT, json.dumps({"arithmetic": ARITHMETIC, BEFORE: before}) + "\n")
     there, here = run / "checkpoints" / stem(start), folder / "checkpoints" / stem(start)
     here.parent.mkdir()
     for suffix in (".server", ".clients"):

@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfed.errors import Diverged, InputError, first_of
 from hpcfed.provenance.code_of_rounds import NO_PERMISSION, Permission
 from hpcfed.provenance.cohorts import with_cohorts
-from hpcfed.provenance.differences import Difference, in_bits, of_environments, own_doubts
+from hpcfed.provenance.differences import Difference, in_bits, own_doubts
 from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.provenance.replay.capture import reports_of
 from hpcfed.provenance.replay.enter import RewoundRun, entered
@@ -23,6 +23,7 @@ from hpcfed.provenance.replay.replay import Replay, replay_in
 from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.files import RECIPE, read_environment, read_mapping, read_recipe
 from hpcfed.run_folder.identity import differences
+from hpcfed.run_folder.machines import of_environments
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 

@@ -1,4 +1,4 @@
-"""Differences between a round computed here and its recorded row, and between the environments of two runs."""
+"""Differences between a round computed here and its recorded row."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ ROUNDED = ("hash", "unit", "attempts", "method")
 """Columns that may change entirely if the last bits of the model do; not compared within a tolerance."""
 NEAR = 0.01
 """Largest difference of accuracies and metrics that rounding can explain: a few samples cross a decision boundary."""
-PROCESSOR = ("device", "instruction set", "library settings", "processor", "threads per rank")
-"""Names of facts in ``environment.json`` that do not change the bits of a run with ``bits: portable``."""
 TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 """``dtype`` of the recipe → the largest relative tolerance for one round on a machine that computes other bits."""
 MARGIN = 256
@@ -25,10 +23,6 @@ MARGIN = 256
 another machine every operation of the round may round differently, not the initial model alone.
 """
 EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
-KINDS = (("device", "device"), ("instruction set", "instructions"), ("library settings", "library_settings"))
-"""Facts recorded for each rank: (name in messages, key in ``environment.json``)."""
-PACKAGES = ("torch", "numpy")
-"""Packages whose version decides the last bits."""
 
 
 NESTED = ("clients", "apart")
@@ -170,42 +164,10 @@ def of_drawn_model(tolerance: float, dtype: str) -> float:
     return min(TOLERANCE["float32"], tolerance * EPSILON["float32"] / EPSILON[dtype])
 
 
-def of_environments(
-    recorded: Mapping[str, Any], here: Mapping[str, Any], places: tuple[str, str] = ("there", "here")
-) -> Iterator[str]:
-    """Yield a line for each difference between two runs' ``environment.json`` that may change the last bits of a run.
-
-    If both runs have ``bits: portable``, the facts named in `PROCESSOR` are left out. `places`: what the lines call the
-    place of each run.
-    """
-    portable = {recorded.get("bits"), here.get("bits")} == {"portable"}
-    for name, then, now in _facts(recorded, here):
-        if then is not None and then != now and not (portable and name in PROCESSOR):
-            yield f"{name}: {then} {places[0]}, {now} {places[1]}"
-
-
 def own_doubts(environment: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line if ``environment.json`` says that the run may not be reproducible bit for bit, with its reason."""
     if environment.get("bitwise") is False:
         yield f"its record says bitwise: false: {environment.get('bitwise_why_not')}"
-
-
-def _facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    yield "hpcfed", recorded.get("hpcfed"), here.get("hpcfed")
-    for package in PACKAGES:
-        then, now = ((one.get("packages") or {}).get(package) for one in (recorded, here))
-        yield package, then, now
-    for name, key in KINDS:
-        yield name, _all_ranks(recorded, key), _all_ranks(here, key)
-    yield "processor", recorded.get("cpu"), here.get("cpu")
-    yield "threads per rank", recorded.get("threads_per_rank"), here.get("threads_per_rank")
-    if recorded.get("bitwise") is False and recorded.get("ranks") != here.get("ranks"):
-        yield f"ranks ({recorded.get('bitwise_why_not')})", recorded.get("ranks"), here.get("ranks")
-
-
-def _all_ranks(environment: Mapping[str, Any], key: str) -> str | None:
-    found = sorted({str(entry[key] or "none") for entry in environment.get("per_rank") or () if key in entry})
-    return ", ".join(found) or None
 
 
 def _short(value: Any) -> str:

@@ -39,7 +39,8 @@ from hpcfed.run_folder.contents import contents_of, is_result
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, read_environment, read_mapping, read_recipe
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.run_folder.identity import WITHOUT_EFFECT, deciding
+from hpcfed.run_folder.identity import NOT_OF_THE_RESULT, deciding
+from hpcfed.run_folder.machines import moves
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
 
 FORMAT, VERSION = "hpcfed-certificate", 2
@@ -48,8 +49,6 @@ VARYING_COLUMNS = ("seconds", "imbalance", "bitwise", "sentinel")
 DIGITS = 16
 BASIS = ("recipe", "named_files", "data", "code", "code_before")
 """Entries on which the rounds depend: the beginning of the chain."""
-IRRELEVANT_KEYS = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
-"""Keys of the recipe that decide no result."""
 NOT_KEPT = "not_kept"
 ABSENT = "(no such key)"
 KINDS = {"recipe": dict, "named_files": dict, "code": dict, "rounds": list, "chain": str, "files": dict}
@@ -134,6 +133,7 @@ def doubts(environment: Mapping[str, Any], first_skipped: int | None, code: Mapp
     """Yield the reasons why the same recipe may give other bits elsewhere; `code`: a certificate's entries on code."""
     if environment.get("bitwise") is False:
         yield str(environment.get("bitwise_why_not"))
+    yield from moves(environment)
     if first_skipped is not None:
         yield f"clients were skipped, in round {first_skipped} first: what made their training fail may not recur"
     if GIVEN in code["code"] and code["code"][GIVEN] is None:
@@ -164,7 +164,7 @@ class CertifiedRounds:
     """
 
     def __init__(self, basis: Mapping[str, Any]):
-        decides = {**basis, "recipe": deciding(basis["recipe"], IRRELEVANT_KEYS)}
+        decides = {**basis, "recipe": deciding(basis["recipe"], NOT_OF_THE_RESULT)}
         self.entries = list[str]()
         self.chain = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         self.first_skipped: int | None = None

@@ -18,7 +18,7 @@ LOCK, RECIPE, CLIENTS, RESULT = ".lock", "recipe.yaml", "clients.csv", "result.j
 EVALUATED = "model-evaluated.safetensors"
 """The evaluated model, where it is not the last iterate."""
 ENVIRONMENT = "environment.json"
-ENVIRONMENT_TYPES = {"per_rank": list, "packages": dict, "privacy": dict}
+ENVIRONMENT_TYPES = {"per_rank": list, "packages": dict, "privacy": dict, "before": list}
 """Entries of ``environment.json`` that are read by their parts."""
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.json.sig"
 RUN_FILES = (

@@ -303,6 +303,20 @@ def test_other_bits_of_clients_are_rounding_alone(elsewhere, folder, command):
         assert (done.returncode, f": {name} " in done.stdout) == (code, code == 1), done.stdout
 
 
+@pytest.mark.parametrize("elsewhere", ["fedavg"], indirect=True)
+def test_a_run_that_went_on_elsewhere_says_so_and_is_not_accused(elsewhere, folder, command):
+    """Its rounds are of two machines: neither gives the bits of all."""
+    done = command(["run", elsewhere / "recipe.yaml", "rounds=10", f"output={elsewhere}"], folder)
+    moved = "after round 8 it went on elsewhere, where last bits may differ: instruction set: DEFAULT before"
+    assert (done.returncode, moved in done.stdout) == (0, True), done.stdout
+    certificate = json.loads((elsewhere / "certificate.json").read_text())
+    assert (certificate["repeatable"], moved in certificate["why_not"]) == (False, True)
+    done = command(["verify", elsewhere, "--all"], folder)
+    assert (done.returncode, "this machine computes other bits: instruction set" in done.stdout) == (5, True), (
+        done.stdout
+    )
+
+
 def test_moved_with_its_data(folder, command):
     run = trained()
     (folder / "there").mkdir()

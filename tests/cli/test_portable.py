@@ -16,7 +16,7 @@ from hpcfed.assembly import resolve
 from hpcfed.cli.main import main
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
-from hpcfed.provenance.differences import of_environments
+from hpcfed.run_folder.machines import of_environments
 from tests.cli.portable_runs import RUNS, digests
 from tests.launch import ROOT
 from tests.mpi.recipes import small, write_recipe, write_small

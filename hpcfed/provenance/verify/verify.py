@@ -22,7 +22,6 @@ from hpcfed.provenance.differences import (
     largest,
     not_computed,
     of_drawn_model,
-    of_environments,
     own_doubts,
     tolerance_from,
 )
@@ -39,6 +38,7 @@ from hpcfed.run_folder.certificate import Fault
 from hpcfed.run_folder.checkpoint.restore import RestoredState
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RESULT, SIGNATURE
+from hpcfed.run_folder.machines import environment_of, of_environments
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 MAX_LISTED = 4
@@ -189,7 +189,10 @@ class Verifier:
         try:
             self._check(self._in_bits)
         except _Differs as difference:
-            if not (difference.by_rounding and (other := self._other_machine() or self._dependences(difference))):
+            other = self._other_machine(difference.round) if difference.by_rounding else []
+            if difference.by_rounding and not other:
+                other = self._dependences(difference)
+            if not other:
                 return self._say_difference(difference)
             self._say(f"this machine computes other bits: {'; '.join(other)}")
             return self._within(difference)
@@ -481,8 +484,10 @@ class Verifier:
         in_table = self._world.on_root(lambda: self._tables[0].has_clients(round))
         return test or row.get("apart") is not None, train, row.get("clients") is not None or in_table
 
-    def _other_machine(self) -> list[str]:
-        return list(of_environments(self._run.environment, self._environment))
+    def _other_machine(self, round: int | None) -> list[str]:
+        """Return what differs here from the machine that computed a round, or the last one."""
+        there = self._run.environment if round is None else environment_of(self._run.environment, round)
+        return [*of_environments(there, self._environment)]
 
     def _dependences(self, difference: _Differs) -> list[str]:
         """Return a line on the differing round's first client whose update depends on its tile here; [] without one."""
