@@ -35,7 +35,12 @@ def certify(run: Path, key: Path | None) -> Iterator[str]:
         raise InputError("only finished runs have a certificate", where=str(run), got=got)
     try:
         certificate, why = read_certificate(folder.path), "for the run had none"
-    except OtherVersion:
+    except OtherVersion as error:
+        if (folder.path / SIGNATURE).exists():
+            remedy = "check it with the version that wrote it; to have one of this version, move both files away first"
+            raise InputError(
+                "a certificate of another version, and signed", where=str(folder.path / CERTIFICATE), remedy=remedy
+            ) from error
         certificate, why = None, "in place of one of another version"
     if certificate is None:
         (folder.path / SIGNATURE).unlink(missing_ok=True)  # of another certificate

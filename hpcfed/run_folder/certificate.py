@@ -42,6 +42,7 @@ from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import NOT_OF_THE_RESULT, deciding
 from hpcfed.run_folder.machines import moves
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
+from hpcfed.version import ARITHMETIC
 
 FORMAT, VERSION = "hpcfed-certificate", 2
 VARYING_COLUMNS = ("seconds", "imbalance", "bitwise", "sentinel")
@@ -213,6 +214,8 @@ def read_certificate(folder: Path) -> dict[str, Any] | None:
         raise InputError("not a certificate", where=str(path), expected=f'"format": "{FORMAT}"')
     if content.get("version") != VERSION:
         remedy = "'hpcfed certify RUN' writes one of this version"
+        if read_environment(folder).get("arithmetic", 1) != ARITHMETIC:  # that would be refused next
+            remedy = "its rounds have another arithmetic (docs/bits.md), too: check it with the version that wrote it"
         raise OtherVersion("a certificate of another version", where=str(path), expected=str(VERSION), remedy=remedy)
     for key, kind in KINDS.items():
         if not isinstance(content.get(key), kind):

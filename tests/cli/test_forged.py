@@ -436,14 +436,23 @@ def chain_of(certificate: dict, run: Path) -> str:
     return rounds.chain
 
 
-def test_a_certificate_of_another_version_is_written_anew(forged, command):
+def test_a_certificate_of_another_version_is_written_anew_unless_it_is_signed(forged, command):
     certificate = json.loads((forged / "certificate.json").read_text())
     (forged / "certificate.json").write_text(json.dumps(certificate | {"version": 1}))
+    (forged / "certificate.json.sig").write_text("somebody's")
+    done = command(["certify", forged], forged.parent)
+    assert (done.returncode, "a certificate of another version, and signed" in done.stderr) == (2, True)
+    assert (forged / "certificate.json.sig").read_text() == "somebody's"
+    (forged / "certificate.json.sig").unlink()
     done = command(["verify", forged], forged.parent)
     assert (done.returncode, "'hpcfed certify RUN' writes one of this version" in done.stderr) == (2, True)
     done = command(["certify", forged], forged.parent)
     assert (done.returncode, "in place of one of another version" in done.stdout) == (0, True)
     assert json.loads((forged / "certificate.json").read_text()) == certificate
+    (forged / "certificate.json").write_text(json.dumps(certificate | {"version": 1}))
+    (forged / "environment.json").write_text('{"arithmetic": 1}')
+    done = command(["verify", forged], forged.parent)  # a new certificate would be refused next
+    assert (done.returncode, "another arithmetic" in done.stderr, "certify" in done.stderr) == (2, True, False)
 
 
 NET = """

@@ -203,7 +203,7 @@ def refuse_other_arithmetic(facts: Mapping[str, Any], where: Path) -> None:
             where=str(where),
             expected=f"arithmetic {ARITHMETIC}, this version's",
             got=f"{shown(found)}, whose last bits differ (docs/bits.md)",
-            remedy="use the version of hpcfed that computed them, or train again with --fresh",
+            remedy="use the version of hpcfed that computed them (environment.json), or train again with --fresh",
         )
 
 
