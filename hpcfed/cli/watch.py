@@ -13,6 +13,8 @@ from hpcfed.cli.options import Finite
 from hpcfed.io.pace import QUIET_SECONDS
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from hpcfed.io.console import Console
     from hpcfed.lab.watch.follow import Watch
 
@@ -74,13 +76,17 @@ def _draw(watch: Watch, console: Console, *, once: bool, every: float) -> None:
 
     watch.look(waits=not once)
     if once:
-        console.print(view(watch.runs, console.width, console.height))
+        console.print(view(watch.runs, console.width, console.height, scrolls=True))
         return
-    with Live(view(watch.runs, console.width, console.height), console=console, auto_refresh=False) as live:
+
+    def shown() -> RenderableType:
+        return view(watch.runs, console.width, console.height, scrolls=watch.is_over)  # the last one stays
+
+    with Live(shown(), console=console, auto_refresh=False) as live:
         while not watch.is_over:
             time.sleep(every)
             watch.look(waits=True)
-            live.update(view(watch.runs, console.width, console.height), refresh=True)
+            live.update(shown(), refresh=True)
 
 
 def _follow(watch: Watch, *, once: bool, every: float) -> None:

@@ -190,6 +190,25 @@ def test_the_view_fits_the_terminal(tmp_path, width, height):
         assert "round 20" in text  # where the axis ends, although there are to be 60 rounds
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_or_low_terminal_has_whole_numbers_and_every_run(tmp_path, width):
+    """Columns are left out where all of them would be cut, and the chart where the runs would be below the edge."""
+    for number in range(4):
+        write_run(tmp_path / f"{number}-{'long' * 20}", rows=make_rows(20, "fedavg", number), status="finished")
+    watch = Watch([tmp_path])
+    watch.look()
+    text = io.StringIO()
+    Console(file=text, width=width).print(view(watch.runs, width, 10))
+    head, *rows = (line.split() for line in text.getvalue().splitlines())
+    assert head[:3] == ["run", "round", "accuracy"]
+    assert [row[0][0] for row in rows] == ["0", "1", "2", "3"]
+    assert {row[-1] for row in rows} == {"finished"}
+    assert all("…" not in cell for row in [head, *rows] for cell in row[1:])
+    text.seek(0)
+    Console(file=text, width=width).print(view(watch.runs, width, 10, scrolls=True))
+    assert "test accuracy" in text.getvalue()
+
+
 def test_a_client_without_a_value_has_a_dash(tmp_path):
     run = write_run(tmp_path / "run")
     header = "round,client,model,split,loss,accuracy,n,name"

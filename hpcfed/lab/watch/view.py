@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hpcfed.io.console import short_names
+from hpcfed.io.console import Console, short_names
 from hpcfed.io.pace import clock
 from hpcfed.lab.report.measure import unit_of
 from hpcfed.lab.watch.canvas import Series, chart
@@ -23,6 +24,11 @@ OF_PHASES = ("#6a8ab8", "#d9634a", "#e0a458", "#8fa35f", "#8d98a5")
 STATES = {"finished": "green", "stopped": "yellow", "diverged": "red", "failed": "red"}
 CELLS = {"round": 0, "accuracy": 0, "loss": 72, "η_g": 90, "per round": 72, "imbalance": 80, "": 0}
 """Column of the table of runs → terminal width in characters from which it is shown."""
+BAR = "bar"
+DROPPED = ("imbalance", "η_g", "per round", BAR, "loss")
+"""Columns that are left out, in this order, until all others are shown whole."""
+LEAST = 7
+"""Least height of a chart, in lines."""
 SIDE_BY_SIDE = 100
 """Terminal width in characters from which two charts stand side by side."""
 CURVES = (("test_accuracy", "test accuracy"), ("test_loss", "test loss"), ("train_loss", "training loss"))
@@ -33,13 +39,19 @@ IN_A_LINE = {"test loss": "test_loss", "local loss": "local_loss", "η_g": "serv
 """Word in a run's line of plain text → column of the record."""
 
 
-def view(runs: Sequence[WatchedRun], width: int, height: int) -> RenderableType:
-    """Return a view of `width` × `height` characters: charts, a line per run, and a single run's phases and clients."""
+def view(runs: Sequence[WatchedRun], width: int, height: int, *, scrolls: bool = False) -> RenderableType:
+    """Return a view of `width` × `height` characters: charts, a line per run, and a single run's phases and clients.
+
+    Without the lines for a chart it has none, unless it `scrolls`: then it may be higher than the terminal.
+    """
     sites = _sites(runs[0]) if len(runs) == 1 else None
-    lines = len(runs) + 3 + (2 if len(runs) == 1 else 0) + (-(-len(sites) // width) if sites else 0)
+    lines = len(runs) + 3 + (2 if len(runs) == 1 else 0)
+    if sites:
+        lines += len(Console(width=width).render_lines(sites))
     parts: list[RenderableType] = []
-    if any(run.done for run in runs):
-        parts += [_charts(runs, width, min(max(height - lines - 1, 7), 20)), Text()]
+    left = height - lines - 1
+    if any(run.done for run in runs) and (left >= LEAST or scrolls):
+        parts += [_charts(runs, width, min(max(left, LEAST), 20)), Text()]
     parts.append(_table(runs, width))
     if len(runs) == 1 and runs[0].done:
         parts += [Text(), _phases(runs[0], width)]
@@ -90,28 +102,45 @@ def _chart(runs: Sequence[WatchedRun], column: str, title: str, width: int, heig
 
 
 def _table(runs: Sequence[WatchedRun], width: int) -> Table:
+    rows = [_cells(run) for run in runs]
     has_accuracy = any(_accuracy(run) for run in runs)
+    shown = [name for name, room in CELLS.items() if width >= room and (name != "accuracy" or has_accuracy)]
+    widths = {name: max(cell_len(name), *(cell_len(str(row[name])) for row in rows)) for name in shown}
+    widths[BAR] = max(8, min(24, width // 6))
+    longest = max(3, *(cell_len(run.name) for run in runs))
+
+    def room() -> int:
+        return width - sum(each + 2 for each in widths.values())
+
+    for name in DROPPED:
+        if room() < min(longest, max(width // 5, 12)):
+            widths.pop(name, None)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=max(width // 4, 12))
-    table.add_column("", width=max(8, min(24, width // 6)))
-    for name in (name for name, room in CELLS.items() if width >= room and (name != "accuracy" or has_accuracy)):
+    table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=max(room(), 8))
+    if BAR in widths:
+        table.add_column("", width=widths[BAR])
+    shown = [name for name in shown if name in widths]
+    for name in shown:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for number, run in enumerate(runs):
-        loss = next((text for name in ("test_loss", "local_loss") if (text := _number(run.last(name)))), "–")
-        cells: dict[str, RenderableType] = {
-            "round": f"{run.done}/{run.rounds}",
-            "accuracy": _accuracy(run) or "–",
-            "loss": loss,
-            "η_g": _number(run.last("server_lr")) or "–",
-            "per round": _pace(run).removesuffix("/round") or "–",
-            "imbalance": _imbalance(run) or "–",
-            "": _state(run),
-        }
-        headers = [str(column.header) for column in table.columns[2:]]
+    for number, (run, row) in enumerate(zip(runs, rows, strict=True)):
         colour = _colour(number)
         bar = ProgressBar(run.rounds, run.done, complete_style=colour, finished_style=colour)
-        table.add_row(Text(run.name, colour), bar, *(cells[header] for header in headers))
+        table.add_row(Text(run.name, colour), *([bar] if BAR in widths else []), *(row[name] for name in shown))
     return table
+
+
+def _cells(run: WatchedRun) -> dict[str, str | Text]:
+    """Return a run's cells in the columns of `CELLS`."""
+    loss = next((text for name in ("test_loss", "local_loss") if (text := _number(run.last(name)))), "–")
+    return {
+        "round": f"{run.done}/{run.rounds}",
+        "accuracy": _accuracy(run) or "–",
+        "loss": loss,
+        "η_g": _number(run.last("server_lr")) or "–",
+        "per round": _pace(run).removesuffix("/round") or "–",
+        "imbalance": _imbalance(run) or "–",
+        "": _state(run),
+    }
 
 
 def _phases(run: WatchedRun, width: int) -> RenderableType:
