@@ -139,6 +139,8 @@ def test_names_stay_as_they_are_in_latex():
     text = latex_of_table(Table("t", ("Method", 'a<b>"c"'), ((long, "–"),)))
     assert r"a\textless{}b\textgreater{}''c''" in text
     assert r"\parbox[t]{4cm}{\raggedright\hspace{0pt}hospital\_\allowbreak{}hospital" in text
+    text = latex_of_table(Table("t", ("Site", "n"), (("[A]", "1"), ("*B", "2"))))
+    assert text.splitlines()[-4:-2] == [r"{}[A] & 1 \\", r"{}*B & 2 \\"]  # else options of the line above
 
 
 def test_the_page_needs_nothing_else(made):

@@ -53,7 +53,8 @@ def _in_a_line(text: str) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    """Return a row; ``{}`` before a first cell that the rule or the row above would read as its option."""
+    return ("{}" if cells[0].startswith(("[", "*")) else "") + " & ".join(cells) + r" \\"
 
 
 def _escaped(text: str) -> str:
