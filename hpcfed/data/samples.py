@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcfed.data.federation import Federation
 from hpcfed.data.sites import class_names
+from hpcfed.errors import cut
 from hpcfed.io.console import short_names
 from hpcfed.io.figure import literal
 
@@ -51,7 +52,7 @@ def draw_samples(federation: Federation, figure: SubFigure) -> None:
             axes.imshow(_as_image(x[place]), cmap="gray")
             title = names[y[place]] if federation.task == "classification" else str(y[place]) if names else ""
             axes.set_title(literal(title), fontsize=7, pad=2)
-        name = literal(federation.client_name(k)[:16])
+        name = literal(cut(federation.client_name(k), 16))
         row[0].text(-0.15, 0.5, name, fontsize=7, ha="right", va="center", transform=row[0].transAxes)
 
 
@@ -79,7 +80,7 @@ def _draw_text(federation: Federation, clients: list[int], figure: SubFigure) ->
     axes.axis("off")
     for line, k in enumerate(clients):
         written = repr(text_of(federation.client(k)[0][0], federation.vocabulary))[1:-1]
-        shown = literal(f"{federation.client_name(k)[:16]}: {written[:TEXT_WIDTH]}")
+        shown = literal(f"{cut(federation.client_name(k), 16)}: {written[:TEXT_WIDTH]}")
         axes.text(0, 1 - (line + 0.5) / CLIENTS, shown, fontsize=7, family="monospace", va="center")
 
 

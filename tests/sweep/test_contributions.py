@@ -163,6 +163,15 @@ def test_whiskers_are_of_the_bars():
     assert [line.tolist() for line in whiskers.get_segments()] == [[[1.5, 0], [2.5, 0]], [[-2, 1], [4, 1]]]
 
 
+def test_long_names_leave_room_for_bars_and_a_value_that_is_missing_is_a_dash():
+    given = [("hospital " * 30, MeanEstimate(2.0, 0.5, 5)), ("b", MeanEstimate(math.nan, math.nan, 5))]
+    clients = [Contribution(k, name, 9, NONE, value, *[math.nan] * 4) for k, (name, value) in enumerate(given)]
+    (axes,) = figure_of(clients, "test_auroc", "5 seeds", has_shapley=True).axes
+    axes.figure.canvas.draw()
+    assert axes.get_position().width > 0.5
+    assert [text.get_text().strip() for text in axes.texts] == ["–"]
+
+
 @pytest.mark.soak
 def test_sampled_orders_share_runs_and_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from hpcfed.io.console import short_names
 from hpcfed.io.figure import literal
 from hpcfed.io.figure_style import LIGHT, Medium, blank
 
@@ -34,11 +35,13 @@ def figure_of(clients: Sequence[Any], column: str, over: str, *, has_shapley: bo
     figure, axes = blank(Medium(WIDTH, MARGIN + EACH * len(shown), FONT, legend=False))
     places = np.arange(len(shown))
     axes.barh(places, np.nan_to_num(means), color=LIGHT.groups[0], height=0.62, zorder=2)
+    for place in places[np.isnan(means)]:
+        axes.text(0, place, " –", va="center", color=LIGHT.text)  # no value: not a bar of length 0
     if known.any():
         look: dict[str, Any] = {"fmt": "none", "color": LIGHT.text, "capsize": 3, "zorder": 3}
         axes.errorbar(means[known], places[known], xerr=halves[known], **look)
     axes.axvline(0, color=LIGHT.text, linewidth=0.8)
-    axes.set_yticks(places, [literal(one.name) for one in shown])
+    axes.set_yticks(places, [literal(name) for name in short_names([one.name for one in shown])])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     what = f"{title} in {literal(column.replace('_', ' '))}, a gain where positive"
