@@ -166,6 +166,8 @@ def _draw_histograms(sizes: np.ndarray, counts: np.ndarray | None, figure: SubFi
     """Draw histograms of the clients' sizes and of the number of classes that hold most of a client's data."""
     from matplotlib.ticker import MaxNLocator
 
+    from hpcfed.io.figure_style import DASHES
+
     axes = figure.subplots(1, 1 if counts is None else 2, squeeze=False)[0]
     axes[-1].hist(sizes, bins=min(30, max(1, len(np.unique(sizes)))), color="0.6", edgecolor="white")
     axes[-1].set_xlabel("samples per client")
@@ -177,9 +179,9 @@ def _draw_histograms(sizes: np.ndarray, counts: np.ndarray | None, figure: SubFi
         return
     filled = counts[counts.sum(axis=1) > 0]
     classes = np.arange(counts.shape[1] + 2) - 0.5
-    for share in FIGURE_3_SHARES:
+    for share, dash in zip(FIGURE_3_SHARES, DASHES, strict=False):
         held = np.histogram(classes_for_share(filled, share), classes)[0]
-        axes[0].stairs(held, classes, label=f"{share:.0%} of the data")
+        axes[0].stairs(held, classes, label=f"{share:.0%} of the data", linestyle=dash)
     axes[0].set_xlabel("classes that hold most of a client's data")
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].legend(fontsize=7)

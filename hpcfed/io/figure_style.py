@@ -91,6 +91,11 @@ def markers(num_points: int) -> dict[str, Any]:
     return {"marker": "o", "markersize": 4} if num_points <= SPARSE else {}
 
 
+def over(index: int) -> float:
+    """Return the zorder of line `index`: solid lines lie below, so that they show through the gaps of dashed ones."""
+    return 3 + 0.1 * (index % len(DASHES))
+
+
 def blank(medium: Medium, height: float | None = None) -> tuple[Figure, Axes]:
     """Return a figure of the light theme with empty axes; `height` in inches, the medium's by default."""
     figure, ((axes,),) = panels(medium, 1, 1, height)

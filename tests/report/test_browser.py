@@ -129,7 +129,10 @@ def test_curves_are_read_off_hidden_and_smoothed_and_paper_has_the_still_picture
     assert (chromium.value(SMOOTHED), chromium.value(slide)) == (0, None)
     assert set(chromium.value(SHOWN)) == {"none"}
     assert chromium.value(SMOOTHED) > 10
+    opened = "document.querySelector('details:not([open]) pre').checkVisibility()"
+    assert not chromium.value(opened)
     chromium.ask("Emulation.setEmulatedMedia", media="print")
+    assert chromium.value(opened)  # paper has no fold to open
     assert set(chromium.value(SHOWN)) == {"inline"}
     assert chromium.value("getComputedStyle(document.querySelector('.smoothed')).display") == "none"
     chromium.ask("Emulation.setEmulatedMedia", media="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import subprocess
@@ -358,6 +359,21 @@ def test_the_terminal_shows_the_first_rows_of_a_long_table(capsys):
     shown = capsys.readouterr().out
     assert shown.count("run-") == MOST_ROWS
     assert shown.splitlines()[-1] == "and 940 more rows, which the files have"
+
+
+def test_long_labels_of_bars_stay_apart_and_solid_lines_lie_below_dashed_ones(tmp_path):
+    for number in range(5):
+        name = f"{number}-{'a long name ' * (4 * (number % 2))}"
+        write_run(tmp_path / str(number), rows=make_rows(3, "fedavg", 0), change={"name": name, "rounds": 3 + number})
+    made = compare([tmp_path])
+    scene = Scene(made.groups, made.criterion, made.targets, 1, made.baseline)
+    figure = SecondsPlot("seconds", "").draw(scene, PAPER)
+    to_files(figure)
+    boxes = sorted((label.get_window_extent() for label in figure.axes[0].get_yticklabels()), key=lambda box: box.y0)
+    assert len(boxes) == 5
+    assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
+    lines = [line for line in drawn(tmp_path).axes[0].lines if line.get_label()[0] in "01234"]
+    assert [line.get_label()[0] for line in sorted(lines, key=lambda line: line.zorder)] == list("04123")
 
 
 @pytest.mark.soak

@@ -17,7 +17,7 @@ from matplotlib import ticker
 from matplotlib.lines import Line2D
 
 from hpcfed.io.figure import literal
-from hpcfed.io.figure_style import DASHES, LIGHT, Medium, blank, markers
+from hpcfed.io.figure_style import DASHES, LIGHT, Medium, blank, markers, over
 from hpcfed.lab.report.clients import Clients, from_worst
 from hpcfed.lab.report.curves import of_method
 from hpcfed.lab.report.group import Group
@@ -207,12 +207,14 @@ class SecondsPlot:
             return None
         seconds[:, 0] = np.maximum(seconds[:, 0] - seconds[:, 1], 0)
         names = [textwrap.fill(_plain(group.label), 22) for group in groups]
-        lines = sum(name.count("\n") + 1 for name in names)
-        figure, axes = blank(medium, 1.1 + 0.18 * len(names) + 0.18 * lines)
+        heights = np.array([0.18 * (name.count("\n") + 2) for name in names])  # inches, by the lines of the label
+        places = np.cumsum(heights) - heights / 2
+        figure, axes = blank(medium, 1.1 + heights.sum())
         starts = np.cumsum(seconds, axis=1) - seconds
         for index, phase in enumerate(PHASES):
-            axes.barh(names, seconds[:, index], 0.62, starts[:, index], label=phase, color=LIGHT.phases[index])
-        axes.invert_yaxis()
+            axes.barh(places, seconds[:, index], 0.22, starts[:, index], label=phase, color=LIGHT.phases[index])
+        axes.set_yticks(places, names)
+        axes.set_ylim(heights.sum(), 0)
         axes.grid(visible=False, axis="y")
         of = f"\nof the first {DISTINCT} of {len(scene.groups)}" if len(scene.groups) > DISTINCT else ""
         axes.set_xlabel(f"mean time of a round{of}")
@@ -239,15 +241,15 @@ def _colour(index: int) -> str:
 
 def _draw_curve(axes: Axes, line: Curve, label: str, index: int) -> None:
     colour, dash = _colour(index), DASHES[index % len(DASHES)]
-    drawn = {**markers(len(line.x)), "gid": of_method(index)}
-    axes.plot(line.x, line.mean, color=colour, linestyle=dash, linewidth=1.7, label=label, zorder=3, **drawn)
+    drawn = {**markers(len(line.x)), "gid": of_method(index), "zorder": over(index)}
+    axes.plot(line.x, line.mean, color=colour, linestyle=dash, linewidth=1.7, label=label, **drawn)
     if line.std.any():
         low, high = line.mean - line.std, line.mean + line.std
         axes.fill_between(
             line.x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2, gid=of_method(index, "band")
         )
     for x, y in line.tails:
-        axes.plot(x, y, color=colour, linestyle=dash, linewidth=0.7, zorder=3, gid=of_method(index), **markers(len(x)))
+        axes.plot(x, y, color=colour, linestyle=dash, linewidth=0.7, **{**drawn, **markers(len(x))})
 
 
 def _plain(label: str) -> str:
@@ -308,8 +310,10 @@ def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str, unit: Quan
         axes.set_ylim(max(bottom, -0.01), min(top, 1.01))
     elif 0 < 10 * low < high:
         axes.set_yscale("log")
-        axes.set_ylim(low / 1.3, high * 1.2)
-        _end_bands_at(axes, low / 1.3)
+        margin = (high / low) ** 0.03
+        bottom = low / max(1.3, margin)
+        axes.set_ylim(bottom, high * max(1.2, margin))
+        _end_bands_at(axes, bottom)
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(ticker.NullFormatter())

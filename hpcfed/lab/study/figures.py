@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.errors import cut
 from hpcfed.io.figure import literal
-from hpcfed.io.figure_style import DASHES, LIGHT, PAGE, Medium, markers, panels
+from hpcfed.io.figure_style import DASHES, LIGHT, PAGE, Medium, markers, over, panels
 from hpcfed.lab.study.cells import value_text
 from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.view import View
@@ -63,8 +63,9 @@ def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric) 
             rounds,
             values,
             color=LIGHT.groups[place % len(LIGHT.groups)],
-            linestyle=DASHES[place // len(LIGHT.groups) % len(DASHES)],
+            linestyle=DASHES[place % len(DASHES)],
             linewidth=1.6,
+            zorder=over(place),
             **markers(len(rounds)),
         )
     axes.set_xlabel("round")
@@ -115,7 +116,8 @@ def _matrix(
         axes.text(column, row, texts[row][column], ha="center", va="center", color=LIGHT.text, fontsize=PAGE.font)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xticks(range(len(columns)), [_short(name) for name in columns], rotation=30, ha="right")
+    names = [_short(name) for name in columns]
+    axes.set_xticks(range(len(columns)), names, rotation=30, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(rows)), [_short(name) for name in rows])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)

@@ -13,7 +13,7 @@ import numpy as np
 from hpcfed.config.load import dump_yaml
 from hpcfed.data.federation import MAX_LISTED
 from hpcfed.errors import counted, first_of
-from hpcfed.io.figure_style import LIGHT, to_files, to_svg
+from hpcfed.io.figure_style import to_files, to_svg
 from hpcfed.lab.frame import as_csv
 from hpcfed.lab.report.files import csv_of_table, file_name, latex_of_table
 from hpcfed.lab.report.group import ABSENT
@@ -232,12 +232,8 @@ def _render(view: View, chapters: Sequence[StudyChapter], words: Sequence[str], 
 
 
 def _keys(view: View) -> Mapping[str, tuple[str, str]]:
-    """Return row title → colour and dash of its line, as values of SVG attributes.
-
-    The dash changes once all colours are used.
-    """
-    count = len(LIGHT.groups)
-    return {row.title: (line_key(k % count)[0], line_key(k // count)[1]) for k, row in enumerate(view.rows)}
+    """Return row title → colour and dash of its line, as values of SVG attributes."""
+    return {row.title: line_key(k) for k, row in enumerate(view.rows)}
 
 
 def _lead(view: View) -> str:
