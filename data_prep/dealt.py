@@ -26,6 +26,20 @@ COLUMN = "column"
 """The scheme that has a client for each value of a column."""
 
 
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """The samples `indices` of a torch ``Dataset``, as a data set."""
+
+    dataset: Any
+    indices: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.dataset[int(self.indices[number])]
+
+
 @dataclass(frozen=True, repr=False)
 class Partition:
     """An assignment of samples to N clients.
@@ -65,7 +79,7 @@ class Partition:
         return np.flatnonzero(self.owner == client)
 
     def clients(self, x: Any, y: Any = None) -> dict[str, Any]:
-        """Return the samples of each client, for `hpcfed.write_federation`: arrays, or subsets of a torch ``Dataset``.
+        """Return the samples of each client, for `hpcfed.write_federation`: arrays, or `Subset` of a data set.
 
         Args:
             x: (n, …); or a ``Dataset`` of n samples (x, y), without `y`.
@@ -99,9 +113,7 @@ class Partition:
             raise InputError("clients", expected=f"{len(self.owner):,} samples", got=f"{len(samples):,}")
         if self.noise:
             raise InputError("clients: noise is added to arrays", got="a Dataset", remedy="give x and y")
-        from torch.utils.data import Subset
-
-        return {name: Subset(samples, self.indices(k).tolist()) for k, name in enumerate(self.names)}
+        return {name: Subset(samples, self.indices(k)) for k, name in enumerate(self.names)}
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Return a figure of clients × classes, sizes and how many classes a client has; also saved as `path`."""
