@@ -24,7 +24,7 @@ from hpcfed.lab.report.paired import MeanEstimate
 from hpcfed.lab.sweep.claims import Claims, RunState
 from hpcfed.lab.sweep.run import Redo
 from hpcfed.lab.sweep.run import prepare as prepare_sweep
-from hpcfed.lab.whatif.coalitions import Contributions, plan_coalitions, run_coalitions
+from hpcfed.lab.whatif.coalitions import Contributions, _chosen, plan_coalitions, run_coalitions
 from hpcfed.lab.whatif.figure import figure_of
 from hpcfed.lab.whatif.shapley import added_in, all_subsets, estimates, random_orders, shapley
 from hpcfed.lab.whatif.values import NONE, CoalitionValues, Contribution, contributed, table, write_contributions
@@ -239,6 +239,12 @@ def test_what_cannot_be_valued_is_refused(num_clients, changes, options, expecte
     hpcfed.run(prepare(tmp_path, num_clients), ["rounds=1", *changes], quiet=True)
     with pytest.raises(InputError, match=expected):
         plan_coalitions(Contributions(Path("run"), **options))
+
+
+@pytest.mark.parametrize("permutations", [0, 1, None])
+def test_more_subsets_than_memory_holds_are_refused(permutations):
+    with pytest.raises(InputError, match="contributions of 100,000 clients: expected at most 20,000,000 members"):
+        _chosen(100_000, permutations)
 
 
 @pytest.mark.soak

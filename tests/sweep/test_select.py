@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import InputError
-from hpcfed.io.figure_style import to_files
+from hpcfed.io.figure_style import DPI, to_files
 from hpcfed.lab.sweep.claims import Claim, RunState
 from hpcfed.lab.sweep.figures import _curve, _heat_map, _lines, _number, _title, draw, table_of
-from hpcfed.lab.sweep.grid import parse_grids
+from hpcfed.lab.sweep.grid import parse_grids, points
 from hpcfed.lab.sweep.plan import Plan, make_plan
 from hpcfed.lab.sweep.select import Candidate, Rule, candidates, parse_rule, remarks
 from hpcfed.lab.sweep.table import read_results, result_records, summary_records
@@ -291,6 +291,27 @@ def test_values_that_are_words_have_a_line_each_with_labels_that_do_not_meet(fol
     extents = [label.get_window_extent() for label in labels]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(extents, 2))
     assert all(extent.x0 >= 0 for extent in extents)
+
+
+MANY, NAMES = "local.lr=0.001:0.1:600", ",".join(f"{{name: m{number}}}" for number in range(600))
+
+
+@pytest.mark.parametrize("grids", [[MANY, "rounds=1,2"], ["rounds=1,2", MANY], [f"model={NAMES}"]], ids=["a", "b", "c"])
+def test_a_figure_of_many_values_can_be_opened(grids):
+    parsed = parse_grids(grids)
+    plan = Plan("wide", Path("wide"), tuple(parsed), tuple(points(parsed)), ())
+    by_point = {point: Candidate(point, (), point / 1200, math.nan) for point in range(len(plan.points))}
+    figure = _lines(plan, 0, by_point, LOSS) if len(grids) == 1 else _heat_map(plan, 0, 1, by_point, LOSS)
+    assert max(figure.get_size_inches()) * DPI < 2**13
+
+
+def test_of_many_that_tie_the_first_are_named(plan):
+    parsed = parse_grids(["local.lr=0.001:0.1:1000"])
+    wide = Plan("wide", Path("wide"), tuple(parsed), tuple(points(parsed)), plan.units)
+    ties = [Candidate(point, (), 0.5, math.nan, rank=1) for point in range(1000)]
+    said = remarks(wide, ties, LOSS)[0]
+    assert "local.lr=0.001099; " in said
+    assert said.endswith("; and 994 more: the first in the grid's order is chosen")
 
 
 LOSS = Rule("train_loss", 1, largest=False)

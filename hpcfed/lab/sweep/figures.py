@@ -34,6 +34,11 @@ TITLE, CHARACTER = 10, 0.6
 """Size of a title in points; width of one of its characters, in that size."""
 LINE = 0.42
 """Distance between the rows of a grid of words, in inches."""
+LONGEST = 24.0
+"""Length in inches of the rows or columns of a figure with many values, whose cells are narrower: a picture of 600
+whole ones, of 75,000 pixels, takes a gigabyte, and programs that show pictures refuse it."""
+ROOM = 0.6, 0.2
+"""Least width and height in inches of a cell that its number fits into; the height is also that of a tick's label."""
 WIDE, MOST = 8, 40
 """Length in characters above which labels below the axis are rotated, and maximum length of a label."""
 DECADES = 3.0
@@ -70,10 +75,11 @@ def table_of(
     Rows are the values of ``plan.grids[first]``, columns those of ``plan.grids[second]``; a cell without a mean is nan.
     `by_point` maps an index in ``plan.points`` to the configuration.
     """
-    shape = len(plan.grids[first].values), len(plan.grids[second].values)
+    places = [{value: place for place, value in enumerate(plan.grids[index].values)} for index in (first, second)]
+    shape = len(places[0]), len(places[1])
     means, best = np.full(shape, math.nan), np.zeros(shape, dtype=bool)
     for number, point in enumerate(plan.points):
-        cell = tuple(plan.grids[index].values.index(point.values[index]) for index in (first, second))
+        cell = places[0][point.values[first]], places[1][point.values[second]]
         candidate = by_point[number]
         if math.isfinite(candidate.mean) and (math.isnan(means[cell]) or rule.better(candidate.mean, means[cell])):
             means[cell] = candidate.mean
@@ -85,16 +91,20 @@ def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candid
     """Draw the heat map of two grids: rows are the first one's values, from the bottom, columns the second one's."""
     means, best = table_of(plan, first, second, by_point, rule)
     rows, columns = means.shape
-    figure, axes = blank(Medium(1.9 + CELL * columns, 1.5 + CELL * rows, FONT, legend=False))
+    width, height = (min(CELL, LONGEST / count) for count in (columns, rows))
+    has_numbers = width >= ROOM[0] and height >= ROOM[1]
+    figure, axes = blank(Medium(1.9 + width * columns, 1.5 + height * rows, FONT, legend=False))
     shades = _shades(means, rule)
-    axes.imshow(np.ma.masked_invalid(shades), cmap="cividis", origin="lower", vmin=0, vmax=1, aspect="equal")
+    aspect = "equal" if width == height else "auto"
+    axes.imshow(np.ma.masked_invalid(shades), cmap="cividis", origin="lower", vmin=0, vmax=1, aspect=aspect)
     for (row, column), mean in np.ndenumerate(means):
         if math.isnan(mean):
             axes.add_patch(
                 Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="///", edgecolor=LIGHT.helper, linewidth=0)
             )
         colour = LIGHT.text if math.isnan(mean) or shades[row, column] > 0.55 else LIGHT.background
-        axes.text(column, row, _number(mean, rule), ha="center", va="center", color=colour, fontsize=10)
+        if has_numbers:
+            axes.text(column, row, _number(mean, rule), ha="center", va="center", color=colour, fontsize=10)
         if best[row, column]:
             axes.add_patch(
                 Rectangle((column - 0.47, row - 0.47), 0.94, 0.94, fill=False, edgecolor=LIGHT.groups[1], linewidth=2.5)
@@ -104,10 +114,10 @@ def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candid
     axes.tick_params(length=0)
     across = _labels(plan.grids[second])
     words = [label for label in across if not label.startswith("$")]
-    is_wide = max(map(len, words), default=0) > WIDE
+    is_wide = width < CELL or max(map(len, words), default=0) > WIDE
     turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if is_wide else {}
-    axes.set_xticks(range(columns), across, **turned)
-    axes.set_yticks(range(rows), _labels(plan.grids[first]))
+    axes.set_xticks(*_thinned(across, width), **turned)
+    axes.set_yticks(*_thinned(_labels(plan.grids[first]), height))
     axes.set_xlabel(literal(plan.grids[second].key))
     axes.set_ylabel(literal(plan.grids[first].key))
     others = ", best over the other grids" if sum(len(grid.values) > 1 for grid in plan.grids) > 2 else ""
@@ -147,14 +157,15 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
 def _lines(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule) -> Figure:
     """Draw a row per value of the grid: its mean ± standard deviation over seeds; without a mean, the row is empty."""
     grid = plan.grids[index]
-    figure, axes = blank(Medium(6.4, 1.3 + LINE * len(grid.values), FONT, legend=False))
+    line = min(LINE, LONGEST / len(grid.values))
+    figure, axes = blank(Medium(6.4, 1.3 + line * len(grid.values), FONT, legend=False))
     for place, candidate in sorted(by_point.items()):
         if not math.isfinite(candidate.mean):
             continue
         std = candidate.std if math.isfinite(candidate.std) else 0.0
         colour = LIGHT.groups[1 if candidate.rank == 1 else 0]
         axes.errorbar([candidate.mean], [place], xerr=[std], color=colour, marker="o", capsize=3, zorder=3)
-    axes.set_yticks(range(len(grid.values)), _labels(grid))
+    axes.set_yticks(*_thinned(_labels(grid), line))
     axes.set_ylim(len(grid.values) - 0.5, -0.5)
     if rule.is_percentage:
         axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None, symbol=" %"))
@@ -176,6 +187,12 @@ def _shades(means: np.ndarray, rule: Rule) -> np.ndarray:
     low, high = np.nanmin(values), np.nanmax(values)
     shades: np.ndarray = (values - low) / (high - low) if high > low else np.where(np.isnan(values), np.nan, 1.0)
     return shades
+
+
+def _thinned(labels: Sequence[str], distance: float) -> tuple[range, Sequence[str]]:
+    """Return the places and labels of an axis whose values are so many inches apart: each n-th, as far as they fit."""
+    step = math.ceil(ROOM[1] / distance)
+    return range(0, len(labels), step), labels[::step]
 
 
 def _labels(grid: Grid) -> list[str]:

@@ -13,9 +13,11 @@ import itertools
 import math
 import re
 import statistics
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.metrics import ALWAYS_MEASURED, direction_of_column, is_matrix, is_percentage
@@ -37,6 +39,8 @@ REPORTED = "method."
 """Prefix of the columns that a server rule reports; their names are known only after a round."""
 ROUNDING = 1e-12
 """Relative difference up to which two means are tied: the same counts, in another order, differ by rounding alone."""
+MOST_TIED = 5
+"""Most configurations that the remark on ties names."""
 DEFAULT_COLUMNS = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
 """Columns of the default rule: the first that any run recorded."""
 
@@ -194,20 +198,28 @@ def usual_rule(plan: Plan, records: Iterable[pd.DataFrame]) -> Rule:
 
 def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
     """Return the configurations, the best first, unranked ones last; ties share a rank and keep the grid's order."""
-    found = []
+    found, by_point = [], defaultdict[int, list[Row]](list)
+    for row in rows:
+        by_point[row.unit.point].append(row)
     for number in range(len(plan.points)):
-        own = tuple(row for row in rows if row.unit.point == number)
+        own = tuple(by_point[number])
         scores = [row.score for row in own if row.status == "finished" and math.isfinite(row.score)]
         whole = len(scores) == len(own)
         mean = statistics.fmean(scores) if whole else math.nan
         std = statistics.stdev(scores) if whole and len(scores) > 1 else math.nan
         found.append(Candidate(number, own, mean, std))
     scored = [candidate for candidate in found if math.isfinite(candidate.mean)]
-    ranks = [1 + sum(rule.better(other.mean, one.mean) for other in scored) for one in scored]
+    means = sorted((one.mean for one in scored), reverse=not rule.largest)  # the best last
+    worse_or_tied = (bisect_left(means, True, key=partial(_is_better, rule, one.mean)) for one in scored)
+    ranks = [1 + len(means) - count for count in worse_or_tied]
     ranked = [replace(one, rank=rank) for one, rank in zip(scored, ranks, strict=True)]
     return sorted(ranked, key=lambda one: one.rank or 0) + [
         candidate for candidate in found if not math.isfinite(candidate.mean)
     ]
+
+
+def _is_better(rule: Rule, mean: float, other: float) -> bool:
+    return rule.better(other, mean)
 
 
 def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
@@ -217,8 +229,9 @@ def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
     best = [candidate for candidate in ranked if candidate.rank == 1]
     said = []
     if len(best) > 1:
-        others = "; ".join(plan.points[candidate.point].label for candidate in best[1:])
-        said.append(f"tied with {others}: the first in the grid's order is chosen")
+        others = [plan.points[candidate.point].label for candidate in best[1:]]
+        more = f"; and {len(others) - MOST_TIED:,} more" if len(others) > MOST_TIED else ""
+        said.append(f"tied with {'; '.join(others[:MOST_TIED])}{more}: the first in the grid's order is chosen")
     for index, grid in enumerate(plan.grids if best else ()):
         numbers, chosen = grid.numbers, plan.points[best[0].point].values[index].number
         if numbers is not None and chosen is not None and len(numbers) > 2 and chosen in (min(numbers), max(numbers)):

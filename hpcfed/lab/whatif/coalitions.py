@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 from hpcfed.lab.sweep.claims import Claims
 from hpcfed.lab.sweep.grid import Grid, Value
 from hpcfed.lab.sweep.plan import Plan, Unit, make_plan
@@ -24,6 +24,8 @@ from hpcfed.run_folder.contents import refuse_link
 
 MOST_EXACT = 6
 """Maximum number of clients for which all subsets are run."""
+MOST_MEMBERS = 20_000_000
+"""Maximum number of members of all subsets together, a gigabyte: 4,471 clients can be left out one by one."""
 KEY = "cohort.without"
 
 
@@ -117,8 +119,15 @@ def _chosen(num_clients: int, permutations: int | None) -> tuple[list[Subset], O
     """Return the nonempty subsets to run, and the sampled orders; None instead of orders if all subsets are run."""
     if num_clients < 2:
         raise InputError("contributions", expected="two clients or more", got="one")
+    runs = 1 + num_clients
+    if num_clients * (runs + num_clients * (permutations or 0)) > MOST_MEMBERS:
+        raise InputError(
+            f"contributions of {num_clients:,} clients",
+            expected=f"at most {MOST_MEMBERS:,} members of all subsets together",
+            got=f"{counted(runs + num_clients * (permutations or 0), 'subset')} of up to {num_clients:,}",
+            remedy="sample fewer --permutations, or leave out the clients in question by `hpcfed without`",
+        )
     if permutations is None and num_clients > MOST_EXACT:
-        runs = 1 + num_clients
         raise InputError(
             f"{num_clients} clients have 2^{num_clients} subsets",
             expected=f"at most {MOST_EXACT} clients for all of them",
