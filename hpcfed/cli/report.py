@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,9 +72,9 @@ def command(
     from hpcfed.lab.report.comparison import compare, write_comparison
     from hpcfed.lab.report.page import left_out, warnings
 
-    emit = printer("report", asked=as_json)
-    comparison = compare(runs, targets, window, baseline, metric)
-    page = write_comparison(comparison, output, figures=not page_only)
+    emit, say = printer("report", asked=as_json), partial(click.echo, err=True)
+    comparison = compare(runs, targets, window, baseline, metric, say)
+    page = write_comparison(comparison, output, figures=not page_only, say=say)
     remarks = [*warnings(comparison.groups), *left_out(comparison.waiting)]
     made = [] if page_only else [place for name in PLACES if (place := page.parent / name).is_dir()]
     if emit is not None:

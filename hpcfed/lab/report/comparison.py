@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfed.errors import InputError
 from hpcfed.io.figure_style import PAGE, PAPER, to_files, to_svg
+from hpcfed.io.pace import Pace, nobody
 from hpcfed.lab.report import tables
 from hpcfed.lab.report.curves import curves_of
 from hpcfed.lab.report.files import csv_of_table, file_name, latex_of_table
@@ -57,6 +58,7 @@ def compare(
     window: int = 1,
     baseline: str | None = None,
     metric: str | None = None,
+    say: Callable[[str], None] = nobody,
 ) -> Comparison:
     """Read run folders, group the runs and compute the tables of a report.
 
@@ -67,12 +69,17 @@ def compare(
         baseline: label, run name or method of the group to compare the others with; by default the group of FedAvg,
             else the first.
         metric: the metric on the test set to compare; by default accuracy, else the loss.
+        say: prints a line on the progress; a run of a few rounds takes some 10 ms.
 
     Raises InputError: a folder is not a run or has no rounds yet, a target is out of range, `baseline` names no
     group or several, or `metric` cannot be compared.
     """
     found, waiting = find_runs([Path(run) for run in runs])
-    read = [read_run(folder) for folder in found]
+    read, pace = list[Run](), Pace()
+    for folder in found:
+        if pace.is_due():
+            say(f"{len(read):,} of {len(found):,} runs read{pace.left(len(read), len(found))}")
+        read.append(read_run(folder))
     if not read:
         raise InputError("no run named", remedy="name the output folder of a run")
     groups = group_runs(read)
@@ -91,11 +98,18 @@ def compare(
     )
 
 
-def write_comparison(comparison: Comparison, output: Path | None = None, *, figures: bool = True) -> Path:
+def write_comparison(
+    comparison: Comparison,
+    output: Path | None = None,
+    *,
+    figures: bool = True,
+    say: Callable[[str], None] = nobody,
+) -> Path:
     """Write ``report.html``; with `figures` also ``figures/`` (PNG and PDF) and ``tables/`` (CSV and LaTeX); return the
     page's path.
 
-    `output` is the report's folder: by default the run's own for one run, ``report`` for several.
+    `output` is the report's folder: by default the run's own for one run, ``report`` for several. `say` prints a line
+    on the progress.
 
     Raises InputError: `output` holds files that are not a report's.
     """
@@ -106,7 +120,10 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
     files: dict[str, str | bytes] = {}
     shown = dict(zip((RESULTS, TARGETS), comparison.results, strict=False))
     sections = (*SECTIONS, own_metrics(comparison.runs))
+    pace = Pace()
     for section in sections:
+        if pace.is_due():
+            say(f"figures: next those of {section.title}")
         drawn = [(plot, figure) for plot in section.plots if (figure := plot.draw(scene, PAGE))]
         pictures = [
             Picture(plot.file, plot.caption, to_svg(figure, plot.file), curves_of(figure)) for plot, figure in drawn
