@@ -138,9 +138,9 @@ class Stacks:
         shapes = [view.shape for view in model.trained_views(model.trained).values()]
         self._rooms = shapes if rooms is None else list(rooms)
         itemsize = model.vector.element_size()
-        places, end = [], 0
+        places, end, num_shared = [], 0, len(model.views(model.vector))
         for number, room in enumerate(self._rooms):
-            if number == len(model.views(model.vector)):
+            if number == num_shared:
                 end = rounded(end, REGISTERS // itemsize)
             places.append(end)
             end += rounded(slots * room.numel(), LINE // itemsize)
