@@ -95,8 +95,8 @@ def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candid
     has_numbers = width >= ROOM[0] and height >= ROOM[1]
     figure, axes = blank(Medium(1.9 + width * columns, 1.5 + height * rows, FONT, legend=False))
     shades = _shades(means, rule)
-    aspect = "equal" if width == height else "auto"
-    axes.imshow(np.ma.masked_invalid(shades), cmap="cividis", origin="lower", vmin=0, vmax=1, aspect=aspect)
+    axes.imshow(np.ma.masked_invalid(shades), cmap="cividis", origin="lower", vmin=0, vmax=1)
+    axes.set_aspect("equal" if width == height else "auto")
     for (row, column), mean in np.ndenumerate(means):
         if math.isnan(mean):
             axes.add_patch(
