@@ -162,7 +162,7 @@ def _run(
     with recorded_ending(folder, world) as ending:
         reporter.say(world.on_root(checkpoints.prepare))
         facts = _facts(recipe, parts, evaluator) | {"data": data}
-        if before := world.on_root(lambda: went_on(read_environment(folder.path), facts, done)):
+        if done and (before := world.on_root(lambda: went_on(read_environment(folder.path), facts, done))):
             facts[BEFORE] = before
         suspicions = list(world.on_root(folder.suspicions)) if done else []
         world.on_root(lambda: folder.write("environment.json", with_suspicions(facts, suspicions)))
@@ -269,7 +269,7 @@ def _resume_remarks(recipe: Recipe, done: int, facts: Mapping[str, Any]) -> Iter
         yield f"all {done} rounds are done; to measure anything else, raise rounds"
     elif done:
         yield f"goes on after round {done}"
-        yield from [*moves(facts)][-1:]
+        yield from [*moves(facts, recipe.rounds)][-1:]
 
 
 def _rounds(session: Session, stopping: Stopping, look: Look | None) -> Generator[Round, None, str | None]:

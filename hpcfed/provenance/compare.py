@@ -23,7 +23,7 @@ from hpcfed.provenance.replay.replay import Replay, replay_in
 from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.files import RECIPE, read_environment, read_mapping, read_recipe
 from hpcfed.run_folder.identity import differences
-from hpcfed.run_folder.machines import of_environments
+from hpcfed.run_folder.machines import moves_in_a_line, of_environments
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 
@@ -90,7 +90,7 @@ def parting(
     for rows, run in ((first, runs[0]), (second, runs[1])):
         if not rows:
             raise InputError("a run without rounds: nothing to compare", where=str(run), remedy="train it first")
-    found = Parting((len(first), len(second)), _settings(folders, runs))
+    found = Parting((len(first), len(second)), _settings(folders, runs, (len(first), len(second))))
     for what, texts in found.settings.items():
         for text in texts:
             say(text if what == DOUBTS else f"{what}: {text}")
@@ -112,17 +112,22 @@ def parting(
     return found
 
 
-def _settings(folders: Sequence[Path], runs: Sequence[Path]) -> dict[str, list[str]]:
-    """Return `Parting.settings` of two run folders, which the lines call as they were named, `runs`."""
+def _settings(folders: Sequence[Path], runs: Sequence[Path], rounds: Sequence[int]) -> dict[str, list[str]]:
+    """Return `Parting.settings` of two run folders, of these numbers of rounds; the lines name them as in `runs`."""
     there, here = (read_recipe(folder) for folder in folders)
     places = (f"in {runs[0]}", f"in {runs[1]}")
     environments = [read_environment(folder) for folder in folders]
-    pairs = zip(folders, environments, strict=True)
+    doubts = [
+        f"{folder}: {text}"
+        for folder, environment, count in zip(folders, environments, rounds, strict=True)
+        for text in (*own_doubts(environment), moves_in_a_line(environment, count))
+        if text
+    ]
     code = [read_mapping(folder / CODE_FILE).get("files", {}) for folder in folders]
     return {
         "recipe": differences(there, here, UNIMPORTANT, places),
         "environment": [*of_environments(environments[0], environments[1], places)],
-        DOUBTS: [f"{folder}: {text}" for folder, environment in pairs for text in own_doubts(environment)],
+        DOUBTS: doubts,
         "code": [*_of_code(code[0], code[1], places)],
     }
 

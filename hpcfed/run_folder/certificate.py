@@ -40,7 +40,7 @@ from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, RECIPE, RESULT, read_environment, read_mapping, read_recipe
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import NOT_OF_THE_RESULT, deciding
-from hpcfed.run_folder.machines import moves
+from hpcfed.run_folder.machines import moves_in_a_line
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
 from hpcfed.version import ARITHMETIC
 
@@ -101,7 +101,7 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
     rounds = CertifiedRounds(basis)
     for row in iterate_rounds(folder / RECORD):
         rounds.add(row)
-    why_not = "; ".join(doubts(environment, rounds.first_skipped, basis))
+    why_not = "; ".join(doubts(environment, len(rounds.entries), rounds.first_skipped, basis))
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -130,11 +130,21 @@ def privacy_of(environment: Mapping[str, Any], epsilon: float | None) -> dict[st
     return {"privacy": {**environment["privacy"], "epsilon": epsilon}} if "privacy" in environment else {}
 
 
-def doubts(environment: Mapping[str, Any], first_skipped: int | None, code: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons why the same recipe may give other bits elsewhere; `code`: a certificate's entries on code."""
+def doubts(
+    environment: Mapping[str, Any], rounds: int, first_skipped: int | None, code: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the reasons why the same recipe may give other bits elsewhere.
+
+    Args:
+        environment: content of ``environment.json``.
+        rounds: number of recorded rounds.
+        first_skipped: the first round that skipped a client; None if none did.
+        code: a certificate's entries on code.
+    """
     if environment.get("bitwise") is False:
         yield str(environment.get("bitwise_why_not"))
-    yield from moves(environment)
+    if moved := moves_in_a_line(environment, rounds):
+        yield moved
     if first_skipped is not None:
         yield f"clients were skipped, in round {first_skipped} first: what made their training fail may not recur"
     if GIVEN in code["code"] and code["code"][GIVEN] is None:
@@ -309,12 +319,12 @@ def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
 def _contradictions(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield a fault for each entry of a certificate that differs from the content of the file it is taken from."""
     environment, recipe = _environment(folder), read_recipe(folder)
-    epsilon = None
+    epsilon, rounds = None, 0
     for row in iterate_rounds(folder / RECORD):
-        epsilon = row.get("epsilon")
+        epsilon, rounds = row.get("epsilon"), rounds + 1
     first_skipped = next((row["round"] for row in iterate_rounds(folder / RECORD) if row.get("skipped")), None)
     code = _code_of(read_mapping(folder / CODE_FILE))
-    why_not = "; ".join(doubts(environment, first_skipped, code))
+    why_not = "; ".join(doubts(environment, rounds, first_skipped, code))
     expected = {
         "environment": (environment, "environment.json"),
         "privacy": (privacy_of(environment, epsilon).get("privacy"), "the environment and the record"),

@@ -51,6 +51,7 @@ def environment(
         "kind": device.type,
         "device": (platform.processor() or "cpu") if device.type == "cpu" else accelerator(device).name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cpu": cpu_model(),
         "library_settings": " ".join(f"{name}={os.environ[name]}" for name in LIBRARY_SETTINGS if name in os.environ),
         "versions": _versions(described["mpi"]),
         "cores": len(cores()),

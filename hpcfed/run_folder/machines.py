@@ -14,6 +14,8 @@ PACKAGES = ("torch", "numpy")
 """Packages whose version decides the last bits."""
 BEFORE = "before"
 """Key of ``environment.json``: the machines from which a run went on elsewhere, each with its last round, ``until``."""
+MOST_NAMED = 3
+"""Moves in one line; a job that is queued again and again may have many."""
 
 
 def of_environments(
@@ -50,7 +52,8 @@ def went_on(recorded: Mapping[str, Any], here: Mapping[str, Any], done: int) -> 
     last = environment_of(recorded, done)
     if not (recorded and done):
         return kept
-    kinds = [{key: rank[key] for _, key in KINDS if key in rank} for rank in last.get("per_rank") or ()]
+    keys = [*(key for _, key in KINDS), "cpu"]
+    kinds = [{key: rank[key] for key in keys if key in rank} for rank in last.get("per_rank") or ()]
     packages = last.get("packages") or {}
     entry = {
         "until": done,
@@ -61,11 +64,22 @@ def went_on(recorded: Mapping[str, Any], here: Mapping[str, Any], done: int) -> 
     return [*kept, entry] if any(of_environments(entry, here)) else kept
 
 
-def moves(environment: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each round after which the run went on elsewhere, with what differs."""
+def moves(environment: Mapping[str, Any], rounds: int) -> Iterator[str]:
+    """Yield a line for each of a run's `rounds` after which it went on elsewhere, with what differs.
+
+    After the last one a run is measured at most.
+    """
     for one, following in itertools.pairwise([*earlier(environment), environment]):
-        differs = "; ".join(of_environments(one, following, ("before", "since")))
-        yield f"after round {one['until']} it went on elsewhere, where last bits may differ: {differs}"
+        if one["until"] < rounds:
+            differs = "; ".join(of_environments(one, following, ("before", "since")))
+            yield f"after round {one['until']} it went on elsewhere, where last bits may differ: {differs}"
+
+
+def moves_in_a_line(environment: Mapping[str, Any], rounds: int) -> str:
+    """Return the first `MOST_NAMED` lines of `moves` as one, "" if there are none."""
+    found = [*moves(environment, rounds)]
+    more = len(found) - MOST_NAMED
+    return "; ".join([*found[:MOST_NAMED], *([f"and {more} times more"] if more > 0 else [])])
 
 
 def _is_entry(one: Any) -> bool:
@@ -85,7 +99,10 @@ def _facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tup
         yield package, then, now
     for name, key in KINDS:
         yield name, _all_ranks(recorded, key), _all_ranks(here, key)
-    yield "processor", recorded.get("cpu"), here.get("cpu")
+    then, now = (_all_ranks(one, "cpu") for one in (recorded, here))
+    if then is None or now is None:  # earlier versions recorded rank 0's alone
+        then, now = recorded.get("cpu"), here.get("cpu")
+    yield "processor", then, now
     yield "threads per rank", recorded.get("threads_per_rank"), here.get("threads_per_rank")
     if recorded.get("bitwise") is False and recorded.get("ranks") != here.get("ranks"):
         yield f"ranks ({recorded.get('bitwise_why_not')})", recorded.get("ranks"), here.get("ranks")

@@ -315,6 +315,7 @@ def test_a_run_that_went_on_elsewhere_says_so_and_is_not_accused(elsewhere, fold
     assert (done.returncode, "this machine computes other bits: instruction set" in done.stdout) == (5, True), (
         done.stdout
     )
+    assert f"{elsewhere}: {moved}" in command(["compare", elsewhere, elsewhere], folder).stdout
 
 
 def test_moved_with_its_data(folder, command):

@@ -16,7 +16,7 @@ from hpcfed.assembly import resolve
 from hpcfed.cli.main import main
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
-from hpcfed.run_folder.machines import of_environments
+from hpcfed.run_folder.machines import BEFORE, moves_in_a_line, of_environments, went_on
 from tests.cli.portable_runs import RUNS, digests
 from tests.launch import ROOT
 from tests.mpi.recipes import small, write_recipe, write_small
@@ -132,3 +132,21 @@ def test_a_processor_is_no_excuse_for_other_bits():
     here = {"bits": "portable", "cpu": "another", "threads_per_rank": 2, "packages": {"numpy": "2"}}
     assert [*of_environments(there, here)] == ["numpy: 1 there, 2 here"]
     assert len([*of_environments(there | {"bits": "native"}, here)]) == 3
+
+
+def test_processors_of_all_ranks_say_whether_a_run_went_on_elsewhere():
+    """Not that of rank 0 alone, which may be on another of the same hosts."""
+
+    def of(*processors: str) -> dict:
+        ranks = [{"device": "cpu", "instructions": "AVX2", "cpu": one} for one in processors]
+        return {"bits": "native", "cpu": processors[0], "packages": {}, "per_rank": ranks}
+
+    assert went_on(of("old", "new"), of("new", "old", "old"), 3) == []
+    facts, turns = of("old", "old"), (("old", "new"), ("old", "old"))
+    for done in range(1, 8):
+        here = of(*turns[1 - done % 2])
+        facts = here | {BEFORE: went_on(facts, here, done)}
+    assert [one["until"] for one in facts[BEFORE]] == [*range(1, 8)]
+    assert moves_in_a_line(facts, 8).startswith("after round 1 it went on elsewhere, where last bits may differ: proc")
+    assert moves_in_a_line(facts, 8).endswith("processor: old before, new, old since; and 4 times more")
+    assert not moves_in_a_line({**here, BEFORE: facts[BEFORE][-1:]}, 7)  # measured elsewhere after its last round

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from hpcfed.errors import first_of
 from hpcfed.lab.report.clients import GLOBAL, Clients, Fairness
 from hpcfed.lab.report.group import ABSENT, Group, differences, flatten, joined, settings
 from hpcfed.lab.report.measure import (
@@ -42,6 +44,7 @@ from hpcfed.lab.report.text import (
     seconds_text,
     target_text,
 )
+from hpcfed.run_folder.machines import BEFORE, MOST_NAMED, earlier
 from hpcfed.run_folder.rounds import TIMERS
 
 Format = Callable[[Spread], str]
@@ -332,7 +335,7 @@ def environment_table(groups: Sequence[Group]) -> Table:
     ``environment.json`` that differ between runs.
     """
     runs = [(group, run) for group in groups for run in (*group.runs, *group.repeats)]
-    apart = differences([run.environment for _, run in runs])
+    apart = differences([_without_moves(run.environment) for _, run in runs])
     rows = [
         (str(run.folder), group.label, run.seed, run.status, *(values[index] for values in apart.values()))
         for index, (group, run) in enumerate(runs)
@@ -340,6 +343,13 @@ def environment_table(groups: Sequence[Group]) -> Table:
     return Table(
         "Runs", ("Folder", "Method", "Seed", "Status", *(key[:1].upper() + key[1:] for key in apart)), tuple(rows)
     )
+
+
+def _without_moves(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``environment.json``; of machines from which the run went on, their last rounds alone."""
+    last = [str(one["until"]) for one in earlier(environment)]
+    before = {BEFORE: f"until round {first_of(last, MOST_NAMED)}"} if last else {}
+    return {key: value for key, value in environment.items() if key != BEFORE} | before
 
 
 def _cell(value: Spread | None, text: Format, num_runs: int) -> str:
