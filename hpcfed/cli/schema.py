@@ -51,10 +51,11 @@ def of_recipe() -> Schema:
     methods = {name: [part for part in algorithms.parts_of(name) if part] for name in algorithms.names()}
     loss, observer = (sections[name]["properties"]["name"] for name in ("LossSection", "Observer"))
     observers: list[Schema] = [{"enum": _words(observer)}, CODE]
-    properties["observers"]["items"] = {"anyOf": [*observers, properties["observers"]["items"]]}
+    one_observer = properties["observers"]["items"]
+    properties["observers"]["items"] = {"anyOf": [*observers, one_observer]}
     short: dict[str, list[Schema]] = {  # `hpcfed.config.hints.spelled_out` and the recipe make sections of them
         "seed": [{"type": "integer", "minimum": 0}],
-        "observers": observers,
+        "observers": [*observers, one_observer],
         "algorithm": [{"enum": _alone(methods)}, CODE],
         "model": [{"enum": _alone(specs)}, CODE],
         "loss": [{"enum": _words(loss)}, CODE],

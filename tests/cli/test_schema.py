@@ -93,6 +93,7 @@ def test_wrong_parameters_of_methods_and_models_do_not_fit(change):
         ({"algorithm": "fedavg", "model": "mlp", "loss": "squared", "cohort": 3, "observers": "wandb"}, True),
         ({"algorithm": "mine:method", "model": "mine:net", "loss": "mine:loss", "cohort": 0.5}, True),
         ({"observers": ["tensorboard", "mine:Class", {"factory": "mine:Class"}]}, True),
+        ({"observers": {"name": "wandb", "args": {"project": "mine"}}}, True),
         ({"algorithm": "feddyn"}, False),  # alpha has no default
         ({"algorithm": "fedavgg"}, False),
         ({"loss": "hinge"}, False),
