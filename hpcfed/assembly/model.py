@@ -32,7 +32,8 @@ def build_model(
 ) -> FlatModel:
     """Return the recipe's model, initialised from its seed or file, and checked against the federation's shapes.
 
-    `threads` are those that torch was set to before any code of the user's; outside of runs it may have any.
+    `threads` are those that torch was set to before any code of the user's. Outside of runs, without `threads`, it may
+    have any, and autocast may be on, as around predictions.
     """
     import torch
 
@@ -42,7 +43,7 @@ def build_model(
     from hpcfed.models.portable import portable_linear
 
     make_first_calls()
-    threads = threads or torch.get_num_threads()
+    is_of_a_run, threads = threads is not None, threads or torch.get_num_threads()
     outputs = _outputs_of(federation)
     spec = models.spec(recipe.model)
     if spec is not None:
@@ -52,7 +53,7 @@ def build_model(
     if spec is None:
         seed_generators(device, recipe.seed.model, Purpose.MODEL)
     module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
-    _check_settings(threads)
+    _check_settings(threads, autocast_may_be_on=not is_of_a_run)
     own_seed = None if torch.initial_seed() == seed else torch.initial_seed()
     if recipe.bits == "portable":
         module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
@@ -70,11 +71,12 @@ def build_model(
     return model
 
 
-def _check_settings(threads: int) -> None:
+def _check_settings(threads: int, *, autocast_may_be_on: bool) -> None:
     """Refuse settings of torch by which a recipe has other results: of any code of the user's, a metric's file, say.
 
     Args:
         threads: torch's before the user's code was called.
+        autocast_may_be_on: whether no results follow from the model here.
 
     Raises:
         InputError: naming one.
@@ -87,7 +89,7 @@ def _check_settings(threads: int) -> None:
         "torch.set_num_threads": (torch.get_num_threads(), threads, "the recipe's threads decide"),
         "torch.backends.mkldnn.enabled": (torch.backends.mkldnn.enabled, True, "leave it on"),
         "torch.autocast": (
-            torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"),  # of a GPU, and of the CPU
+            not autocast_may_be_on and (torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu")),  # or a GPU's
             False,
             "the recipe's precision decides",
         ),

@@ -26,6 +26,8 @@ MPI_KIND, MPI_QUERY = "cuda", "MPIX_Query_cuda_support"
 """How an MPI says that it accepts a GPU's memory: in its info key ``mpi_memory_alloc_kinds``, and by a function."""
 MPI_SWITCHES = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
 """Variables that make Cray MPICH and MVAPICH2 accept a GPU's memory."""
+PRODUCTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+"""Kinds of products in torch.backends that a run computes exactly."""
 
 
 class Accelerator(ABC):
@@ -227,19 +229,21 @@ class Cuda(Accelerator):
         cudnn, deterministic = torch.backends.cudnn, torch.utils.deterministic
         filled, timed = deterministic.fill_uninitialized_memory, cudnn.benchmark  # type: ignore[attr-defined]
         matmul, convolutions = _legacy(torch.get_float32_matmul_precision), _legacy(lambda: cudnn.allow_tf32)
-        kinds = _products("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
+        kinds = kinds_of_products(*PRODUCTS)
         precisions = [kind.fp32_precision for kind in kinds]
         index = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
-        def restore() -> None:
+        def restore() -> None:  # what has changed alone: torch.backends.disable_global_flags forbids to set any
             deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-            cudnn.benchmark = timed
-            if matmul is not None:
+            if cudnn.benchmark != timed:
+                cudnn.benchmark = timed
+            if matmul is not None and _legacy(torch.get_float32_matmul_precision) != matmul:
                 torch.set_float32_matmul_precision(matmul)
-            if convolutions is not None:
+            if convolutions is not None and _legacy(lambda: cudnn.allow_tf32) != convolutions:
                 cudnn.allow_tf32 = convolutions
             for kind, precision in zip(kinds, precisions, strict=True):
-                kind.fp32_precision = precision
+                if kind.fp32_precision != precision:
+                    kind.fp32_precision = precision
             if index is not None and torch.cuda.current_device() != index:
                 torch.cuda.set_device(index)
 
@@ -385,11 +389,11 @@ class Cuda(Accelerator):
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-        for kind in _products("cudnn.conv", "cudnn.rnn"):  # which else follow torch.backends.fp32_precision
+        for kind in kinds_of_products("cudnn.conv", "cudnn.rnn"):  # which else follow torch.backends.fp32_precision
             kind.fp32_precision = "tf32" if allowed else "ieee"
 
 
-def _products(*names: str) -> list[Any]:
+def kinds_of_products(*names: str) -> list[Any]:
     """Return kinds of products in torch.backends that have a precision of their own: from torch 2.9 on."""
     import torch
 
@@ -399,7 +403,7 @@ def _products(*names: str) -> list[Any]:
 
 
 def _legacy(setting: Callable[[], Any]) -> Any:
-    """Return a setting, or None where torch refuses to read it, since newer ones (`_products`) contradict it."""
+    """Return a setting, or None where torch refuses to read it, since those of `PRODUCTS` contradict it."""
     try:
         return setting()
     except RuntimeError:

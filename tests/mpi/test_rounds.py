@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import hpcfed
+from hpcfed.config.user_code.settings import multiply_exactly, settings_kept
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
@@ -124,6 +125,32 @@ def test_settings_of_a_loops_body_stay_outside_of_the_run(world):
 def test_autocast_around_a_run_is_refused(world):
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match=r"torch\.autocast was set before"):
         hpcfed.run(small("plain", **BATCHNORM), world=world, quiet=True)
+
+
+def test_a_run_s_module_is_built_under_autocast(world):
+    result = hpcfed.run(small("plain", **BATCHNORM), world=world, quiet=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert result.module(torch.zeros(2, 12)).dtype == torch.bfloat16
+
+
+def test_flags_of_torch_that_are_not_to_be_set_stay_alone(world, monkeypatch):
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", False)
+    assert hpcfed.run(small("plain", **BATCHNORM), world=world, quiet=True).metrics
+
+
+def test_convolutions_of_a_cpu_are_exact_in_a_run(world):
+    conv = getattr(torch.backends.mkldnn, "conv", None)
+    if not hasattr(conv, "fp32_precision"):
+        pytest.skip("torch before 2.9")
+    before = conv.fp32_precision
+    try:
+        conv.fp32_precision = "bf16"
+        with settings_kept():
+            multiply_exactly(torch.device("cpu"))
+            assert conv.fp32_precision == "ieee"
+        assert conv.fp32_precision == "bf16"
+    finally:
+        conv.fp32_precision = before
 
 
 def in_double() -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-from hpcfed.ranks.accelerators import ACCELERATORS, accelerator
+from hpcfed.ranks.accelerators import ACCELERATORS, accelerator, kinds_of_products
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,9 @@ def multiply_exactly(device: torch.device) -> None:
 
     if device.type == "cpu":
         torch.set_float32_matmul_precision("highest")
+        for kind in kinds_of_products("mkldnn.conv", "mkldnn.rnn"):
+            if kind.fp32_precision not in ("none", "ieee"):
+                kind.fp32_precision = "ieee"
     else:
         accelerator(device).be_exact()
 
