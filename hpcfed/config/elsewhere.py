@@ -48,7 +48,7 @@ _PLACES = {
     "evaluate.clients.every": "fractionevaluate minevaluateclients minevaluatenodes valcohortsize",
     "local": "client",
     "local.augment": "transform transforms",
-    "local.batch_size": "lbs localbatchsize minibatch minibatchsize",
+    "local.batch_size": "bs lbs localbatchsize minibatch minibatchsize",
     "local.clip_norm": "clipgradnorm gradclip gradientclipping localmaxgradnorm maxgradnorm maxnorm",
     "down": "bidirectional broadcastcompression downlink downlinkcompression servercompression",
     "local.epochs": "clientepochs localepochs localnumepochs ls numepochs",
@@ -71,7 +71,7 @@ _PLACES = {
         "centralnumiterations commround commrounds communicationrounds globalrounds gr maxrounds nrounds numrounds "
         "numserverrounds"
     ),
-    "seed": "randomseed rngseed",
+    "seed": "randomseed randomstate rngseed",
     "seeds": "t times",
     "secure_aggregation": "masking masks secagg",
     "updates": "attack clipping compression compressor errorfeedback postprocessors quantization sparsification",

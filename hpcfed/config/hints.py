@@ -55,7 +55,7 @@ def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[
         return slip
     if section is ChainPart:
         return f"keys of a part stand below its name: {location[0]}: [{{NAME: {{{key}: …}}}}]"
-    places = [path for path in _paths(root) if path[-1] == key.lower()]
+    places = [path for path in _paths(root) if letters_of(path[-1]) == letters_of(key)]
     found = [".".join(path) for path in places if len(path) == min(map(len, places))]
     if is_recipe:
         entries = _entries().items()

@@ -189,6 +189,7 @@ MORE: Mapping[str, Wrong] = {
     ),
     "noise-at-the-top": Wrong(RUN + "epsilon=8", ("'epsilon'", "a part of updates or means, or local.noise: docs/")),
     "key-like-none": Wrong(RUN + "verbose=true", ("unknown key 'verbose'; known: algorithm, ",)),
+    "key-without-its-line": Wrong(RUN + "batchsize=8", ("did you mean 'local.batch_size' or 'evaluate.batch_size'?",)),
     "another-optimizer": Wrong(
         RUN + "local.optimizer=AdamW", ("got 'AdamW'; another optimizer is", "local.step (docs")
     ),
