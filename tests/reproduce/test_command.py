@@ -225,16 +225,19 @@ def test_a_federation_of_other_raw_files_is_not_used_for_these(tmp_path):
 
 
 def test_jobs_that_begin_at_once_prepare_one_file(tmp_path, monkeypatch):
-    """Another job writes the file while this one reads the raw data."""
+    """Another job writes the file while this one reads the raw data, and may read it by then: it is not replaced."""
     data, places = Data(source="linear-regression", options={"dimension": 4}, clients=2), Places(tmp_path)
+    written = []
 
     def overtaken(*options):
         monkeypatch.undo()
         list(prepare(data, 0, places))
+        written.append(places.federation(data, 0).stat())
         return split(*options)
 
     monkeypatch.setattr("hpcfed.lab.reproduce.inputs.split", overtaken)
     assert list(prepare(data, 0, places)) == [f"prepared {places.federation(data, 0)}"]
+    assert os.path.samestat(places.federation(data, 0).stat(), *written)
 
 
 def test_images_are_chosen_where_they_are_or_have_been_prepared(tmp_path):

@@ -108,7 +108,8 @@ def is_prepared(experiment: Experiment, case: str, places: Places) -> bool:
 def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
     """Write the missing files of a case's data, federation and initial parameters; yield a line to print for each.
 
-    Jobs that do so at once write equal files, of which the last one stays.
+    Jobs that do so at once make equal files. One that is there stays, since another job may be reading it; where both
+    write at the same moment, the last one's stays.
 
     Raises:
         InputError: the raw files are missing or malformed, or differ from those of the existing federation.
@@ -130,8 +131,9 @@ def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
             clients = None if source.takes("clients") else data.clients  # None where the source makes the clients
             options = {key: value for key, value in data.options.items() if not source.takes(key)}
             dealt = split(dataset, data.partition, clients, asked, options)
-            write(path, _with_noise(dataset, data.noise, dealt, asked), **vars(dealt), overwrite=True)
-        if start is not None and start in made:
+            if not path.exists():
+                write(path, _with_noise(dataset, data.noise, dealt, asked), **vars(dealt), overwrite=True)
+        if start is not None and start in made and not start.exists():
             write_whole(start, _start(dataset, data))
     except (NotADirectoryError, FileExistsError):
         raise InputError(
