@@ -89,10 +89,12 @@ class Partition:
         feature skew of NIID-Bench, but drawn once; x is then float32, of bytes a 255th.
 
         Raises:
-            InputError: x or y has not n samples; or noise is asked for of a ``Dataset``.
+            InputError: x or y has not n samples; or noise is asked for of a ``Dataset``, or a `y` beside it.
         """
         if y is None:
             return self._subsets(x)
+        if is_dataset(x) and hasattr(x, "__getitem__") and len(x) and isinstance(x[0], tuple):
+            raise InputError("clients: a Dataset, which has its y, and a y", remedy="give the Dataset alone")
         found = []
         for name, part in (("x", x), ("y", y)):
             array = as_array(name, part, can_lack=name == "x")

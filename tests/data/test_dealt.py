@@ -47,6 +47,8 @@ def test_a_dataset_is_dealt_as_arrays_are(tmp_path):
             hpcfed.partition(Y, "iid", clients=7, noise=0.1).clients(wrong)
     with pytest.raises(InputError, match="expected 1,199 samples, got 1,200"):
         hpcfed.partition(Y[1:], "iid", clients=7).clients(dataset)
+    with pytest.raises(InputError, match="give the Dataset alone"):
+        dealt.clients(dataset, Y)
 
 
 @pytest.mark.parametrize("per_client", [1, 2, 3])
