@@ -22,6 +22,8 @@ KEY = ".[key]"
 METRICS = "evaluate.metrics."
 TRUTH = dict.fromkeys(("true", "yes", "on", "1"), "true") | dict.fromkeys(("false", "no", "off", "0"), "false")
 """What is written for true and false elsewhere → YAML 1.2's."""
+NUMBERS = ("int_type", "float_type")
+"""pydantic's types of the error where a number is expected."""
 SIMILAR = 0.6
 """Similarity from which an unknown key counts as a known one: below it are words such as goal and local."""
 LIKELY = 0.8
@@ -110,6 +112,8 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
     if meant := _meant(kind, value):
         quoted = isinstance(value, str) and (kind != "bool_type" or value.lower() == meant)
         return "", f"did you mean {meant}{', without quotes' if quoted else ''}?"
+    if kind in NUMBERS and (several := _several(value)):
+        return "one number", f"several are a sweep: hpcfed sweep … -g {path}={several}"
     if section is not None and not isinstance(value, Mapping):
         keys = [field.alias or name for name, field in section.model_fields.items()]
         return "a mapping of keys", f"{path}.{keys[0]}=…; its keys: {', '.join(keys)}"
@@ -122,11 +126,20 @@ def _meant(kind: str, value: Any) -> str:
         return TRUTH.get(str(value).lower(), "")
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f"{value:.0f}"
-    if kind in ("int_type", "float_type") and isinstance(value, str):
+    if kind in NUMBERS and isinstance(value, str):
         text = value.strip().replace("\u2212", "-")  # the minus of a typeset page
         text = text.replace(",", ".") if kind == "float_type" else text
         with suppress(ValueError, OverflowError):
             return text if isfinite((int if kind == "int_type" else float)(text)) else ""
+    return ""
+
+
+def _several(value: Any) -> str:
+    """Return numbers in a list, or separated by commas, as the values of a grid; "" for anything else."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+    parts = [str(one).strip() for one in parts]
+    with suppress(ValueError):
+        return ",".join(parts) if len(parts) > 1 and all(isfinite(float(one)) for one in parts) else ""
     return ""
 
 

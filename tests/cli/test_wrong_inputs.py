@@ -110,6 +110,8 @@ MORE: Mapping[str, Wrong] = {
     ),
     "one-of-seeds": Wrong(RUN + "seeds=1", ("got 1; seed=1 runs one, seeds=[0, 1, 2] each of them",)),
     "quoted-number": Wrong(RUN + 'rounds="3"', ("recipe.yaml: rounds", "'3'; did you mean 3, without quotes?")),
+    "several-numbers": Wrong(RUN + "local.lr=0.01,0.05", ("local.lr", "hpcfed sweep … -g local.lr=0.01,0.05")),
+    "list-of-numbers": Wrong(RUN + "rounds=[5,10]", ("rounds", "hpcfed sweep … -g rounds=5,10")),
     "decimal-comma": Wrong(RUN + "local.lr=0,05", ("local.lr", "'0,05'; did you mean 0.05, without quotes?")),
     "whole-number-as-a-real-one": Wrong(RUN + "rounds=3.0", ("rounds", "3.0; did you mean 3?")),
     "truth-of-yaml-1.1": Wrong(RUN + "update_hashes=yes", ("expected true or false, got 'yes'; did you mean true?",)),
