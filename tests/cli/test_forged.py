@@ -34,6 +34,7 @@ from hpcfed.run_folder.certificate import BASIS, CertifiedRounds, faults, write_
 from hpcfed.run_folder.checkpoint.layout import _digest
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import iterate_rounds
+from tests.cli.elsewhere import claim_other_processor
 from tests.launch import ROOT, Completed, launch
 from tests.mpi.recipes import small, write_recipe, write_small
 
@@ -140,8 +141,7 @@ def test_an_invented_run_differs_whatever_machine_it_names(machine, tmp_path, co
     invent_model(run / "model.safetensors")
     shutil.rmtree(run / "checkpoints")
     if machine == "another":
-        facts = json.loads((run / "environment.json").read_text())
-        (run / "environment.json").write_text(json.dumps(facts | {"cpu": "Another CPU @ 3 GHz"}))
+        claim_other_processor(run)
     certify_anew(run)
     for options in (["--all"], ["--rounds", 1], []):
         done = command(["verify", run, *options], tmp_path)
@@ -151,8 +151,7 @@ def test_an_invented_run_differs_whatever_machine_it_names(machine, tmp_path, co
 
 def test_other_bits_explain_no_more_than_rounding(forged, command):
     """A round of other data is no rounding, though the environment is said to be another."""
-    facts = json.loads((forged / "environment.json").read_text())
-    (forged / "environment.json").write_text(json.dumps(facts | {"cpu": "Another CPU @ 3 GHz"}))
+    claim_other_processor(forged)
     certify_anew(forged)
     assert command(["verify", forged, "--all"], forged.parent).returncode == 0  # its bits are the same
     first = json.loads((forged / "metrics.jsonl").read_text().splitlines()[0])
@@ -160,11 +159,6 @@ def test_other_bits_explain_no_more_than_rounding(forged, command):
     certify_anew(forged)
     done = command(["verify", forged, "--all"], forged.parent)
     assert (done.returncode, "differs in round 20, by more than 3.1e-05" in done.stdout) == (1, True), done.stdout
-
-
-def claim_other_processor(run: Path) -> None:
-    facts = json.loads((run / "environment.json").read_text())
-    (run / "environment.json").write_text(json.dumps(facts | {"cpu": "Another CPU @ 3 GHz"}))
 
 
 @pytest.mark.soak

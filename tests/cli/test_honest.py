@@ -16,6 +16,7 @@ import hpcfed
 from hpcfed.config.load import load_recipe
 from hpcfed.run_folder.certificate import write_certificate
 from hpcfed.run_folder.folder import RunFolder
+from tests.cli.elsewhere import claim_other_processor
 from tests.launch import Completed, launch
 from tests.mpi.recipes import METHODS, small, write_recipe, write_small
 from tests.soak import often
@@ -227,8 +228,7 @@ def test_of_before_certificates(folder, command):
 
 def test_of_another_processor_that_computes_the_same_bits(folder, command):
     run = trained()
-    facts = json.loads((run / "environment.json").read_text())
-    (run / "environment.json").write_text(json.dumps(facts | {"cpu": "Another CPU @ 3 GHz"}))
+    claim_other_processor(run)
     (run / "certificate.json").unlink()
     write_certificate(RunFolder(run), load_recipe(run / "recipe.yaml"), None)
     check(run, command)
