@@ -38,7 +38,7 @@ KIND_OF: Mapping[str, str] = {
     **dict.fromkeys(("cifar10", "cifar100", "cinic10"), "colours"),
     **dict.fromkeys(("mnist", "fashion-mnist", "emnist-letters", "fed-emnist", "femnist"), "images"),
     **dict.fromkeys(("shakespeare", "leaf-shakespeare"), "tokens"),
-    **dict.fromkeys(("leaf-synthetic", "feddyn-synthetic", "fcube"), "vectors"),
+    **dict.fromkeys(("leaf-synthetic", "feddyn-synthetic", "fcube", "magic"), "vectors"),
     **dict.fromkeys(("linear-regression", "toy2d"), "numbers"),
     "flamby-heart-disease": "heart",
     "flamby-tcga-brca": "survival",

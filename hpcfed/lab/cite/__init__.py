@@ -57,6 +57,7 @@ DATA = {
     "fed-cifar100": (ADAPTIVE, "krizhevsky2009learning"),
     "fed-shakespeare": (FEDAVG, LEAF),
     "digits": ("alpaydin1998optical",),
+    "magic": ("bock2004methods",),
     "linear-regression": (FEDEXP,),
     "toy2d": (FEDEXP,),
     "fcube": (NIID_BENCH,),
