@@ -113,6 +113,13 @@ def test_recipe_must_be_plain_yaml(tmp_path):
         read_run(folder)
 
 
+def test_a_run_to_which_seeds_were_added_is_read_with_them(tmp_path):
+    for name in ("run", "run/seed-1", "run/seed-2"):
+        write_run(tmp_path / name, rows=make_rows(2, "fedavg", 0))
+    runs = [tmp_path / name for name in ("run", "run/seed-1", "run/seed-2")]
+    assert find_runs([tmp_path / "run"])[0] == find_runs([tmp_path])[0] == runs
+
+
 def test_a_sweeps_folder_stands_for_its_runs_and_one_of_seeds_for_them(tmp_path):
     for name in ("runs/lr=0.1/seed-0", "runs/lr=0.1/seed-1", "runs/lr=0.2"):
         write_run(tmp_path / "sweep" / name, rows=make_rows(2, "fedavg", 0))

@@ -131,8 +131,10 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the run folders at or in a folder: the folder itself if it is a run; else the runs in it, one per seed, or
-    those of a sweep, a study or a paper's experiment. A folder counts as a run as soon as it has a recipe.
+    """Return the run folders at or in a folder: the folder itself if it is a run, and its seeds' runs; else the runs in
+    it, one per seed, or those of a sweep, a study or a paper's experiment.
+
+    A folder counts as a run as soon as it has a recipe.
 
     Raises InputError: the folder is missing, cannot be read, or has no run.
     """
@@ -141,10 +143,10 @@ def run_folders(folder: Path) -> list[Path]:
             what = "not a folder" if folder.exists() else "no such folder"
             raise InputError(what, where=str(folder), remedy="name the output folder of a run")
         if (folder / RECIPE).exists() or (folder / RECORD).exists():
-            return [folder]
+            return [folder, *_seeds_in(folder)]
         sweeps = [place for place in (folder, folder / "sweep") if (place / SWEEP).is_file()]
         place = sweeps[0] / "runs" if sweeps else folder
-        inside = [run for child in _folders_in(place) for run in _runs_at(child, is_in_sweep=bool(sweeps))]
+        inside = [run for child in _folders_in(place) for run in _runs_at(child)]
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=str(folder)) from error
     if not inside:
@@ -165,15 +167,14 @@ def _is_run(folder: Path) -> bool:
     return (folder / RECIPE).is_file()
 
 
-def _runs_at(folder: Path, *, is_in_sweep: bool) -> list[Path]:
-    """Return `folder` if it is a run, else its runs ``seed-…``, one per entry of the recipe's ``seeds``.
+def _runs_at(folder: Path) -> list[Path]:
+    """Return `folder` if it is a run, and its runs ``seed-…``: it is both if seeds were added later."""
+    return [*([folder] if _is_run(folder) else []), *_seeds_in(folder)]
 
-    In a sweep return both, if seeds were added later.
-    """
-    if _is_run(folder) and not is_in_sweep:
-        return [folder]
-    seeds = [child for child in _folders_in(folder) if child.name.startswith("seed-") and _is_run(child)]
-    return [folder, *seeds] if _is_run(folder) else seeds
+
+def _seeds_in(folder: Path) -> list[Path]:
+    """Return the runs ``seed-…`` in a folder, one per entry of the recipe's ``seeds``."""
+    return [child for child in _folders_in(folder) if child.name.startswith("seed-") and _is_run(child)]
 
 
 def _folders_in(folder: Path) -> list[Path]:

@@ -340,9 +340,8 @@ def environment_table(groups: Sequence[Group]) -> Table:
         (str(run.folder), group.label, run.seed, run.status, *(values[index] for values in apart.values()))
         for index, (group, run) in enumerate(runs)
     ]
-    return Table(
-        "Runs", ("Folder", "Method", "Seed", "Status", *(key[:1].upper() + key[1:] for key in apart)), tuple(rows)
-    )
+    titles = ("Algorithm" if key == "method" else key[:1].upper() + key[1:] for key in apart)  # Method is the label
+    return Table("Runs", ("Folder", "Method", "Seed", "Status", *titles), tuple(rows))
 
 
 def _without_moves(environment: Mapping[str, Any]) -> dict[str, Any]:
