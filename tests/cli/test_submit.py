@@ -718,7 +718,19 @@ def test_a_script_of_pbs_asks_for_what_was_asked(folder: Path, site_file: Path) 
         "-r n",
     } <= set(told)
     assert {"-A p7", "-q small", "-l place=scatter", "-l filesystems=home", f"-o {folder}/run.log"} <= set(told)
+    site_file.write_text("{scheduler: pbs, launch: env, options: {exclusive: true}}")
+    placed = [[line for line in shown(*size).splitlines() if "place" in line] for size in ((), ("--nodes", "2"))]
+    assert placed == [["#PBS -l place=exclhost"], ["#PBS -l place=scatter:exclhost"]]
+    assert "#PBS -l place=pack:excl\n" in shown("-o", "place=pack:excl")
+    assert "exclusive" not in shown("--nodes", "2")
+    site_file.write_text("{scheduler: pbs, launch: env}")
     script = shown()
+    assert "place=" not in script
+    head = script[: script.index("set -u")]
+    for id, log in (("12.host", "run-12.log"), ("12[3].host", "run-12_3.log")):
+        for said in ("one", "two"):  # a job that is submitted again under PBS adds to no other job's log
+            subprocess.run(["bash", "-c", f"{head}\necho {said}"], env=os.environ | {"PBS_JOBID": id}, check=True)
+        assert (folder / log).read_text() == "one\ntwo\n"
     assert {"--scheduler=pbs", f"--script={folder}/run.pbs", "--signal-after=14280"} <= set(step(script))
     assert "--no-requeue" in step(shown("-o", "no-requeue"))
     with pytest.raises(InputError, match="qselect is not on the PATH; submit from a login node"):
@@ -771,7 +783,9 @@ def test_a_script_of_flux_asks_for_what_was_asked_and_trains(
     assert {"--setattr=bank=p7", "--queue=pbatch", "--exclusive", f"--output={folder}/it's mine-{{{{id}}}}.log"} <= {
         words[0] for words in told
     }
-    assert words(script)[:5] == ["flux", "run", "--nodes=2", "--ntasks=16", "--cores-per-task=2"]
+    sized = ["flux", "run", "--nodes=2", "--tasks-per-node=8", "--cores=32", "--gpus-per-node=4"]
+    assert words(script)[:6] == sized  # else Flux hides the GPUs from the ranks
+    assert words(shown())[:5] == ["flux", "run", "--nodes=1", "--ntasks=1", "--cores-per-task=1"]
     with pytest.raises(InputError, match="--mem: expected none, since Flux deals out no memory, got 1G"):
         shown("--mem", "1G")
     with pytest.raises(InputError, match="--time: expected a limit"):

@@ -42,7 +42,8 @@ def render(job: Job, site: Site) -> str:
         raise InputError("--array", expected="none, since Flux has no arrays", remedy=remedy)
     options = {key: value for key, value in options.items() if key not in ("requeue", "no-requeue")}
     if "mem" in options:
-        raise InputError("--mem", expected="none, since Flux deals out no memory", got=str(options["mem"]))
+        expected = "none, since Flux deals out no memory"
+        raise InputError("--mem", expected=expected, got=str(options["mem"]), remedy="leave it out")
     gpus, log = options.pop("gpus-per-node", None), shlex.quote(f"{job.output}-{{{{id}}}}.log")
     directives = [
         f"--job-name={job.label}",
@@ -55,12 +56,15 @@ def render(job: Job, site: Site) -> str:
         f"--error={log}",
         *(_option(key, value) for key, value in options.items()),
     ]
+    ranks, threads = job.nodes * job.ranks_per_node, job.threads
+    per_task = [f"--ntasks={ranks}", f"--cores-per-task={threads}"]
+    # without GPUs of its own `flux run` sets CUDA_VISIBLE_DEVICES to -1; options per node exclude those per task
+    per_node = [f"--tasks-per-node={job.ranks_per_node}", f"--cores={ranks * threads}", f"--gpus-per-node={gpus}"]
     launch = [
         "flux",
         "run",
         f"--nodes={job.nodes}",
-        f"--ntasks={job.nodes * job.ranks_per_node}",
-        f"--cores-per-task={job.threads}",
+        *(per_node if gpus else per_task),
         "--setopt=cpu-affinity=per-task",
         *(["--setopt=pmi=pmix"] if not site.launch and find_mpi({}).vendor == "Open MPI" else []),
     ]

@@ -37,10 +37,12 @@ def render(job: Job, site: Site) -> str:
     if memory := str(options.pop("mem", None) or ""):
         size["mem"] = f"{memory.lower()}b" if memory[-1].isalpha() else f"{memory}mb"  # sbatch's unit
     select = ":".join([f"select={job.nodes}", *(f"{key}={value}" for key, value in size.items())])
+    place = _place(job.nodes, options)
     hours, rest = divmod(int(limit), 3600)
     directives = [
         f"-N {job.label}",
         f"-l {select}",
+        *([f"-l place={place}"] if place else []),
         f"-l walltime={hours}:{rest // 60:02}:{rest % 60:02}",
         "-j oe",
         f"-o {job.output}.log",
@@ -52,6 +54,19 @@ def render(job: Job, site: Site) -> str:
     again = f"--scheduler=pbs --script={shlex.quote(str(job.script(SUFFIX)))}"
     notice = f"--signal-after=$(({runs_for} - SECONDS))"  # which bash counts from the job's start
     return script.render("pbs.sh.j2", job, site, LAUNCH, again, notice, directives=directives)
+
+
+def _place(nodes: int, options: dict[str, str | int | None]) -> str:
+    """Take `place` and `exclusive` out of the options; return how chunks are placed, "" where PBS may choose.
+
+    PBS puts several chunks on one host where they fit; ``scatter`` makes each a node. ``exclusive`` is sbatch's word.
+    """
+    place = [str(options.pop("place", None) or ("scatter" if nodes > 1 else ""))]
+    if "exclusive" in options:
+        options.pop("exclusive")
+        if "excl" not in place[0]:
+            place.append("exclhost")
+    return ":".join(filter(None, place))
 
 
 def _option(key: str, value: str | int | None) -> str:
