@@ -31,7 +31,7 @@ from hpcfed.provenance.slim import write_slim
 from hpcfed.provenance.verify.verify import Verification, below_one, verify
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.certificate import BASIS, CertifiedRounds, faults, write_certificate
-from hpcfed.run_folder.checkpoint.layout import _digest
+from hpcfed.run_folder.checkpoint.layout import HEADER, _digest
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import iterate_rounds
 from tests.cli.elsewhere import claim_other_processor
@@ -275,6 +275,17 @@ def test_an_environment_of_other_types_is_one_line(key, value, told, forged, com
         done = command(arguments, forged.parent)
         assert (done.returncode, told in done.stderr) == (2, True), done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["method", "evaluated_samples"])
+def test_facts_that_recipe_and_data_give_are_compared(name, forged, command):
+    """Reports say them, and no round is computed from them."""
+    path = forged / "environment.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(facts | {name: {"method": "scaffold", "evaluated_samples": {"test": 10**6}}[name]}))
+    certify_anew(forged)
+    done = command(["verify", forged, "--rounds", 1], forged.parent)
+    assert (done.returncode, f"environment.json: {name}: " in done.stdout) == (1, True), done.stdout
 
 
 def test_a_certificate_has_no_further_entries(forged, command):
@@ -604,6 +615,23 @@ def test_a_state_that_no_run_leaves_is_a_fault(case, tmp_path):
     said: list[str] = []
     assert verify(Verification(run, None, 0), World(), said.append) == 1, said
     assert any("round-00000002" in line or "kept after round 2" in line for line in said), said
+
+
+def test_a_forged_state_of_a_client_is_a_fault(tmp_path):
+    """Its record has the checksum that it then must have; no round's hash is of it."""
+    write_small(tmp_path)
+    changes = {"data": str(tmp_path / "small.h5"), "algorithm": {"name": "scaffold"}}
+    run = hpcfed.run(small(tmp_path / "run", rounds=2, checkpoint={"every": 2}, **changes), quiet=True).folder
+    path = run / "checkpoints" / "round-00000002.clients"
+    content = bytearray(path.read_bytes())
+    *about, _, size = HEADER.unpack_from(content)
+    content[HEADER.size] ^= 1
+    HEADER.pack_into(content, 0, *about, xxhash.xxh3_64_intdigest(content[HEADER.size : HEADER.size + size]), size)
+    path.write_bytes(content)
+    certify_anew(run)
+    said: list[str] = []
+    assert verify(Verification(run, None, 0), World(), said.append) == 1, said
+    assert "the state kept after round 2: is another than is computed" in said, said
 
 
 SCRIPT = """

@@ -30,8 +30,11 @@ from hpcfed.ranks.world import World
 from hpcfed.rng import LEAST_SECRET, Purpose, normals, stream
 from hpcfed.run_folder.checkpoint.layout import RecordLayout
 from hpcfed.simulation import Simulation
+from hpcfed.types import Means
 from hpcfed.updates._accounting import accountant, multiplier_for
+from hpcfed.updates._base import PartContext
 from hpcfed.updates._mechanism import Mechanism
+from hpcfed.updates.noise import Noise
 from tests.federations import blobs, write_federation
 from tests.mpi.recipes import METHODS, small, write_small
 
@@ -262,6 +265,22 @@ def test_a_clip_follows_a_quantile(multiplier, place):
 
 @pytest.mark.serial
 @pytest.mark.one_mpi
+def test_the_server_step_does_not_see_who_was_drawn(place):
+    """Whatever q(S), |S|, norms and scalars of clients are: with noise it has the expected ones, or none."""
+    asked = resolve(load_recipe(recipe(place, "run", cohort=CHANCE, **secret(place))))
+    parts, _ = assemble(asked, World())
+    with parts.federation:
+        delta = torch.zeros(len(parts.initial_w), dtype=torch.float64)
+        known = {"effective_steps": 2.0, "client_scalars": {"loss": np.ones(1)}}
+        means = Means({"delta": delta}, 1.0, 0.0, fraction=0.2, cohort_size=1, round=1, **known)
+        found = Noise(multiplier=1.0).after(means, PartContext(1, 0.1, parts.seed, 0, privacy=parts.chain.privacy))
+    assert (found.fraction, found.cohort_size) == (0.5, 2)  # of five clients, each with probability 0.5
+    assert np.isnan(found.mean_delta_sq)
+    assert (found.effective_steps, found.client_scalars) == (None, {})
+
+
+@pytest.mark.serial
+@pytest.mark.one_mpi
 def test_rounds_without_clients_are_rounds_of_noise(place):
     """At q = 0.02 most cohorts of five clients are empty, and no row says which."""
     cohort, noise = {"fraction": 0.02, "sampling": "bernoulli"}, [{"noise": {"multiplier": 1.0, "delta": 1e-5}}]
@@ -404,8 +423,6 @@ def test_runs_of_one_secret_have_noise_of_their_own(change, place):
     assert {*seeds[3:]} == {seeds[0]}
 
 
-@pytest.mark.serial
-@pytest.mark.one_mpi
 @pytest.mark.serial
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("level", LEVELS)
