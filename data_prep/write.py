@@ -23,7 +23,7 @@ from data_prep.dataset import Dataset
 from data_prep.progress import step
 from data_prep.temporary import remove_stale, temporary_of
 from hpcfed.data.content import KIND, content_hash, rows_per_block
-from hpcfed.data.federation import FORMAT, VERSION
+from hpcfed.data.federation import FORMAT, LONGEST_NAME, VERSION
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import to_disk
 from hpcfed.io.node import working_folder
@@ -31,8 +31,9 @@ from hpcfed.io.text import UNPRINTABLE
 
 # Every array starts on a cache line, so that any library can use its memory map directly.
 ALIGNMENT_BYTES = 64
-# Unicode's categories of control characters and of separators of lines and paragraphs: records have a line a client.
-BREAKS = ("Cc", "Zl", "Zp")
+# Unicode's categories of control characters, halves of characters, and separators of lines and paragraphs: records have
+# a line a client, in UTF-8.
+BREAKS = ("Cc", "Cs", "Zl", "Zp")
 # Room for the index, the names and HDF5's own structures, beside x, y and row.
 SPARE_BYTES = 1 << 20
 DIGITS = 12
@@ -211,8 +212,11 @@ def _names(num_clients: int, clients: Sequence[str] | None) -> np.ndarray:
         clients = [f"client-{k:0{digits}}" for k in range(num_clients)]
     for name in clients:
         if any(unicodedata.category(letter) in BREAKS for letter in name):
-            raise InputError(f"client {name!r}", expected="a name in one line", remedy="rename the client")
+            raise InputError(f"client {name!r}", expected="a name in one line, in UTF-8", remedy="rename the client")
     names = [name.encode() for name in clients]
+    if (longest := max(map(len, names), default=0)) > LONGEST_NAME:
+        what, expected = "a client's name", f"at most {LONGEST_NAME:,} bytes"
+        raise InputError(what, expected=expected, got=f"{longest:,}", remedy="rename the client")
     return np.array(names, dtype=h5py.string_dtype("utf-8", max(1, *map(len, names))))
 
 

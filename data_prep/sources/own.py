@@ -364,7 +364,7 @@ def _source(files: Sequence[Path], root: Path) -> dict[str, Any]:
     digest = hashlib.sha256()
     for file in sorted(files):
         with reading(file), file.open("rb") as opened:
-            digest.update(f"{file.relative_to(root)}\n".encode())
+            digest.update(f"{file.relative_to(root)}\n".encode(errors="surrogateescape"))
             while piece := opened.read(1 << 20):
                 digest.update(piece)
     return {"files": [{"name": counted(len(files), "own file"), "sha256": digest.hexdigest()}]}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import lzma
 import math
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ MOST_PACKED = 1100
 """Deflate packs at most 1032 to 1."""
 OBJECTS = "Object arrays cannot be loaded"
 """numpy's words, of a file that could run code."""
+LAST_CHARACTER = 0x10FFFF
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -36,7 +36,7 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
         InputError: one is missing, holds objects, or the file is damaged.
     """
     with _damage_in(path), zipfile.ZipFile(path) as archive:
-        members = {Path(info.filename).stem: info for info in archive.infolist()}
+        members = _members(archive)
         missing = {"x", "y"} - members.keys()
         if missing:
             got = ", ".join(members) or "none"
@@ -56,7 +56,7 @@ def groups(path: Path, name: str) -> np.ndarray:
             raise InputError(f"--group {name}", where=str(path), expected=f"{beside.name} beside it", got="none")
         return np.array(read_npy(beside))
     with _damage_in(path), zipfile.ZipFile(path) as archive:
-        members = {composed(Path(info.filename).stem): info for info in archive.infolist()}
+        members = _members(archive)
         if name not in members:
             got = ", ".join(members) or "none"
             raise InputError(f"--group {name}", where=str(path), expected="an array of this name", got=got)
@@ -70,7 +70,20 @@ def read_npy(path: Path) -> np.ndarray:
         InputError: it holds objects or is damaged.
     """
     with _damage_in(path):
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        with path.open("rb") as file:
+            _header(file)
+        return _of_text(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Return name of an array → its entry; programs differ in which of two with one name they read."""
+    found: dict[str, zipfile.ZipInfo] = {}
+    for info in archive.infolist():
+        name = composed(Path(info.filename).stem)
+        if name in found:
+            raise ValueError(f"two arrays {name!r}")
+        found[name] = info
+    return found
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
@@ -84,14 +97,31 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         if size != info.file_size - file.tell():
             raise ValueError(f"{info.filename} is no plain array of its size")
         data = file.read(size)
-    return np.ndarray(shape, dtype, data, order="F" if fortran else "C")
+    return _of_text(np.ndarray(shape, dtype, data, order="F" if fortran else "C"))
+
+
+def _of_text(array: np.ndarray) -> np.ndarray:
+    """Return the array; refuse texts with numbers of characters that do not exist, at which Python fails."""
+    if array.dtype.kind == "U" and array.size and array.dtype.itemsize:
+        points = np.ascontiguousarray(array).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+        if points.max() > LAST_CHARACTER:
+            raise ValueError("texts of characters that do not exist")
+    return array
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     version = npy.read_magic(file)
     if version not in HEADERS:
         raise ValueError(f"version {version} of the npy format")
-    return HEADERS[version](file)
+    try:
+        shape, fortran, dtype = HEADERS[version](file)
+    except OSError:
+        raise
+    except Exception as error:  # numpy reads it as Python: of damaged ones it may raise anything
+        raise ValueError(f"a damaged header ({str(error) or type(error).__name__})") from error
+    if not all(type(length) is int and 0 <= length < 1 << 62 for length in shape):
+        raise ValueError(f"shape {shape}")
+    return shape, fortran, dtype
 
 
 @contextmanager
@@ -102,13 +132,13 @@ def _damage_in(path: Path) -> Iterator[None]:
         raise unreadable(path, error) from error
     except (
         ValueError,
+        OverflowError,
         EOFError,
         zipfile.BadZipFile,
         zlib.error,
         lzma.LZMAError,
         NotImplementedError,
         RuntimeError,
-        tokenize.TokenError,
     ) as error:
         if "bject arrays" in str(error):
             name, remedy = "an array of Python objects", "save words by y.astype(str), numbers by y.astype(float)"

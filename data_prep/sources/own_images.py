@@ -35,6 +35,10 @@ TURNS = {
 }
 ON_ITS_SIDE = 5
 """From this one on, width and height are exchanged."""
+RAISED = (OSError, ValueError, TypeError, KeyError, IndexError, EOFError, SyntaxError, struct.error)
+"""What Pillow raises at damaged images."""
+DRAWN = ("EPS", "WMF")
+"""Formats that Pillow reads, under any name of a file, by running Ghostscript or the system's drawing."""
 WHOLE, DEEP = 255, 65535
 DEEP_ALL = "images of 16 bits: all became float32 in [0, 1]"
 MAX_LISTED = 8
@@ -220,7 +224,7 @@ def _orientation(image: Any) -> int:
         return 1  # Pillow would decode all of it to look behind the pixels, too
     try:
         found = image.getexif().get(ORIENTATION)
-    except (OSError, ValueError, TypeError, KeyError, SyntaxError, struct.error):  # Pillow raises all these
+    except RAISED:
         return 1
     return found if found in TURNS else 1
 
@@ -231,10 +235,13 @@ def _opened(file: Any, where: str) -> Iterator[Any]:
 
     try:
         with Image.open(file) as image:
+            if image.format in DRAWN:
+                expected, got = "PNG, JPEG or BMP", f"{image.format}, which another program would draw"
+                raise InputError("no image of pixels", where=where, expected=expected, got=got)
             yield image
     except MemoryError as error:  # a part of it claims to be larger than the memory
         raise InputError("an image damaged, or larger than the memory", where=where) from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises all these
+    except (*RAISED, Image.DecompressionBombError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(Path(where), error) from error
         raise InputError("no image, or damaged", where=where, got=str(error)[:80]) from error

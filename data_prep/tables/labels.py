@@ -8,11 +8,13 @@ from pathlib import Path
 from shlex import quote
 
 from data_prep.tables import cells
-from data_prep.tables.read import class_names
+from data_prep.tables.read import MISSING, class_names
 from data_prep.tables.survey import MANY_NUMBERS, ColumnFacts
 from hpcfed.errors import InputError, first_of, nearest
 
 MAX_LISTED = 12
+LIKE_MISSING = frozenset([*MISSING, "None", "none", "NaT"])
+"""Classes that may be missing labels: of arrays, ``y.astype(str)`` makes such words of None and NaN."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,10 @@ def listed(found: Classes) -> str:
 
 def doubts(column: str, names: Sequence[str], numeric: bool) -> tuple[str, ...]:
     """Return what the user may want to check about classes of these names, numbers or not."""
+    words = ", ".join(repr(name) for name in names if name in LIKE_MISSING)
+    lines = [f"classes {words}: if such labels are missing, leave their samples out"] if words else []
     if numeric and len(names) > MANY_NUMBERS:
-        return (f"{len(names)} numbers as classes: if {column!r} is a quantity, use --task regression",)
-    line = cells.twice("classes", names)
-    return (line,) if line else ()
+        lines.append(f"{len(names)} numbers as classes: if {column!r} is a quantity, use --task regression")
+    elif line := cells.twice("classes", names):
+        lines.append(line)
+    return tuple(lines)

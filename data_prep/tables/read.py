@@ -207,7 +207,8 @@ def blocks(path: Path, codes: tuple[str, ...] = ()) -> Iterator[Block]:
     decimal_comma = not is_parquet(path) and separator(path) == ";"
     for batch in _batches(path, names):
         step(f"reading {path.name}: row {start + 1:,}, {len(names):,} columns")
-        columns = dict(zip(names, _all_plain(batch.columns, codes, decimal_comma), strict=True))
+        with _one_line(path):
+            columns = dict(zip(names, _all_plain(batch.columns, codes, decimal_comma), strict=True))
         yield Block(path, start, columns, decimal_comma)
         start += batch.num_rows
 
@@ -238,7 +239,13 @@ def _batches(path: Path, names: list[str]) -> Iterator[Any]:
         if is_parquet(path):
             with _parquet(path) as table:
                 heavy = any(not _is_simple(field.type) for field in table.schema_arrow)
-                yield from table.iter_batches(BLOCK_IMAGES if heavy else BLOCK_ROWS, use_threads=False)
+                size, rows, claimed = BLOCK_IMAGES if heavy else BLOCK_ROWS, 0, table.metadata.num_rows
+                for batch in table.iter_batches(size, use_threads=False):
+                    rows += batch.num_rows
+                    yield batch
+                if rows != claimed:  # pyarrow ends where the pages or the rows of a group end, without a word
+                    expected = f"{claimed:,} rows, as its last bytes say"
+                    raise InputError("damaged", where=str(path), expected=expected, got=f"{rows:,}", remedy=AGAIN)
             return
         import pyarrow
         from pyarrow import csv as arrow_csv
@@ -263,7 +270,7 @@ def _parquet(path: Path) -> Iterator[Any]:
 
     with path.open("rb"):  # a file that can't be opened is not a damaged one
         pass
-    with parquet.ParquetFile(path) as table:
+    with parquet.ParquetFile(path, page_checksum_verification=True) as table:
         yield table
 
 
@@ -280,6 +287,9 @@ def _one_line(path: Path) -> Iterator[None]:
         raise InputError("packed, and damaged", where=str(path), got=str(error)[:80], remedy=AGAIN) from error
     except (pyarrow.ArrowException, UnicodeDecodeError, csv.Error) as error:
         got = str(error).splitlines()[0].removeprefix("CSV parse error: ")
+        if is_parquet(path) and "UTF8" in got:
+            remedy = "write its texts in UTF-8"
+            raise InputError("texts that are not UTF-8", where=str(path), remedy=remedy) from error
         if "UTF8" in got or isinstance(error, UnicodeDecodeError):
             raise NotUtf8("not UTF-8", where=str(path), got=got[:80], remedy=REMEDY_UTF_8.format("it")) from error
         if ": Expected " in got:  # Row #2: Expected 3 columns, got 2: the row's text
@@ -340,9 +350,12 @@ def plain(values: pyarrow.Array, codes: tuple[str, ...], decimal_comma: bool = F
     import pyarrow
     import pyarrow.compute as pc
 
+    if isinstance(values.type, pyarrow.BaseExtensionType):
+        values = values.storage
     if pyarrow.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    known = pyarrow.array([value for code in codes if (value := cells.number(code)) is not None], "float64")
+    of_codes = [value for code in codes if not cells.is_boolean(code) and (value := cells.number(code)) is not None]
+    known = pyarrow.array([value for value in of_codes if isinstance(value, float)], "float64")
     if str(values.type) == "string_view":
         values = values.cast(pyarrow.string())
     if pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type):
@@ -356,9 +369,12 @@ def plain(values: pyarrow.Array, codes: tuple[str, ...], decimal_comma: bool = F
     if pyarrow.types.is_floating(values.type):
         values = pc.if_else(pc.is_nan(values), pyarrow.scalar(None, values.type), values)
     kind = values.type
-    if len(known) and (
-        pyarrow.types.is_floating(kind) or pyarrow.types.is_integer(kind) or pyarrow.types.is_decimal(kind)
-    ):
+    if of_codes and pyarrow.types.is_integer(kind):  # as text: float64 has not all numbers of 64 bits
+        whole = [str(int(value)) for value in of_codes if isinstance(value, int) or value.is_integer()]
+        absent = pc.is_in(pc.cast(values, pyarrow.string()), value_set=pyarrow.array(whole, pyarrow.string()))
+        return pc.if_else(absent, pyarrow.scalar(None, kind), values)
+    if of_codes and (pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind)):
+        known = pyarrow.array([float(value) for value in of_codes], "float64")
         absent = pc.is_in(pc.cast(values, pyarrow.float64(), safe=False), value_set=known)
         return pc.if_else(absent, pyarrow.scalar(None, kind), values)
     return values

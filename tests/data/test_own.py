@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 import hpcfed
 from data_prep.finish import finish
-from data_prep.sources import own
+from data_prep.sources import own, own_arrays
 from data_prep.split import split
 from data_prep.write import write
 from hpcfed.data.federation import Federation, Standardization
@@ -222,6 +222,8 @@ SAMPLES = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(LABELS))
         ([("a", (ROWS, LABELS)), ("a", (ROWS, LABELS))], {}, "client 'a' is there twice"),
         ([("a\nb", (ROWS, LABELS))], {}, "client 'a\\\\nb': expected a name in one line"),
         ([("a\u2028", (ROWS, LABELS))], {}, "expected a name in one line"),
+        ([("a\udcff", (ROWS, LABELS))], {}, r"client 'a\\udcff': expected a name in one line, in UTF-8"),
+        ([("a" * 65_537, (ROWS, LABELS))], {}, "a client's name: expected at most 65,536 bytes, got 65,537"),
         ({"a": (ROWS[:0], LABELS[:0])}, {}, "no client has a sample"),
         ({"a": (ROWS, LABELS)}, {"test": {"b": (ROWS, LABELS)}}, "a test set of client 'b'"),
     ],
@@ -547,6 +549,11 @@ def test_labels_of_arrays_that_need_a_look(tmp_path: Path) -> None:
     np.savez(path, x=np.zeros((2, 1)), y=np.array(["a", " "]))
     with pytest.raises(InputError, match=r"client 'a': y: a label is empty"):
         own.load(tmp_path)
+    np.savez(path, x=np.arange(3)[:, None], y=np.array(["a", float("nan"), None], object).astype(str))
+    assert "classes 'None', 'nan': if such labels are missing, leave their samples out" in own.load(tmp_path).remarks
+    np.savez(path, x=np.zeros((2, 1)), y=np.array([0x110000, 97], np.uint32).view("<U1"))
+    with pytest.raises(InputError, match=r"a.npz: .*got texts of characters that do not exist"):
+        own.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.npz", "a.x.npy", "a/cat/1.png"])
@@ -628,6 +635,42 @@ def test_arrays_that_lie_or_hold_objects(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(InputError, match=r"a.npz: damaged"):
         own.load(tmp_path)
+    path.unlink()
+    np.save(tmp_path / "a.y.npy", np.zeros(4))
+    np.save(tmp_path / "a.x.npy", np.zeros((4, 3)))
+    whole_x = (tmp_path / "a.x.npy").read_bytes()
+    with zipfile.ZipFile(path, "w") as twice:
+        for name in ("x.npy", "in/x.npy", "y.npy"):
+            twice.writestr(name, whole_x)
+    with pytest.raises(InputError, match=r"a.npz: damaged, or no plain arrays: got two arrays 'x'"):
+        own_arrays.read_npz(path)
+    path.unlink()
+    for shape in (b"(9" + b"9" * 30 + b",)", b"(-4, 3)", b"(True, 12)", b"-" * 9000):
+        damaged = whole_x.replace(b"(4, 3), }", (shape + b", }").ljust(9)).ljust(200)
+        header = damaged[10:].partition(b"\n")[0] + b"\n"
+        (tmp_path / "a.x.npy").write_bytes(damaged[:8] + len(header).to_bytes(2, "little") + damaged[10:])
+        with pytest.raises(InputError, match=r"a.x.npy: damaged, or no plain arrays"):
+            own.load(tmp_path)
+
+
+def test_pictures_that_a_program_would_draw_are_refused(tmp_path: Path) -> None:
+    """Pillow starts Ghostscript for PostScript, whatever a file's name is, and raises all kinds of errors at GIF."""
+    (tmp_path / "a" / "cat").mkdir(parents=True)
+    drawn = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 4\n%%EndComments\n"
+    (tmp_path / "a" / "cat" / "1.png").write_bytes(drawn)
+    with pytest.raises(InputError, match=r"1.png: no image of pixels: expected PNG, JPEG or BMP, got EPS"):
+        own.load(tmp_path)
+
+
+def test_files_with_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "a.csv").write_text("x,y\n1,0\n2,1\n")
+    try:
+        (raw / "a.csv").rename(os.fsdecode(os.fsencode(raw) + b"/\xff.csv"))
+    except OSError:  # a file system of UTF-8 alone
+        return
+    assert own.load(raw).clients == ["\udcff"]
 
 
 def test_a_client_of_missing_values_and_data_of_one_class_are_refused(tmp_path: Path) -> None:

@@ -707,6 +707,51 @@ def test_columns_of_parquet(tmp_path: Path, column: list, options: dict, said: s
         assert np.array_equal(x[:, :-1], said, equal_nan=True)
 
 
+class _Marked(pyarrow.ExtensionType):
+    """A type of a program's own, stored as another."""
+
+    def __init__(self, storage: pyarrow.DataType):
+        super().__init__(storage, "test.marked")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pyarrow.DataType, _: bytes) -> _Marked:
+        return cls(storage)
+
+
+def test_types_of_programs_are_read_as_they_are_stored(tmp_path: Path) -> None:
+    """Their texts have missing cells, too."""
+    pyarrow.register_extension_type(_Marked(pyarrow.string()))
+    try:
+        for cells, said in (([" u", "NA"], r"row 2: no value in column 'a'"), ([b"u", b"v"], r"'a': expected numbers")):
+            stored = pyarrow.array(cells)
+            marked = pyarrow.ExtensionArray.from_storage(_Marked(stored.type), stored)
+            parquet.write_table(pyarrow.table({"a": marked, "b": [1, 2], "y": [0, 1]}), tmp_path / "t.parquet")
+            with pytest.raises(InputError, match=said):
+                own.load(tmp_path / "t.parquet", partition="iid")
+    finally:
+        pyarrow.unregister_extension_type("test.marked")
+
+
+def test_damaged_parquet_is_not_read_in_part(tmp_path: Path) -> None:
+    """Of a group with fewer rows than the file claims, and of texts that are not UTF-8."""
+    path = tmp_path / "t.parquet"
+    rows = 7919  # as a varint behind its type: found nowhere else
+    parquet.write_table(pyarrow.table({"x": range(rows), "y": [k % 2 for k in range(rows)]}), path)
+    mark, content = b"\x16\xde\x7b", path.read_bytes()
+    assert content.count(mark) == 4  # of the file, of two columns and of their group
+    head, found, tail = content.rpartition(mark)
+    path.write_bytes(head + found[:1] + b"\xc8\x01" + tail)  # 100
+    with pytest.raises(InputError, match=r"t.parquet: damaged: expected 7,919 rows, as its last bytes say, got 100"):
+        own.load(path, partition="iid")
+    parquet.write_table(pyarrow.table({"x": ["caf\u00e9", "tea"], "y": [0, 1]}), path, compression="none")
+    path.write_bytes(path.read_bytes().replace("caf\u00e9".encode(), b"caf\xe9\xe9"))
+    with pytest.raises(InputError, match=r"t.parquet: texts that are not UTF-8"):
+        own.load(path, partition="iid")
+
+
 def test_row_numbers_of_pandas_are_left_out(tmp_path: Path) -> None:
     """A data frame has them if a filter went over its rows; other sites' need not."""
     for name, more in (("a", {}), ("b", {"__index_level_0__": [3, 7]})):
@@ -825,6 +870,16 @@ def test_codes_of_missing_cells_are_named(tmp_path: Path, prepare: Callable[...,
     with h5py.File(tmp_path / "f.h5") as file:
         assert json.loads(str(file.attrs["source"]))["missing_codes"] == ["-999", "999"]
         assert np.median([1.0, 3, 4, 5, 1.5, 2]) in file["train/x"][:, 0]
+
+
+def test_codes_that_are_words_or_beyond_floats(tmp_path: Path) -> None:
+    """``true`` is no 1; of whole numbers that float64 has not, only the one named is missing."""
+    table = pyarrow.table({"x": [1, 2**60, 2**60 + 1], "y": [0, 1, 1]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    whole = own.load(tmp_path / "t.parquet", partition="iid", missing_codes="true,1e400")
+    assert not np.isnan(whole.x).any()
+    some = own.load(tmp_path / "t.parquet", partition="iid", missing_codes=str(2**60 + 1), missing="mean")
+    assert np.isnan(some.x[:, 0]).tolist() == [False, False, True]
 
 
 @pytest.mark.soak
