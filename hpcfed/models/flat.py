@@ -396,6 +396,9 @@ class FlatModel:
                     expected=f"shape {tuple(own.shape)}",
                     got=f"{tuple(tensors[name].shape)}",
                 )
+            if flaw := _unlike(tensors[name], own):
+                what = f"model.init: parameter {name!r}"
+                raise InputError(what, where=str(path), expected=f"numbers of {own.dtype}", got=flaw)
             own.copy_(tensors[name])
         self._remember()
 
@@ -447,6 +450,17 @@ def _refuse_overflow(name: str, buffer: Tensor, dtype: torch.dtype) -> None:
             got=f"{float(largest):.3g}",
             remedy="use dtype: float64, or a smaller number",
         )
+
+
+def _unlike(tensor: Tensor, own: Tensor) -> str:
+    """Return what a tensor of a file has that its place in the module cannot hold, "" for nothing."""
+    kinds = [(one.is_complex(), one.is_floating_point(), one.dtype == torch.bool) for one in (tensor, own)]
+    if kinds[0] != kinds[1] or "float4" in str(tensor.dtype):  # quantized, or of another model
+        return str(tensor.dtype)
+    is_wide = own.is_floating_point() and tensor.dtype.itemsize > own.dtype.itemsize
+    if is_wide and not torch.equal(tensor.isfinite(), tensor.to(own.dtype).isfinite()):
+        return f"{tensor.dtype} with numbers beyond it"
+    return ""
 
 
 def _equal(buffer: Tensor, other: Tensor) -> bool:

@@ -62,6 +62,7 @@ ON_SEVERAL_RANKS = often(("unknown-key", "too-few-outputs"), ISSUE)
 
 MORE: Mapping[str, Wrong] = {
     "text-instead-of-hdf5": Wrong(RUN + "data=text.h5", ("text.h5", "not an HDF5 file", "hpcfed prepare")),
+    "init-of-another-type": Wrong(RUN + "model.init=whole.safetensors", ("'0.bias'", "torch.float32", "torch.int8")),
     "init-of-another-shape": Wrong(RUN + "model.init=init.safetensors", ("'0.weight'", "(8, 12)", "(8, 13)")),
     "output-on-a-read-only-disk": Wrong(RUN + "output=/proc/hpcfed", ("/proc/hpcfed", "choose another output")),
     "home-of-nobody": Wrong(RUN + "data=~hpcfed-nobody/x.h5", ("path ~hpcfed-nobody/x.h5", "home folder", "write the")),
@@ -548,6 +549,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "outputs.py").write_text(FACTORIES)
     parameters = {"0.weight": (8, 13), "0.bias": (8,), "2.weight": (4, 8), "2.bias": (4,)}
     save_file({name: torch.zeros(shape) for name, shape in parameters.items()}, folder / "init.safetensors")
+    fitting = {name: torch.zeros(shape) for name, shape in {**parameters, "0.weight": (8, 12)}.items()}
+    save_file({**fitting, "0.bias": torch.zeros(8, dtype=torch.int8)}, folder / "whole.safetensors")
     (folder / "foreign").mkdir()
     (folder / "foreign" / "thesis.tex").write_text("years of work")
     with pytest.MonkeyPatch.context() as patch:
