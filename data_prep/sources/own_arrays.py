@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import lzma
 import math
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -25,7 +26,6 @@ MOST_PACKED = 1100
 """Deflate packs at most 1032 to 1."""
 OBJECTS = "Object arrays cannot be loaded"
 """numpy's words, of a file that could run code."""
-LAST_CHARACTER = 0x10FFFF
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -104,7 +104,7 @@ def _of_text(array: np.ndarray) -> np.ndarray:
     """Return the array; refuse texts with numbers of characters that do not exist, at which Python fails."""
     if array.dtype.kind == "U" and array.size and array.dtype.itemsize:
         points = np.ascontiguousarray(array).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
-        if points.max() > LAST_CHARACTER:
+        if points.max() > sys.maxunicode:
             raise ValueError("texts of characters that do not exist")
     return array
 

@@ -355,7 +355,6 @@ def plain(values: pyarrow.Array, codes: tuple[str, ...], decimal_comma: bool = F
     if pyarrow.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     of_codes = [value for code in codes if not cells.is_boolean(code) and (value := cells.number(code)) is not None]
-    known = pyarrow.array([value for value in of_codes if isinstance(value, float)], "float64")
     if str(values.type) == "string_view":
         values = values.cast(pyarrow.string())
     if pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type):
@@ -363,7 +362,8 @@ def plain(values: pyarrow.Array, codes: tuple[str, ...], decimal_comma: bool = F
         if not pc.all(pc.string_is_ascii(trimmed)).as_py():
             trimmed = _composed(trimmed)
         absent = pc.is_in(trimmed, value_set=_missing(values.type, codes))
-        if len(known):
+        if floats := [value for value in of_codes if isinstance(value, float)]:
+            known = pyarrow.array(floats, "float64")
             absent = pc.or_(absent, pc.is_in(_as_numbers(trimmed, decimal_comma), value_set=known))
         return pc.if_else(absent, pyarrow.scalar(None, values.type), trimmed)
     if pyarrow.types.is_floating(values.type):
