@@ -4,7 +4,8 @@
     python   pickled dicts of ``data`` (n, 3072) uint8 and ``labels`` or ``fine_labels``; see `pickled`
 
 References: Krizhevsky, "Learning multiple layers of features from tiny images", 2009; the CIFAR page. Constants of the
-normalization: FedExP, util_data.py:141 (both sets); FedDyn, utils_dataset.py:21-107 (CIFAR-100's own).
+normalization: FedExP, util_data.py:141 (both sets); FedDyn, utils_dataset.py:21-107 (CIFAR-100's own). ``interleaved``:
+pfl-research, benchmarks/dataset/cifar10/download_preprocess.py:57.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ MAX_LABEL = np.iinfo(np.uint8).max
 FEDEXP = Standardization((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
 FEDDYN = Standardization((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 OF_100: Mapping[str, Standardization] = {"feddyn": FEDDYN, "fedexp": FEDEXP}
+INTERLEAVED = Standardization((0.4734, 0.4734, 0.4734), (0.2516, 0.2516, 0.2516))
+"""Of the training set whose bytes are taken in threes, so that each channel has every third byte of each colour."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,20 @@ CIFAR100 = Version(
 Reader = Callable[[Path, Version], tuple[np.ndarray, np.ndarray]]
 
 
-def load10(raw: str | Path, *, incomplete: bool = False, first: int | None = None) -> Dataset:
-    """Read CIFAR-10, or its `first` training images and a quarter as many to test on; see `load`."""
+def load10(
+    raw: str | Path, *, incomplete: bool = False, first: int | None = None, interleaved: bool = False
+) -> Dataset:
+    """Read CIFAR-10, or its `first` training images and a quarter as many to test on; see `load`.
+
+    Args:
+        raw, incomplete: see `load`.
+        first: number of training images; None: all, and the whole test set.
+        interleaved: take an image's bytes in threes, one per channel, as pfl-research's benchmark does, though they are
+            planes of red, green and blue: rows of the result are pieces of three rows of one colour.
+    """
     dataset = load(Path(raw), CIFAR10, CIFAR10.normalization, incomplete)
+    if interleaved:
+        dataset = _interleaved(dataset)
     if first is None or dataset.test_x is None or dataset.test_y is None:
         return dataset
     if not 4 <= first <= len(dataset.x):
@@ -145,6 +159,25 @@ def load10(raw: str | Path, *, incomplete: bool = False, first: int | None = Non
         test_x=dataset.test_x[test],
         test_y=dataset.test_y[test],
         source={**dataset.source, "first": first},
+    )
+
+
+def _interleaved(dataset: Dataset) -> Dataset:
+    """Return CIFAR-10 with byte 3k + c of an image as pixel k of channel c, in the place of byte 1024 c + k."""
+    channels, rows, columns = SHAPE
+    x, test_x = (
+        each.reshape(-1, rows, columns, channels).transpose(0, 3, 1, 2)
+        for each in (dataset.x, dataset.test_x)
+        if each is not None
+    )
+    remark = "bytes of an image taken in threes, as pfl-research does: its three colours lie one below the other"
+    return replace(
+        dataset,
+        x=x,
+        test_x=test_x,
+        normalization=INTERLEAVED,
+        source={**dataset.source, "interleaved": True},
+        remarks=(*dataset.remarks, remark),
     )
 
 

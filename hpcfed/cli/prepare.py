@@ -114,6 +114,8 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--first", type=click.IntRange(min=4),
               help="mnist, fashion-mnist: the first so many images to train on; cifar10: and a quarter of that "
               "to test.")  # fmt: skip
+@click.option("--interleaved", is_flag=True, default=None,
+              help="cifar10: take an image's bytes in threes, as pfl-research's benchmark does.")  # fmt: skip
 @click.option("--tiles", type=click.IntRange(min=1),
               help="flamby-camelyon16: tiles of a slide [default: 10000].")  # fmt: skip
 @click.option("--task", metavar="[classification|multi-label|regression|survival|next-token]",

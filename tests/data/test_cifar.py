@@ -51,6 +51,16 @@ def test_rows_of_red_come_first(tmp_path: Path) -> None:
     assert image[2, 31, 31] == content[3072]
 
 
+def test_interleaved_takes_bytes_in_threes(tmp_path: Path) -> None:
+    raw.write_cifar_binary(tmp_path, cifar.CIFAR10)
+    pixels = (tmp_path / "test_batch.bin").read_bytes()[1:]
+    dataset = cifar.load10(tmp_path, interleaved=True)
+    for channel, row, column in ((0, 0, 0), (2, 0, 1), (1, 31, 30)):
+        assert dataset.test_x[0, channel, row, column] == pixels[3 * (32 * row + column) + channel]
+    assert dataset.source["interleaved"] is True
+    assert "as pfl-research does" in dataset.remarks[-1]
+
+
 def test_constants_are_those_of_the_papers(tmp_path: Path) -> None:
     raw.write_cifar_binary(tmp_path, cifar.CIFAR100)
     assert cifar.load100(tmp_path).normalization.mean == (0.5071, 0.4867, 0.4408)
@@ -172,6 +182,9 @@ def test_real_records() -> None:
     assert dataset.test_y[:5].tolist() == [3, 8, 8, 0, 6]
     mean = dataset.x.mean(axis=(0, 2, 3)) / 255
     np.testing.assert_allclose(mean, dataset.normalization.mean, atol=0.01)
+    threes = cifar.load10(folder, incomplete=True, interleaved=True)
+    np.testing.assert_allclose(threes.x.mean(axis=(0, 2, 3)) / 255, threes.normalization.mean, atol=0.01)
+    np.testing.assert_allclose(threes.x.std(axis=(0, 2, 3)) / 255, threes.normalization.std, atol=0.01)
     rows = dataset.x.astype(np.float64)
     along, across = np.abs(np.diff(rows, axis=3)).mean(), np.abs(np.diff(rows, axis=2)).mean()
     assert max(along, across) < 20  # neighbouring pixels are alike: 32 × 32 is cut right
