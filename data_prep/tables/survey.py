@@ -245,13 +245,23 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
         found = cells.numbers(values, block.decimal_comma)
     except cells.NoNumber as error:
         facts.word = facts.word or (block.place(error.row), error.text)
-        texts = cells.distinct(values)[0]
-        facts.number = facts.number or any(
-            cells.number(text, block.decimal_comma) is not None for text in texts if not cells.is_boolean(text)
-        )
-        if len(facts.levels) <= MOST_LEVELS:
-            _add(facts, texts, block)
-        return
+        _note_words(facts, values, block)
+    else:
+        _note_numbers(facts, values, found, block)
+
+
+def _note_words(facts: ColumnFacts, values: pyarrow.Array, block: Block) -> None:
+    """Note the distinct cells of a block whose column has words, and whether any is a number."""
+    texts = cells.distinct(values)[0]
+    facts.number = facts.number or any(
+        cells.number(text, block.decimal_comma) is not None for text in texts if not cells.is_boolean(text)
+    )
+    if len(facts.levels) <= MOST_LEVELS:
+        _add(facts, texts, block)
+
+
+def _note_numbers(facts: ColumnFacts, values: pyarrow.Array, found: np.ndarray, block: Block) -> None:
+    """Note the kinds and the range of a column's numbers in a block, `found`, (m,); a missing cell is NaN."""
     facts.truth = facts.truth or _first_truth(values, block)
     if texts := _booleans(values, found):
         _add(facts, texts, block)  # in case that the column has words in another block
@@ -261,16 +271,19 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
     too_large = np.abs(found) > MAX_FLOAT32
     if too_large.any():
         facts.infinite = facts.infinite or block.place(int(too_large.argmax()))
-        return
-    if not len(present := found[~np.isnan(found)]):
-        return
+    elif len(present := found[~np.isnan(found)]):
+        _note_range(facts, values, present, block)
+
+
+def _note_range(facts: ColumnFacts, values: pyarrow.Array, present: np.ndarray, block: Block) -> None:
+    """Note sentinels, range and rounding of a column's numbers in a block, without missing cells."""
     is_code = np.isin(present, SENTINELS)
     facts.coded.update(present[is_code].astype(int).tolist())
     facts.low_else = min(facts.low_else, float(present[~is_code].min(initial=math.inf)))
     if np.abs(present).max() < cells.EXACT:
         low, high = float(present.min()), float(present.max())
         rounding = float(np.abs(present - present.astype(np.float32)).max())
-    else:
+    else:  # float64 does not tell whole numbers of this size apart
         exact = [cells.number(text, block.decimal_comma) for text in cells.distinct(values)[0]]
         known = [value for value in exact if value is not None and not math.isnan(value)]
         low, high = min(known), max(known)
