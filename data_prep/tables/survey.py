@@ -199,13 +199,12 @@ def _feature(name: str, facts: ColumnFacts, options: ColumnOptions, where: Path)
         got = f"dates such as {text if text in dates else min(dates)!r}"
         raise InputError(f"column {name!r}", where=where_first, expected="numbers", got=got, remedy=remedy)
     if chosen or facts.word:
-        most = MOST_CHOSEN if chosen else MOST_LEVELS
-        if len(facts.levels) > most:
+        if not chosen and len(facts.levels) > MOST_LEVELS:
             if options.group is None:
                 remedy += f", or by --group '{name}' if it names a row's patient, so that no test split divides one"
-            if not chosen:
-                remedy += f"; or let it be one-hot all the same by --categorical {name!r}"
-            raise InputError(f"column {name!r} has more than {most} different words", where=str(where), remedy=remedy)
+            remedy += f"; or let it be one-hot all the same by --categorical {name!r}"
+            what = f"column {name!r} has more than {MOST_LEVELS} different words"
+            raise InputError(what, where=str(where), remedy=remedy)
         names, codes = cells.names(facts.levels)
         return Feature(name, tuple(names), codes)
     if facts.odd_truth:
@@ -239,7 +238,10 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
         _add(facts, cells.distinct(values)[0], block)
         if len(facts.levels) > limit:
             what = f"more than {limit:,} different values in column {name!r}"
-            raise InputError(what, where=str(block.path), remedy="use --task regression, or name another --target")
+            remedy = f"leave it out by --exclude '{name}'"
+            if limit == MOST_CLASSES:
+                remedy = "use --task regression, or name another --target"
+            raise InputError(what, where=str(block.path), remedy=remedy)
         return
     try:
         found = cells.numbers(values, block.decimal_comma)

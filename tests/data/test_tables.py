@@ -328,6 +328,8 @@ def test_no_table_without_rows_is_blamed(tmp_path: Path) -> None:
          "divides one; or let it be one-hot all the same by --categorical 'sex'"),
         ({"a": [(f"{k}", "2", f"p{k}", "a") for k in range(101)]}, {"group": "age"},
          "leave it out by --exclude 'sex'; or let it be one-hot"),
+        ({"a": [("1", "2", f"p{k}", "a") for k in range(10_001)]}, {"categorical": "sex"},
+         "a.csv: more than 10,000 different values in column 'sex'; leave it out by --exclude 'sex'"),
         ({"a": [("1", "2", "f", f"{k}.5") for k in range(30)]}, {}, "30 different fractions; use --task regression"),
         ({"a": CELLS}, {"task": "regression"}, "a.csv: row 2: target 'outcome': expected finite numbers, got a"),
         ({"a": [("1", "2", "f", " ")]}, {"missing": "mean"}, "target 'outcome' has no value in any row"),
