@@ -77,7 +77,8 @@ def trained_by(
     """Return the engine of a resolved recipe, and what was chosen.
 
     Where the recipe leaves the engine to ``auto``, models that can be read (`hpcfed.models.reading`) are trained in
-    tiles, all others one client after another. Neither a name nor a timing decides.
+    tiles unless clients must be kept apart or gain nothing from tiles (`_tiles`), all others one client after another.
+    Neither a name nor a timing decides.
 
     Args:
         section, model, loss: how clients train, what, and on what.
@@ -95,6 +96,7 @@ def trained_by(
     Raises:
         InputError: the batched engine or its products cannot take the model, it cannot be compiled, the device knows no
             such precision, or clients cannot be trained in tiles of the size that the recipe asks for.
+        EnvironmentFailure: tiles of that size do not fit into the device's memory.
     """
     if section.noise is not None:
         return _private(section, model, loss, seed, like)
@@ -121,18 +123,12 @@ def trained_by(
         SequentialSolver, model, loss, section, seed, precision=precision, draws=draws, private_first=private_first
     )
     solver = try_compiled(build, like) if section.compile else build()
-    choice = EngineChoice("sequential", "blas", section.tile, section.memory_format, why=why)
-    if own_step is not None:
-        own = OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
-        own.graphs = _graphs_of_none(section, model, "local.step is your own")
-        return own, choice
-    if loss.by_client is not None:
-        solver.graphs = _graphs_of_none(section, model, "each client has a loss of its own")
-    elif private_first:
-        solver.graphs = _graphs_of_none(section, model, "parameters.private_first trains parts in turn")
+    engine = solver if own_step is None else OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
+    if hindrance := _unrecordable(loss, own_step, private_first):
+        engine.graphs = _graphs_of_none(section, model, hindrance)
     else:
         _record_steps(solver, section, model, like, work)
-    return solver, choice
+    return engine, EngineChoice("sequential", "blas", section.tile, section.memory_format, why=why)
 
 
 def _private(
@@ -207,6 +203,15 @@ def _tiles(
     if alone:
         refuse_tile(section, alone)
     return Tiles(network, read, size, width, of_network), ""
+
+
+def _unrecordable(loss: Loss, own_step: Callable[..., Any] | None, private_first: int) -> str:
+    """Return why steps of clients trained one after another cannot be recorded on a device; empty if they can."""
+    if own_step is not None:
+        return "local.step is your own"
+    if loss.by_client is not None:
+        return "each client has a loss of its own"
+    return "parameters.private_first trains parts in turn" if private_first else ""
 
 
 def _record_steps(solver: SequentialSolver, section: Local, model: FlatModel, like: Samples, work: ClientWork) -> None:
