@@ -170,12 +170,7 @@ def gather(
     x, y = _as_wide(x, tested.x), _as_wide(y, tested.y)
     if (whole := samples.rounded if tests.rounded is None else tests.rounded) is not None:
         remarks = (*remarks, f"x: whole numbers are rounded to float32, {whole} to {int(np.float32(whole))}")
-    if absent == "keep" and x.ndim != 2:
-        raise InputError(
-            f"--missing {missing}", expected="x (n, p)", got=f"shape {x.shape[1:]} each", remedy="use drop"
-        )
-    if task == "multi-label" and y.ndim != 2:
-        raise InputError(f"{name}: y", expected="zeros and ones, a column a label", got=f"shape {y.shape[1:]} each")
+    _check_shapes(name, task, missing, x, y)
     test_y = tested.y
     if samples.labels is not None:
         classes = samples.labels.classes(positive)
@@ -191,10 +186,8 @@ def gather(
         y, test_y = _narrow(y, largest), None if test_y is None else _narrow(test_y, largest)
     group = test_group = None
     if groups is not None:
-        of_tests = {"": test_groups} if tested.is_common and test_groups is not None else test_groups or {}
-        group_names, test_group_names = names_of(kept, groups), names_of(tested.kept, of_tests)
-        group, test_group = numbered(group_names, test_group_names)
-        remarks = (*remarks, *described(owner, group, test_group, {*group_names, *test_group_names}))
+        group, test_group, lines = _grouped(groups, test_groups, kept, owner, tested)
+        remarks = (*remarks, *lines)
     return Dataset(
         name=name,
         task=task,
@@ -249,6 +242,29 @@ def _tested(test: Any, tests: Samples, names: list[str]) -> _Tested:
     kept = [("", tests.add("the test set", test))]
     x, y = tests.finish()
     return _Tested(x, y, None, kept, True) if len(x) else _Tested(kept=kept, is_common=True)
+
+
+def _check_shapes(name: str, task: str, missing: str, x: np.ndarray, y: np.ndarray) -> None:
+    """Refuse x other than (n, p) where its gaps are filled by column, and multi-label y other than (n, K).
+
+    Raises:
+        InputError: naming the shape.
+    """
+    if missing not in (REFUSE, DROP) and x.ndim != 2:
+        got = f"shape {x.shape[1:]} each"
+        raise InputError(f"--missing {missing}", expected="x (n, p)", got=got, remedy="use drop")
+    if task == "multi-label" and y.ndim != 2:
+        raise InputError(f"{name}: y", expected="zeros and ones, a column a label", got=f"shape {y.shape[1:]} each")
+
+
+def _grouped(
+    groups: Mapping[str, Any], test_groups: Any, kept: Kept, owner: np.ndarray, tested: _Tested
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return the groups of the training and of the test samples, by number, (n,) each, and remarks on them."""
+    of_tests = {"": test_groups} if tested.is_common and test_groups is not None else test_groups or {}
+    names, test_names = names_of(kept, groups), names_of(tested.kept, of_tests)
+    group, test_group = numbered(names, test_names)
+    return group, test_group, [*described(owner, group, test_group, {*names, *test_names})]
 
 
 def _features(samples: Samples, shape: tuple[int, ...]) -> list[str] | None:
