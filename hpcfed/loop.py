@@ -161,11 +161,7 @@ def _run(
     data = world.on_root(lambda: folder.claim(recipe, done, state, say, client_rows=rows, trains=trains))
     with recorded_ending(folder, world) as ending:
         reporter.say(world.on_root(checkpoints.prepare))
-        facts = _facts(recipe, parts, evaluator) | {"data": data}
-        if done and (before := world.on_root(lambda: went_on(read_environment(folder.path), facts, done))):
-            facts[BEFORE] = before
-        suspicions = list(world.on_root(folder.suspicions)) if done else []
-        world.on_root(lambda: folder.write("environment.json", with_suspicions(facts, suspicions)))
+        facts, suspicions = _write_environment(recipe, folder, parts, evaluator, data, done)
         for remark in (*remarks(recipe, parts), *_resume_remarks(recipe, done, facts)):
             reporter.say(f"{recipe.name}: {remark}")
         totals = progress.get("totals", {})
@@ -229,8 +225,21 @@ def _stopping(recipe: Recipe, folder: RunFolder, world: World, done: int, saved:
     return stopping
 
 
+def _write_environment(
+    recipe: Recipe, folder: RunFolder, parts: Parts, evaluator: Evaluator, data: Mapping[str, Any], done: int
+) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
+    """Write ``environment.json``; return its facts, and the suspicions of the rounds done. Called on every rank."""
+    world = parts.world
+    facts = _facts(recipe, parts, evaluator) | {"data": data}
+    if done and (before := world.on_root(lambda: went_on(read_environment(folder.path), facts, done))):
+        facts[BEFORE] = before
+    suspicions = list(world.on_root(folder.suspicions)) if done else []
+    world.on_root(lambda: folder.write("environment.json", with_suspicions(facts, suspicions)))
+    return facts, suspicions
+
+
 def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]:
-    """Return the contents of ``environment.json``, except ``data``. Called on every rank."""
+    """Return the facts of ``environment.json`` that do not depend on the folder. Called on every rank."""
     return {
         **environment(
             parts.world,
