@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from hpcfed.cli.options import OVERRIDES
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpcfed.lab.bench.timing import Timing
+    from hpcfed.lab.bench.timing import Contender, Timing
+    from hpcfed.lab.bench.workloads import Workload
 
 WORKLOADS = ("mlp", "mlp-100", "cnn", "logistic", "logistic-200")
 PAPERS = ("fedexp", "resnet18", "lstm", "lstm256", "pfl-cifar10")
@@ -137,7 +138,7 @@ def rounds_command(
     """
     from hpcfed.errors import InputError
     from hpcfed.lab.bench import tables
-    from hpcfed.lab.bench.timing import bare, in_turn, ours, ours_apart, own
+    from hpcfed.lab.bench.timing import bare, in_turn, own
     from hpcfed.lab.bench.timing import floors as floors_of
     from hpcfed.lab.bench.workloads import own_workload, workload, write_workload
 
@@ -159,16 +160,13 @@ def rounds_command(
             title = f"{work.letter}: {work.title}" if work.letter else work.title
             _print(f"{title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")
             counted = -(-rounds // work.evaluate_every) * work.evaluate_every if work.evaluates else rounds
-            contenders = [bare(name, folder, counted, warm_up, device, work.batch_size)]
-            contenders += [ours(folder, counted, warm_up, count, mean=work.evaluates) for count in ranks]
-            for how, factory in work.written if as_written else ():
-                contenders.append(
-                    ours(folder, counted, warm_up, ranks[0], mean=work.evaluates, written=how, factory=factory)
-                )
-            contenders += [ours_apart(folder, counted, warm_up, count) for count in ranks if apart and count > 1]
-            contenders += floors_of(name, folder, counted, warm_up, device) if floors else []
             known = {"workload": name, "folder": folder, "rounds": counted, "warm_up": warm_up, "device": device}
-            contenders += [own(*_named(loop, known), optional=go_on) for loop in own_loops]
+            contenders = [
+                bare(name, folder, counted, warm_up, device, work.batch_size),
+                *_ours(work, folder, counted, warm_up, ranks, apart=apart, as_written=as_written),
+                *(floors_of(name, folder, counted, warm_up, device) if floors else ()),
+                *(own(*_named(loop, known), optional=go_on) for loop in own_loops),
+            ]
             timings = in_turn(contenders, repeats, _print)
         _show(tables.rounds(timings), tables.phases(timings))
         if work.whole:
@@ -176,6 +174,21 @@ def rounds_command(
             _print(f"{work.whole:,} rounds at this speed: {seconds}")
         results[name] = _plain(timings)
     _keep(json_file, "rounds", results)
+
+
+def _ours(
+    work: Workload, folder: Path, rounds: int, warm_up: int, ranks: Sequence[int], *, apart: bool, as_written: bool
+) -> Iterator[Contender]:
+    """Yield hpcfed's contenders: on each number of ranks, with the network as people write it, and side by side."""
+    from hpcfed.lab.bench.timing import ours, ours_apart
+
+    for count in ranks:
+        yield ours(folder, rounds, warm_up, count, mean=work.evaluates)
+    for how, factory in work.written if as_written else ():
+        yield ours(folder, rounds, warm_up, ranks[0], mean=work.evaluates, written=how, factory=factory)
+    for count in ranks:
+        if apart and count > 1:
+            yield ours_apart(folder, rounds, warm_up, count)
 
 
 def _named(loop: str, known: Mapping[str, object]) -> tuple[str, list[str]]:
