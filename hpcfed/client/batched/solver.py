@@ -54,7 +54,7 @@ class StackedSolver:
         seed: the recipe's ``seed.batches``.
         tile: R. A tile of one client trains it where the model lies, with minibatches of the client's own sizes.
         width: samples of a minibatch that is not short, which tiles of more than one client have room for.
-        most_steps: of a client in a round, so many of which are gathered at once, at most.
+        most_steps: of a client in a round; minibatches of more steps are never gathered at once.
         elsewhere: whether tilts have an offset or a radius.
         averages: whether the loss of a minibatch is an average over its samples.
         draws: whether the network draws random numbers; they come from the client's stream, in a tile of one.
@@ -88,14 +88,14 @@ class StackedSolver:
         self._model, self._section, self._width, self._network = model, section, width, network
         self._seed, self._draws, self._averages, self._most_steps = seed, draws, averages, max(1, most_steps)
         self._streams, self._stepping = Streams(seed, Purpose.BATCHES), Stepping(section)
-        self._step = 1
+        self._width_step = 1
         self._num_keys = network.keys if isinstance(network, OperatorNetwork) else 0
         if tile == 1:  # Δ takes the gradient's place
             stacks, self._deltas = Stacks.in_place(model, model.trained), model.grad.unsqueeze(0)
         else:
             shapes = [view.shape for view in model.trained_views(model.trained).values()]
             step = width_step(width, model.vector.element_size())
-            self._step = step if isinstance(network, Perceptron) else 1
+            self._width_step = step if isinstance(network, Perceptron) else 1
             stacks = Stacks(model, tile, network.rooms(shapes, step))
             self._deltas = model.vector.new_zeros(tile, model.vector.numel())
         plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
@@ -121,7 +121,7 @@ class StackedSolver:
                 width=width,
                 most_steps=most_steps,
                 averages=averages,
-                width_step=self._step,
+                width_step=self._width_step,
                 computing=products,
             )
 
@@ -306,7 +306,7 @@ class StackedSolver:
         steps, (x, y) = sizes.shape[1], next(iter(of_slot.values())).samples
         if not steps:
             return
-        width, padded = math.prod(x.shape[1:]), rounded(math.prod(x.shape[1:]), self._step)
+        width, padded = math.prod(x.shape[1:]), rounded(math.prod(x.shape[1:]), self._width_step)
         a_step = max(1, self.tile * self._width * padded * x.element_size())
         chunk = min(self._most_steps, max(1, GATHERED_BYTES // a_step))  # whatever these clients' steps
         gathered = [
