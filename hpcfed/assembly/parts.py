@@ -68,8 +68,8 @@ def parts_of(
 ) -> tuple[Parts, Evaluator]:
     """Build the parts of this rank, on the device of its `slot`.
 
-    `devices` are those of all ranks, `step_work` is what ``device: auto`` was decided by, if by anything
-    (`hpcfed.assembly.auto_device`).
+    `devices` and `step_work` are as `Parts` has them; `key` encrypts clients' states in checkpoints, None without a
+    secret seed.
 
     Raises:
         InputError: as `hpcfed.assembly.assemble` says.
@@ -82,6 +82,7 @@ def parts_of(
         accelerator(device).be_deterministic(recipe.deterministic)
     repeats_bits = recipe.deterministic or not devices.any_gpu
     sized_for = torch.device("cpu") if devices.are_mixed else device
+    # What is trained and measured: loss, metrics, model and method.
     loss = build_loss(recipe, federation, dtype, device)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
@@ -94,11 +95,12 @@ def parts_of(
         method = keeping_private(method, model.own)
     outputs = _outputs(recipe, federation, model, loss, sums)
     _check_scores(recipe, model, outputs)
+    # Who trains it, and where: cohorts, samples, engine, ranks and clients' states.
     cohorts = Cohorts(recipe, federation.sizes)
     room = {"device": _room(device, slot.sharing), "host": _room(torch.device("cpu"), slot.neighbours)}
     check_robust(recipe, chain, method, model, cohorts, room["host"] // 2, world)
-    again = _reads_again(recipe, cohorts)
-    shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
+    keeps_clients = _reads_again(recipe, cohorts)
+    shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=keeps_clients)
     work = ClientWork(cohorts.most_listed, federation.sizes, cohorts.typical_steps)
     multiply_exactly(device)
     engine, engine_choice = _engine(recipe, federation, method, model, loss, work, sized_for)
