@@ -70,7 +70,7 @@ def job_options(function: F, *, nodes: bool = True) -> F:
 def command(
     recipe: str, overrides: tuple[str, ...], fresh: bool, accept_code: bool, chain: int | None, **job: Any
 ) -> None:
-    """Submit RECIPE to SLURM, or the site file's scheduler, and show the script, written beside the output.
+    """Submit RECIPE to SLURM, or the site file's scheduler, by a script that is written beside the output.
 
     The job stops itself before its time limit, goes back into the queue, and goes on where it stopped until the run is
     done. Repeated while a job waits or runs, the command names that job and submits no other.
@@ -123,7 +123,7 @@ def submit_job(
     chain: int | None = None,
     array: int | None = None,
 ) -> None:
-    """Show the batch script of a command, and submit it unless it waits or runs already, or there is nothing to do.
+    """Submit a command as a job, unless it waits or runs already or there is nothing to do, or print its script alone.
 
     Args:
         facts: of the runs; a resolved recipe has them all.
