@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,38 @@ from tests.mpi.recipes import METHODS, small, write_small
 
 CLIP: Mapping[str, Any] = {"clip": {"norm": 1.0, "scales": {}}}
 PRIVATE: Mapping[str, Any] = {"updates": [CLIP], "means": [{"noise": {"multiplier": 1.0}}]}
+TELLS = """
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method
+
+
+class Numbers(ClientRule):
+    scalars = ("loss",)
+
+
+class Losses(ClientRule):
+    loss_at_w = True
+
+
+class Gradients(ClientRule):
+    evaluates_elsewhere = True
+
+
+def numbers():
+    return Method("numbers", Numbers(), ServerStep())
+
+
+def losses():
+    return Method("losses", Losses(), ServerStep())
+
+
+def gradients():
+    return Method("gradients", Gradients(), ServerStep())
+"""
+"""Methods whose clients tell more than vectors, or look at their samples in other ways."""
+OWN_TESTS = "own-tests.h5"
+"""The same data, whose test samples belong to clients."""
 SECRET = "8f1c6a0be35d97421b6e0c9d4a7f5328"
 CHANCE = {"fraction": 0.5, "sampling": "bernoulli"}
 LEVELS: Mapping[str, Mapping[str, Any]] = {
@@ -57,14 +91,18 @@ def place(world, shared_tmp) -> Path:
 
 
 def filled(folder: Path) -> Path:
-    write_small(folder)
+    shutil.copy(write_small(folder), folder / OWN_TESTS)
+    with h5py.File(folder / OWN_TESTS, "r+") as file:
+        file["test/offsets"] = [0, 30, 60, 90, 120, 150]
+    (folder / "tells.py").write_text(TELLS)
     (folder / "secret.txt").write_text(SECRET)
     (folder / "secret.txt").chmod(0o600)
     return folder
 
 
 def recipe(folder: Path, output: str, **changes: Any) -> dict[str, Any]:
-    return small(folder / output, **{"data": str(folder / "small.h5"), **PRIVATE, **changes})
+    data = folder / changes.pop("data", "small.h5")
+    return small(folder / output, data=str(data), **{**PRIVATE, **changes})
 
 
 def run(folder: Path, output: str, world: World | None = None, **changes: Any) -> hpcfed.Result:
@@ -524,6 +562,12 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "clients' scores": ({"evaluate": {"clients": {"every": 1}}}, "noise with evaluate.clients"),
     "last models": ({"evaluate": {"model": "client-average"}}, "noise with evaluate.model"),
     "schedule": ({"cohort": {"schedule": [[0, 1]]}}, "noise with cohort.schedule"),
+    "statistics": ({"evaluate": {"statistics": "training"}}, "noise with evaluate.statistics"),
+    "own test sets": ({"data": OWN_TESTS}, "noise with evaluate.every: 1: the test sets are clients' own"),
+    "strict": ({"sentinel": "strict"}, "noise with sentinel: strict"),
+    "left out": ({"cohort": {"without": [4]}}, "noise with cohort.without"),
+    "authors": ({"cohort": {**CHANCE, "stream": "authors"}}, "noise with cohort.stream: authors"),
+    "averaged": ({"parameters": {"buffers": "averaged"}}, "noise with parameters"),
     "labels": ({"loss": {"weights": "balanced"}}, "noise with loss.weights"),
     "private parts": ({"parameters": {"private": ["0.*"]}}, "noise with parameters"),
     "states": ({"algorithm": {"name": "scaffold"}}, "noise with secret_seed: none"),
@@ -533,6 +577,17 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     ),
     "fedexp": ({"algorithm": {"name": "fedexp"}}, "noise with fedexp has no meaning: its step size"),
     "feddyn": ({"algorithm": {"name": "feddyn", "alpha": 0.1}}, "noise with feddyn has no meaning"),
+    "numbers": (
+        {"algorithm": {"factory": "tells:numbers"}},
+        "noise with algorithm: numbers: its clients report numbers besides vectors: loss",
+    ),
+    "quantile of noised bits": (
+        {
+            "updates": [{"clip": {"norm": 1.0, "quantile": 0.5}}, {"noise": {"multiplier": 0.1}}],
+            "means": None,
+        },
+        "its bits would not be noised",
+    ),
     "fednova": ({"algorithm": {"name": "fednova"}}, "normalisation multiplies what was clipped"),
     "no noise": ({"means": None, "secret_seed": "secret.txt"}, "'noise' in 'means', 'updates' or 'local' beside"),
     "no such file": ({"secret_seed": "missing.txt"}, "secret_seed: no such file"),
@@ -546,7 +601,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
 def test_what_noise_does_not_go_with_is_refused(case, place):
     changes, words = REFUSED[case]
     with pytest.raises(hpcfed.InputError, match=words):
-        run(place, "run", **changes)
+        run(place, "run", python_path=[str(place)], **changes)
 
 
 @pytest.mark.serial

@@ -25,7 +25,7 @@ from hpcfed.rng import Purpose, normals, stream
 from hpcfed.simulation import Simulation
 from hpcfed.updates._layout import layout_of
 from hpcfed.updates._samples import SampleMechanism, sample_accountant, sample_multiplier_for
-from tests.contract.test_privacy import filled, secret
+from tests.contract.test_privacy import OWN_TESTS, filled, secret
 from tests.federations import write_federation
 from tests.mpi.recipes import small
 
@@ -56,7 +56,8 @@ def place(world, shared_tmp) -> Path:
 
 def recipe(folder: Path, output: str, **changes: Any) -> dict[str, Any]:
     local = {**WORK, "noise": NOISE, **changes.pop("local", {})}
-    return small(folder / output, data=str(folder / "small.h5"), python_path=[str(folder)], local=local, **changes)
+    data = folder / changes.pop("data", "small.h5")
+    return small(folder / output, data=str(data), python_path=[str(folder)], local=local, **changes)
 
 
 def run(folder: Path, output: str, world: World | None = None, **changes: Any) -> hpcfed.Result:
@@ -256,6 +257,18 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "dropout": ({"model": {"factory": "private_nets:net", "args": {"kind": "dropout"}}}, "and no dropout"),
     "tiles": ({"local": {"engine": "batched"}}, "local.engine: batched with local.noise"),
     "compiled": ({"local": {"compile": True}}, "local.noise with local.compile"),
+    "clients' scores": ({"evaluate": {"clients": {"every": 1}}}, "local.noise with evaluate.clients"),
+    "statistics": ({"evaluate": {"statistics": "training"}}, "local.noise with evaluate.statistics"),
+    "own test sets": ({"data": OWN_TESTS}, "local.noise with evaluate.every: 1"),
+    "averaged": ({"parameters": {"buffers": "averaged"}}, "local.noise with parameters"),
+    "private parts": (
+        {"parameters": {"private": ["0.*"]}, "evaluate": {"every": 0}},
+        "local.noise with parameters",
+    ),
+    "skip": ({"on_bad_client": "skip"}, "local.noise with on_bad_client"),
+    "numbers": ({"algorithm": {"factory": "tells:numbers"}}, "its clients report numbers: loss"),
+    "losses": ({"algorithm": {"factory": "tells:losses"}}, "it reads the loss on all samples"),
+    "gradients": ({"algorithm": {"factory": "tells:gradients"}}, "it takes gradients twice a step"),
     "training sets": ({"evaluate": {"train": {"every": 1}}}, "local.noise with evaluate.train"),
     "labels": ({"loss": {"weights": "balanced-by-site"}}, "local.noise with loss.weights"),
     "norms": ({"algorithm": {"name": "fedexp"}}, "which noise of clients makes up to"),
