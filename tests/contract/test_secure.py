@@ -169,6 +169,16 @@ def test_noise_is_under_the_masks_or_behind_their_sum(who, place, monkeypatch):
     assert [(row["skipped"], row["local_loss"], row["mean_delta_sq"]) for row in masked] == [([], None, None)] * 2
 
 
+def test_noise_behind_the_sum_is_of_the_cohort_that_is_expected(place, monkeypatch):
+    """Whoever drops out: by a mean over those left one client would move the model by more than the noise is for."""
+    monkeypatch.setattr("hpcfed.updates.noise.normals", lambda *about: np.zeros(about[-1]))
+    about = {"secure_aggregation": {"dropout": 0.4}, "weights": "uniform", "rounds": 1}
+    noised, bare = run(place, "expected", **NOISE["the server"], **about)[0], run(place, "of-those-left", **about)[0]
+    left = 9 - int(dropouts(0, 0.4, 1, 9).sum())
+    assert 0 < left < 9
+    assert noised["delta_sq"] == pytest.approx(bare["delta_sq"] * (left / 9) ** 2, rel=1e-5)
+
+
 def test_words_have_room_for_the_tails_of_noise(place, monkeypatch):
     """Each number as large as noise can be, of all clients alike: nothing wraps around."""
     monkeypatch.setattr("hpcfed.updates.noise.normals", lambda *about: np.full(about[-1], LARGEST_NORMAL))

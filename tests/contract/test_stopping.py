@@ -220,6 +220,8 @@ def test_a_lower_patience_ends_a_run_at_once_if_its_last_round_was_evaluated():
     lower = Stopping(Stop(patience=2), saved(before))
     lower.go_on(4)  # which has no score: a run's last round has
     assert lower.reason is None
+    lower.go_on(3)
+    assert lower.reason == "stop.patience: no better test accuracy in 2 evaluations"
 
 
 def test_scores_of_another_model_are_forgotten():

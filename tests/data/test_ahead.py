@@ -86,6 +86,23 @@ def test_who_comes_after_a_round(cohort):
     assert cohorts.draws == pytest.approx(4 * (3 / 9 if "size" in cohort else 0.5 / (1 - 0.5**9)))
 
 
+def test_budgets_are_drawn_for_each_round_and_client():
+    """Evenly from low to high; a client has the same ones whoever else is drawn."""
+
+    def drawn(cohort: dict[str, float]) -> Cohorts:
+        sections = small(None, cohort=cohort, budget={"low": 2, "high": 5}, rounds=200)
+        recipe = Recipe.model_validate({**sections, "name": "small", "data": Path("small.h5"), "output": Path("run")})
+        return Cohorts(recipe, np.full(9, 20))
+
+    some, every = drawn({"size": 3}), drawn({"fraction": 1.0})
+    steps = np.array([every.round(number).steps for number in range(1, 201)])
+    np.testing.assert_allclose(np.bincount(steps.ravel()) / steps.size, [0, 0, *[0.25] * 4], atol=0.05)
+    assert len(np.unique(steps, axis=0)) > 190  # of 4^9 rows, two may be the same
+    assert len(np.unique(steps, axis=1).T) == 9
+    for number in range(1, 201):
+        assert some.round(number).steps.tolist() == steps[number - 1][some.round(number).clients].tolist()
+
+
 def test_cohorts_of_feddyns_code():
     """Round t tries the seeds t − 1, t, … of NumPy's old generator until somebody is drawn, so it repeats cohorts."""
 

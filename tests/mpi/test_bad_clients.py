@@ -46,7 +46,47 @@ class Linear(torch.nn.Linear):
         if self.deed == "raise":
             raise RuntimeError("broken sensor")
         return super().forward(x) * {"nan": float("nan"), "overflow": 1e300}[self.deed]
+
+
+class Normed(Linear):
+    """With buffers that follow the samples."""
+
+    def __init__(self, deed, whose):
+        super().__init__(deed, whose)
+        self.norm = torch.nn.BatchNorm1d(12)
+
+    def forward(self, x):
+        return super().forward(x) + self.norm(x)[:, :4]
 '''
+
+SEEING = """
+import numpy as np
+
+from hpcfed import ClientRule, ServerRule
+from hpcfed.types import Method, ServerUpdate, Update
+
+
+class Numbered(ClientRule):
+    scalars = ("number",)
+    weights = "uniform"
+
+    def report(self, local, w, shared, client, context):
+        return Update(local.delta, scalars={"number": float(context.client.client)})
+
+
+class Seeing(ServerRule):
+    client_scalars = True
+
+    def step(self, w, state, means, context):
+        out = np.isnan(means.client_scalars["number"])
+        seen = {"size": means.cohort_size, "share": means.fraction, "mean": means.scalars["number"], "out": out.sum()}
+        return ServerUpdate(w - means.delta, state, metrics={name: float(value) for name, value in seen.items()})
+
+
+def method():
+    return Method("seeing", Numbered(), Seeing())
+"""
+"""A server step that records what it sees of the cohort."""
 
 
 @pytest.fixture
@@ -151,6 +191,32 @@ def test_the_others_count_as_if_the_bad_ones_had_not_been_drawn(algorithm, deed,
         for key in ("local_loss", "test_loss", "delta_sq", "mean_delta_sq"):
             assert row[key] == pytest.approx(other[key], rel=1e-5)
         assert row["gradients"] == other["gradients"]
+
+
+def test_a_server_step_sees_the_others(world, folder):
+    world.on_root(lambda: (folder / "seeing.py").write_text(SEEING))
+    found = hpcfed.run(moody("nan", [0, 3], algorithm={"factory": "seeing:method"}), world=world, quiet=True)
+    seen = [row["method"] for row in found.metrics]
+    assert seen[BAD_ROUND - 1] == pytest.approx({"size": 3, "share": 0.6, "mean": 7 / 3, "out": 2})
+    assert seen[BAD_ROUND] == pytest.approx({"size": 5, "share": 1.0, "mean": 2.0, "out": 0})
+
+
+def test_averaged_buffers_are_those_of_the_others(world, folder):
+    cohorts = [list(range(NUM_CLIENTS))] * ROUNDS
+
+    def run(output: str, whose: list[int], rows: list[list[int]], where: World = world) -> hpcfed.Result:
+        changes = {"model": {"factory": "moody:Normed", "args": {"deed": "nan", "whose": whose}}, "output": output}
+        recipe = moody("nan", whose, parameters={"buffers": "averaged"}, cohort={"schedule": rows}, **changes)
+        return hpcfed.run(recipe, world=where, quiet=True)
+
+    skipping, alone = run("run", [1], cohorts), run(f"alone-{world.rank}", [1], cohorts, World())
+    assert [row["skipped"] for row in skipping.metrics] == [[1] if t == BAD_ROUND else [] for t in range(1, 6)]
+    assert left_by(skipping) == left_by(alone)
+    cohorts[BAD_ROUND - 1] = [0, 2, 3, 4]
+    found, expected = (load_file(one.folder / "model.safetensors") for one in (skipping, run("others", [], cohorts)))
+    assert {"norm.running_mean", "norm.num_batches_tracked"} < expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7)
 
 
 def test_factors_that_a_skip_would_change_one_by_one_end_the_run(world, folder, capsys):

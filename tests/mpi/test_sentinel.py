@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.sentinel import Sentinel
+from hpcfed.sentinel import BUDGET, Sentinel
 from hpcfed.simulation import Simulation
 from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_same_result import left_by
@@ -126,6 +127,29 @@ def test_a_draw_reads_the_cohort_a_few_times_however_large_it_is(world, folder):
         assert ranks.reads <= 3 < len(ranks)
 
 
+def test_after_the_first_round_one_tile_in_a_hundred_is_checked(world, folder):
+    """By all variants in turn, each kind of client by each, new ones first, and the same ones on every rank."""
+    parts, _ = assemble(resolve(load_recipe(recipe("run"))), world)
+    with parts.federation, parts.clients:
+        plan = Simulation(parts).plan(1)
+        sentinel = Sentinel(parts, AveragedBuffers(parts.model), is_on=True)
+        rounds = [sentinel.draw(replace(plan, round=round)) for round in range(1, 2001)]
+    counts, tile = np.bincount(plan.ranks, minlength=world.size), parts.engine.tile
+    tiles, made = np.ceil(counts / tile).sum(), np.cumsum([len(checks) for checks in rounds[1:]])
+    assert made.tolist() == [int(BUDGET * number * tiles) for number in range(1, 2000)]
+    checks = [check for checks in rounds for check in checks]
+    variants = [check.variant for check in rounds[0]]
+    assert [check.variant for check in checks] == list(itertools.islice(itertools.cycle(variants), len(checks)))
+    assert all((check.rank == plan.ranks[check.place]) == (check.variant != "rank") for check in checks)
+    assert all(len({check.place for check in checks}) == len(checks) for checks in rounds)
+    minibatches = parts.federation.sizes[plan.cohort.clients] % 10
+    kinds = [*zip(minibatches.tolist(), plan.ranks, strict=True)]
+    for variant in variants:
+        first = [kinds[check.place] for check in checks if check.variant == variant][: len({*kinds})]
+        assert {*first} == {*kinds}
+    assert world.gather(checks) == [checks] * world.size
+
+
 def test_what_was_found_stays_when_a_run_goes_on(world, folder, monkeypatch):
     with monkeypatch.context() as patch:
         round_by(patch, by_slot, world.rank)
@@ -144,8 +168,9 @@ def test_strict_ends_the_run(world, folder, monkeypatch):
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.soak) for name in METHODS]
 )
-def test_it_changes_nothing_and_finds_nothing_where_nothing_is(name, world, folder):
+def test_it_changes_nothing_and_finds_nothing_where_nothing_is(name, world, folder, monkeypatch):
     """With states that go to another rank as copies; with and without tiles."""
+    monkeypatch.setattr("hpcfed.sentinel.BUDGET", 0.5)  # in rounds, too, in which clients have a state
     engine = {"steps": 3, "batch_size": 10, "lr": 0.05, "engine": "sequential"} if name == "scaffold" else None
     changes = {"algorithm": {"name": name, **METHODS[name]}, **({"local": engine} if engine else {})}
     runs = []
@@ -155,5 +180,5 @@ def test_it_changes_nothing_and_finds_nothing_where_nothing_is(name, world, fold
             del about["local"]["tile"]
         runs.append(hpcfed.run(about, world=world, quiet=True))
     assert left_by(runs[0]) == left_by(runs[1])
-    assert "sentinel" in runs[0].metrics[0]["seconds"]
+    assert sum("sentinel" in row["seconds"] for row in runs[0].metrics) >= 3
     assert "sentinel" not in runs[1].metrics[0]["seconds"]
