@@ -177,6 +177,39 @@ MEANINGLESS = {
     "key-of-another-part": ({"algorithm": {"server": "adam", "eps": 1}}, ("'algorithm.eps'", "plain-none-adam")),
     "momentum-of-adam": ({"local": {**ADAM, "momentum": 0.9}}, ("local", "'momentum'", "beta1")),
     "moment-of-sgd": ({"local": {"steps": 3, "beta1": 0.5}}, ("local", "'beta1'", "adam")),
+    "moments-of-sgd": (
+        {"guess": "limit", "local": {"steps": 3, "momentum": 0.5, "guess_moments": "all"}},
+        ("local", "'guess_moments: all' only with optimizer adam or yogi"),
+    ),
+    "steps-and-epochs": ({"local": {"steps": 3, "epochs": 1}}, ("local", "'steps' or 'epochs', not both")),
+    "budget-upside-down": ({"budget": {"low": 3, "high": 2}}, ("budget", "'low' no larger than 'high'")),
+    "cohort-twice": ({"cohort": {"size": 2, "fraction": 0.5}}, ("cohort", "one of 'size', 'fraction' and 'schedule'")),
+    "sampling-of-a-schedule": (
+        {"cohort": {"schedule": [[0]], "sampling": "bernoulli"}},
+        ("cohort", "no 'sampling' beside 'schedule'"),
+    ),
+    "schedule-drawn-anew": (
+        {"cohort": {"schedule": [[0]], "without": {"clients": [1], "cohorts": "redrawn"}}},
+        ("cohort", "beside 'schedule', which leaves nothing to draw"),
+    ),
+    "authors-of-sizes": ({"cohort": {"size": 2, "stream": "authors"}}, ("'sampling: bernoulli' beside 'stream",)),
+    "seed-beyond-the-authors": (
+        {"cohort": {"fraction": 0.5, "sampling": "bernoulli", "stream": "authors"}, "seed": {"cohort": 2**31}},
+        ("'seed.cohort' below 2^31",),
+    ),
+    "precision-of-float64": ({"precision": "bf16-mixed", "dtype": "float64"}, ("'dtype: float32' beside 'precision'",)),
+    "weights-of-an-own-loss": (
+        {"loss": {"factory": "losses:own", "weights": [1, 1, 1, 3]}},
+        ("loss", "'weights' only with built-in losses"),
+    ),
+    "two-losses": ({"loss": {"name": "cross-entropy", "factory": "losses:own"}}, ("loss", "'name' or 'factory'")),
+    "arguments-of-no-loss": ({"loss": {"args": {"scale": 2}}}, ("loss", "'args' only beside 'factory'")),
+    "two-targets": (
+        {"stop": {"test_accuracy": 0.5, "metric": "accuracy", "target": 0.6}},
+        ("stop", "'test_accuracy' or 'target', not both"),
+    ),
+    "in-a-row-of-nothing": ({"stop": {"patience": 2, "for": 2}}, ("stop", "'for' only beside 'test_accuracy'")),
+    "metric-for-nothing": ({"stop": {"metric": "accuracy"}}, ("stop", "'target' or 'patience' beside 'metric'")),
     "no-work": ({"local": {"lr": 0.1}}, ("local.steps", "epochs", "budget")),
     "nothing-asked-for": (
         {"guess": "remaining", "budget": {"low": 1, "high": 2}, "local": {"momentum": 0.5}},

@@ -12,13 +12,16 @@ from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
 from tests.mpi.recipes import METHODS, small, write_small
 
+COHORTS = {"everyone": {}, "nobody": {"cohort": {"schedule": [[0, 1, 2], [4]], "without": [4]}}}
+"""Cohorts by that of the second round."""
+
 
 @pytest.fixture
 def simulation(request, world, shared_tmp) -> Simulation:
     """A simulation of FedDyn, which has a server state, after its first round."""
     world.on_root(lambda: write_small(shared_tmp))
-    algorithm = {"name": "feddyn", **METHODS["feddyn"]}
-    recipe = resolve(load_recipe(small(shared_tmp / "run", data=str(shared_tmp / "small.h5"), algorithm=algorithm)))
+    about = {"algorithm": {"name": "feddyn", **METHODS["feddyn"]}, **COHORTS[getattr(request, "param", "everyone")]}
+    recipe = resolve(load_recipe(small(shared_tmp / "run", data=str(shared_tmp / "small.h5"), **about)))
     parts, _ = assemble(recipe, world)
     simulation = Simulation(parts)
     simulation.round(1)
@@ -32,8 +35,11 @@ def flip_lowest_bit(vector: torch.Tensor) -> None:
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("culprit", [1, 0])
-@pytest.mark.parametrize("what", ["w", "server state"])
+@pytest.mark.parametrize(
+    ("what", "culprit", "simulation"),
+    [("w", 0, "everyone"), ("w", 1, "nobody"), ("server state", 1, "everyone"), ("server state", 0, "nobody")],
+    indirect=["simulation"],
+)
 def test_one_flipped_bit_stops_every_rank_and_names_the_culprit(what, culprit, simulation, world):
     if world.rank == culprit:
         flip_lowest_bit(simulation.w if what == "w" else simulation.server["h"])
