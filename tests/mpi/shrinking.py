@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from hpcfed.algorithms.feddyn import DynamicRegularizer
 from hpcfed.types import Method, Part, ServerUpdate, Update
 
@@ -37,3 +39,23 @@ class Undone(Part):
 
 def method() -> Method:
     return Method("Shrinking", Shrinking(alpha=0.05), Undone())
+
+
+CALLS = count()
+
+
+class Restless(Shrinking):
+    """Client 2 reports another update at each call: a longer one, or its entries in another order."""
+
+    way: str
+
+    def report(self, local, w, shared, client, context):
+        update = super().report(local, w, shared, client, context)
+        if context.client.client == 2:
+            number = next(CALLS)
+            update.delta = update.delta.roll(number) if self.way == "order" else update.delta * (1 + number / 8)
+        return update
+
+
+def restless(way: str) -> Method:
+    return Method("Restless", Restless(alpha=0.05, way=way), Undone())

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 import hpcfed
 from hpcfed.cli.prepare import command as prepare
+from hpcfed.errors import EnvironmentFailure
 from hpcfed.ranks.world import World
 from tests.devices import WANTED
 from tests.federations import blobs, write_federation
@@ -170,6 +171,17 @@ def test_a_round_that_is_run_twice_is_the_same_as_alone(world, folder):
     recipe["placement"] = "balanced"
     found = check_same_as_alone(world, folder, recipe)
     assert [row["attempts"] for row in found] == [1, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("way", "hashes"), [("length", False), ("order", True)])
+def test_a_client_that_reports_another_update_when_its_round_is_run_twice_ends_the_run(way, hashes, world, folder):
+    """Updates of the same length are told apart by their hashes, where the recipe asks for them."""
+    world.on_root(lambda: shutil.copy(shrinking.__file__, folder))
+    algorithm = {"factory": "shrinking:restless", "way": way}
+    about = {"dtype": "float64", "algorithm": algorithm, "update_hashes": hashes, "sentinel": "off"}
+    recipe = small(folder / "run", data=str(folder / "small.h5"), python_path=[str(folder)], **about)
+    with pytest.raises(EnvironmentFailure, match=r"round 2, client 2 .*: trained twice, it reported two different upd"):
+        hpcfed.run(recipe, world=world, quiet=True)
 
 
 def test_the_average_of_all_clients_is_what_it_says(world, folder):
