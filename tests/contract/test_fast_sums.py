@@ -86,6 +86,28 @@ def test_a_run_says_that_its_bits_are_not_promised(tmp_path: Path):
         )
 
 
+LARGE = """
+from hpcfed import UpdatePart
+from hpcfed.updates import Sent
+
+
+class Large(UpdatePart):
+    def send(self, vectors, state, shared, context):
+        return Sent({name: 1e38 * vector / vector.abs().max() for name, vector in vectors.items()})
+"""
+
+
+@pytest.mark.serial
+def test_a_sum_that_may_have_left_the_range_ends_the_run(tmp_path: Path):
+    """Of clients whose own updates have not."""
+    (tmp_path / "large.py").write_text(LARGE)
+    data, updates = str(write_small(tmp_path)), [{"factory": "large:Large"}]
+    about = {"data": data, "updates": updates, "python_path": [str(tmp_path)], "rounds": 1, "evaluate": {"every": 0}}
+    with pytest.raises(Diverged, match=r"round 1: the sum of 'delta' may have left the range.*set reduction: exact"):
+        hpcfed.run(small(tmp_path / "fast", reduction="fast", **about), world=World(), quiet=True)
+    hpcfed.run(small(tmp_path / "exact", **about), world=World(), quiet=True)
+
+
 def test_double_precision_is_not_rounded_to_single():
     with pytest.raises(InputError, match="'reduction: exact' beside 'dtype: float64'"):
         load_recipe(small("run", dtype="float64", reduction="fast"))

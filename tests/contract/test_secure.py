@@ -15,6 +15,7 @@ import hpcfed
 from hpcfed.ranks.world import World
 from hpcfed.reduce.masks import KEY, SHARE, TAG, Masks, RoundMasks, dropouts
 from hpcfed.rng import LARGEST_NORMAL, Purpose
+from tests.contract.test_privacy import TELLS
 from tests.mpi.recipes import METHODS, small, write_small
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
@@ -255,6 +256,12 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "clip": ({"updates": [CLIP, {"attack": {}}]}, "with no clip last in updates: its bound says"),
     "median": ({"means": ["median"]}, "secure_aggregation with means: median: it needs each client's vector"),
     "krum": ({"means": [{"krum": {"attackers": 1}}]}, "with means: krum: it needs"),
+    "quantile": ({"updates": [{"clip": {"norm": 0.3, "quantile": 0.5}}]}, "with clip.quantile: masked words have"),
+    "numbers": (
+        {"algorithm": {"factory": "tells:numbers"}},
+        "with numbers: its clients report numbers",
+    ),
+    "buffers": ({"parameters": {"buffers": "averaged"}}, "with parameters.buffers: averaged: they have no bound"),
     "hashes": ({"update_hashes": True}, "with update_hashes: true: a hash tells of one client's update"),
     "sentinel": ({"sentinel": "strict"}, "with sentinel: strict"),
     "fast": ({"reduction": "fast"}, "with reduction: fast: masks cancel in integers alone"),
@@ -268,6 +275,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_such_a_server_cannot_do_is_refused_in_one_line(case, place):
     changes, words = REFUSED[case]
+    (place / "tells.py").write_text(TELLS)
     with pytest.raises(hpcfed.InputError, match=words) as refused:
-        run(place, "refused", **{"secure_aggregation": {}, **changes})
+        run(place, "refused", **{"secure_aggregation": {}, "python_path": [str(place)], **changes})
     assert "\n" not in str(refused.value)

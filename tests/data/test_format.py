@@ -142,6 +142,24 @@ def other_test_shape(file: h5py.File) -> None:
     file["test/x"], file["test/y"] = X[:, :1], Y
 
 
+def other_test_labels(file: h5py.File) -> None:
+    file["test/x"], file["test/y"] = X, Y + 1
+
+
+def float_test_labels(file: h5py.File) -> None:
+    file["test/x"], file["test/y"] = X, Y.astype(float)
+
+
+def no_times(file: h5py.File) -> None:
+    file.attrs["task"] = "survival"
+    del file.attrs["num_classes"]
+
+
+def float_tokens(file: h5py.File) -> None:
+    file.attrs["task"] = "next-token"
+    replace("train/x", X.astype(float))(file)
+
+
 def short_test_offsets(file: h5py.File) -> None:
     file["test/x"], file["test/y"], file["test/offsets"] = X, Y, [0, 10]
 
@@ -175,6 +193,10 @@ WRONG: dict[str, tuple[Callable[[h5py.File], None], str]] = {
     "label negative": (replace("train/y", Y - 1), "labels in /train/y: expected 0 … 3, got -1 … 2"),
     "labels in rows": (replace("train/y", np.stack([Y, Y], 1)), "expected one label per sample"),
     "float labels": (float_labels, "expected integer labels"),
+    "test label too large": (other_test_labels, "labels in /test/y: expected 0 … 3, got 1 … 4"),
+    "float test labels": (float_test_labels, "expected integer labels"),
+    "no times": (no_times, "/train/y: expected event and time, got shape () each"),
+    "float tokens": (float_tokens, "expected integer tokens, got floating point"),
     "half a test set": (half_a_test_set, "dataset /test/y is missing"),
     "test shape": (other_test_shape, "a test sample has another shape"),
     "samples of nothing": (

@@ -83,10 +83,19 @@ class Seeing(ServerRule):
         return ServerUpdate(w - means.delta, state, metrics={name: float(value) for name, value in seen.items()})
 
 
+class Far(ServerRule):
+    def step(self, w, state, means, context):
+        return ServerUpdate(w + 1e30 ** context.round, state)  # beyond float32 in round 2
+
+
 def method():
     return Method("seeing", Numbered(), Seeing())
+
+
+def far():
+    return Method("far", ClientRule(), Far())
 """
-"""A server step that records what it sees of the cohort."""
+"""A server step that records what it sees of the cohort, and one that goes too far."""
 
 
 @pytest.fixture
@@ -199,6 +208,15 @@ def test_a_server_step_sees_the_others(world, folder):
     seen = [row["method"] for row in found.metrics]
     assert seen[BAD_ROUND - 1] == pytest.approx({"size": 3, "share": 0.6, "mean": 7 / 3, "out": 2})
     assert seen[BAD_ROUND] == pytest.approx({"size": 5, "share": 1.0, "mean": 2.0, "out": 0})
+
+
+def test_a_model_that_is_not_finite_ends_the_run_in_its_last_round_too(world, folder):
+    world.on_root(lambda: (folder / "seeing.py").write_text(SEEING))
+    local = {"steps": 1, "batch_size": 10, "lr": 1e-30}
+    recipe = moody("nan", [], algorithm={"factory": "seeing:far"}, local=local, rounds=2, evaluate={"every": 0})
+    with pytest.raises(Diverged, match="round 2: the server's model is not finite; lower"):
+        hpcfed.run(recipe, world=world, quiet=True)
+    assert not (folder / "run" / "model.safetensors").exists()
 
 
 def test_averaged_buffers_are_those_of_the_others(world, folder):
