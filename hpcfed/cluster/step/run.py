@@ -16,6 +16,7 @@ from types import FrameType
 from hpcfed.cluster.step.mps import serve, shares_gpus
 from hpcfed.cluster.step.scheduler import JobScheduler, Step
 from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
+from hpcfed.io.atomic import write_whole
 from hpcfed.ranks.early import take_noted
 
 STOPPED = 75
@@ -195,7 +196,7 @@ def _count(file: Path, deaths: int) -> bool:
     """Write the number of deaths to a file, or delete the file if the number is 0; return whether that succeeded."""
     try:
         if deaths:
-            file.write_text(f"{deaths}\n", encoding="utf-8")
+            write_whole(file, f"{deaths}\n")
         else:
             file.unlink(missing_ok=True)
     except OSError:
