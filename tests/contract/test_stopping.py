@@ -245,6 +245,19 @@ def test_scores_of_another_model_are_forgotten():
         other.refuse_another_model(2, 2, "run")
 
 
+def test_how_rounds_were_measured_before_stays_known():
+    """However often the run goes on; `verify` measures them so."""
+    measured = [{"model": "last", "batch_size": str(size)} for size in (64, 32, 32)]
+    progress: dict[str, Any] | None = None
+    for number, by in enumerate(measured):
+        stopping = Stopping(Stop(), progress, METRICS, by)
+        stopping.go_on(2 * number)
+        stopping.add(scores(test_loss=1.0, test_accuracy=0.5), 2 * number + 1)
+        progress = saved(stopping)
+    assert progress is not None
+    assert progress["measured_before"] == [{"until": 2, "measured": measured[0]}]
+
+
 @pytest.mark.parametrize(
     ("stop", "rounds", "before", "now"),
     [({}, 3, "last-two", "last"), ({"test_accuracy": 1e-9}, 9, "last", "cohort-average")],
@@ -324,6 +337,29 @@ def test_a_run_by_a_metric_ends_alike_killed_or_not_and_a_lower_patience_at_once
     (_, rows), why = run("target", stop={"metric": "brier", "target": goal})
     assert [row["test_brier"] <= goal for row in rows] == [False] * (len(rows) - 1) + [True]
     assert why == f"stop.target: test brier {rows[-1]['test_brier']:.6g} reaches {goal:g}"
+
+
+def test_scores_of_other_code_are_forgotten(world, shared_tmp, monkeypatch):
+    """A best score, or a target reached, by what a metric was before it was edited."""
+    monkeypatch.chdir(shared_tmp)
+    metrics = [{"level": {"whole": "level_metric:level", "better": "higher"}}]
+    stop = {"metric": "level", "patience": 2}
+    about = {"evaluate": {"metrics": metrics, "batch_size": 64}, "stop": stop, "checkpoint": {"every": 1}}
+
+    def run(level: float, rounds: int) -> list[float]:
+        world.on_root(lambda: (shared_tmp / "level_metric.py").write_text(LEVEL.format(level)) and None)
+        result = hpcfed.run(small("run", **about, rounds=rounds), world=world, quiet=True, accept_code=True)
+        return [row["test_level"] for row in result.metrics]
+
+    world.on_root(lambda: write_small(shared_tmp) and None)
+    assert run(9.5, 2) == [9.5, 9.5]
+    assert run(1.5, 9) == [9.5, 9.5, 1.5, 1.5, 1.5]
+
+
+LEVEL = """
+def level(output, target):
+    return {} if len(target) else 0.0
+"""
 
 
 def test_a_recipe_records_the_new_keys_only_where_they_are_set():

@@ -103,6 +103,16 @@ def test_budgets_are_drawn_for_each_round_and_client():
         assert some.round(number).steps.tolist() == steps[number - 1][some.round(number).clients].tolist()
 
 
+def test_budgets_of_a_schedule_stay_with_their_clients_where_one_is_left_out(tmp_path):
+    (tmp_path / "budgets.json").write_text("[[5, 6, 7], [8, 9]]")
+    cohort, budget = {"schedule": [[0, 1, 2], [2, 3]], "without": [1]}, {"schedule": tmp_path / "budgets.json"}
+    sections = small(None, cohort=cohort, budget=budget, rounds=2)
+    recipe = Recipe.model_validate({**sections, "name": "small", "data": Path("small.h5"), "output": Path("run")})
+    rounds = [Cohorts(recipe, np.full(9, 20)).round(number) for number in (1, 2)]
+    assert [one.clients.tolist() for one in rounds] == [[0, 2], [2, 3]]
+    assert [one.steps.tolist() for one in rounds] == [[5, 7], [8, 9]]
+
+
 def test_cohorts_of_feddyns_code():
     """Round t tries the seeds t − 1, t, … of NumPy's old generator until somebody is drawn, so it repeats cohorts."""
 
