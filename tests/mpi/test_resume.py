@@ -545,7 +545,7 @@ def test_a_run_without_a_round_makes_room_for_another_recipe(world, folder, capf
     assert "checkpoints do not fit" in (run / "previous-1" / "result.json").read_text()
 
 
-def test_a_run_that_starts_again_is_not_taken_for_ended(world, folder):
+def test_a_run_that_starts_again_or_goes_on_is_not_taken_for_ended(world, folder):
     """Before its first round, too, where it has the result of its first attempt."""
     with pytest.raises(EnvironmentFailure, match="checkpoints do not fit"):
         hpcfed.run(of("fedavg", checkpoint={"every": 2, "keep": 10**9}), world=world, quiet=True)
@@ -554,9 +554,11 @@ def test_a_run_that_starts_again_is_not_taken_for_ended(world, folder):
     with pytest.raises(InputError, match=r"no trained model: failed: .*checkpoints do not fit"):
         hpcfed.load("run").module  # noqa: B018
     world.gather(None)
-    for _ in hpcfed.rounds(of("fedavg", rounds=1), world=world, quiet=True):
-        assert not world.on_root((folder / "run" / "result.json").exists)
-    assert (folder / "run" / "result.json").exists()
+    left = ["result.json", "model.safetensors", "model-evaluated.safetensors", "certificate.json"]
+    for rounds in (1, 2):  # the second goes on with a run that has ended
+        for _ in hpcfed.rounds(of("fedavg", rounds=rounds), world=world, quiet=True):
+            assert world.on_root(lambda: [name for name in left if (folder / "run" / name).exists()]) == []
+        assert world.on_root(lambda: [name for name in left if (folder / "run" / name).exists()]) == left
 
 
 def test_a_folder_that_another_job_has_leaves_no_open_file(tmp_path):
