@@ -9,6 +9,7 @@ import torch
 
 from hpcfed.client.effective_steps import effective_steps, guess_factor
 from hpcfed.client.optimizers import Adam, Optimizer, Sgd, Yogi, optimizer_for
+from hpcfed.client.solver import Stepping
 from hpcfed.config.recipe import Local
 
 D = 23
@@ -120,6 +121,17 @@ def test_displacement_is_what_the_solver_does_to_gradients_of_one():
         step(optimizer, y, 1.0 + mu * y, lr)
     optimizer.guess(y, lr, 2)
     assert effective_steps(5, 2, lr=lr, momentum=0.9, mu=mu) == pytest.approx(-float(y) / lr, rel=1e-13)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"lr_decay": 0.5}, {"lr_schedule": [{"round": 2, "lr": 0.1}, {"round": 3, "lr": 0.05}]}]
+)
+def test_displacement_is_by_the_step_size_of_its_round(keys):
+    """Which a proximal term sees."""
+    stepping = Stepping(Local(steps=5, lr=0.2, momentum=0.9, **keys))
+    found = [stepping.effective_steps(5, 2.0, round=round, mu=0.7) for round in (1, 2, 3)]
+    assert found == [effective_steps(5, 2.0, lr=lr, momentum=0.9, mu=0.7) for lr in (0.2, 0.1, 0.05)]
+    assert len({*found}) == 3
 
 
 def test_no_guess_changes_nothing():
