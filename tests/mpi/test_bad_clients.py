@@ -237,6 +237,14 @@ def test_averaged_buffers_are_those_of_the_others(world, folder):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7)
 
 
+def test_a_client_that_was_skipped_has_no_private_part_yet(world, folder):
+    changes = {"local": {"steps": 3, "batch_size": "full", "lr": 0.01}, "rounds": 2, "evaluate": {"every": 0}}
+    model = {"factory": "moody:Normed", "args": {"deed": "nan", "whose": [4]}}
+    recipe = moody("nan", [4], model=model, parameters={"private": ["norm.*"]}, **changes)
+    found = hpcfed.run(recipe, world=world, quiet=True).metrics
+    assert [(row["skipped"], row["never_drawn"]) for row in found] == [([4], 1), ([], 0)]
+
+
 def test_factors_that_a_skip_would_change_one_by_one_end_the_run(world, folder, capsys):
     world.on_root(lambda: (folder / "ordered.py").write_text(ORDERED))
     algorithm = {"algorithm": {"factory": "ordered:method"}}
