@@ -37,6 +37,7 @@ TRIALS = [
     ("gel-fedopt", "femnist"),
     ("gel-budgets", "b4-20"),
     ("niid-mnist", "noise"),
+    ("pfl-cifar10", "iid-interleaved"),
 ]
 
 
