@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -141,12 +142,11 @@ def load10(
     Args:
         raw, incomplete: see `load`.
         first: number of training images; None: all, and the whole test set.
-        interleaved: take an image's bytes in threes, one per channel, as pfl-research's benchmark does, though they are
-            planes of red, green and blue: rows of the result are pieces of three rows of one colour.
+        interleaved: take an image's bytes in threes, one for each channel, as pfl-research's benchmark does, though
+            they are planes of red, green and blue: a row of the result holds three rows of one colour.
     """
-    dataset = load(Path(raw), CIFAR10, CIFAR10.normalization, incomplete)
-    if interleaved:
-        dataset = _interleaved(dataset)
+    normalization = INTERLEAVED if interleaved else CIFAR10.normalization
+    dataset = load(Path(raw), CIFAR10, normalization, incomplete, interleaved)
     if first is None or dataset.test_x is None or dataset.test_y is None:
         return dataset
     if not 4 <= first <= len(dataset.x):
@@ -162,25 +162,6 @@ def load10(
     )
 
 
-def _interleaved(dataset: Dataset) -> Dataset:
-    """Return CIFAR-10 with byte 3k + c of an image as pixel k of channel c, in the place of byte 1024 c + k."""
-    channels, rows, columns = SHAPE
-    x, test_x = (
-        each.reshape(-1, rows, columns, channels).transpose(0, 3, 1, 2)
-        for each in (dataset.x, dataset.test_x)
-        if each is not None
-    )
-    remark = "bytes of an image taken in threes, as pfl-research does: its three colours lie one below the other"
-    return replace(
-        dataset,
-        x=x,
-        test_x=test_x,
-        normalization=INTERLEAVED,
-        source={**dataset.source, "interleaved": True},
-        remarks=(*dataset.remarks, remark),
-    )
-
-
 def load100(raw: str | Path, *, incomplete: bool = False, normalization: str = "feddyn") -> Dataset:
     """Read CIFAR-100 with its fine labels, normalized by its own constants, or as FedExP by those of CIFAR-10."""
     if normalization not in OF_100:
@@ -188,7 +169,9 @@ def load100(raw: str | Path, *, incomplete: bool = False, normalization: str = "
     return load(Path(raw), CIFAR100, OF_100[normalization], incomplete)
 
 
-def load(folder: Path, version: Version, normalization: Standardization, incomplete: bool = False) -> Dataset:
+def load(
+    folder: Path, version: Version, normalization: Standardization, incomplete: bool = False, interleaved: bool = False
+) -> Dataset:
     """Read a set from its version in `folder`, the binary one if both are there: x (n, 3, 32, 32) uint8, y (n,).
 
     Args:
@@ -196,6 +179,7 @@ def load(folder: Path, version: Version, normalization: Standardization, incompl
         version: CIFAR-10 or CIFAR-100.
         normalization: to be stored.
         incomplete: accept any ``data_batch*.bin`` and ``test_batch*.bin`` of the binary version.
+        interleaved: see `load10`.
 
     Raises:
         InputError: files are missing or damaged, or have other contents.
@@ -205,6 +189,12 @@ def load(folder: Path, version: Version, normalization: Standardization, incompl
     x, y = _collect(paths[:-1], version, read)
     test_x, test_y = _collect(paths[-1:], version, read)
     files, verdict = examine(version.origin, paths, title=version.title)
+    source: dict[str, Any] = {"files": files}
+    remarks = [verdict]
+    if interleaved:
+        x, test_x = _in_threes(x), _in_threes(test_x)
+        source["interleaved"] = True
+        remarks.append("bytes of an image taken in threes, as pfl-research does: its colours lie one below the other")
     return Dataset(
         name=version.name,
         task="classification",
@@ -214,9 +204,15 @@ def load(folder: Path, version: Version, normalization: Standardization, incompl
         test_x=test_x,
         test_y=test_y,
         normalization=normalization,
-        source={"files": files},
-        remarks=(verdict,),
+        source=source,
+        remarks=tuple(remarks),
     )
+
+
+def _in_threes(x: np.ndarray) -> np.ndarray:
+    """Return images (n, 3, 32, 32) with byte 3k + c as pixel k of channel c, where byte 1024 c + k was; a view."""
+    channels, rows, columns = SHAPE
+    return x.reshape(-1, rows, columns, channels).transpose(0, 3, 1, 2)
 
 
 def _complete(folder: Path, version: Version) -> tuple[list[Path], Reader]:
