@@ -62,6 +62,9 @@ TOO_FEW = pytest.StashKey[bool]()
 FAILED = pytest.StashKey[bool]()
 BEGAN = pytest.StashKey[float]()
 COLLECTION_ERRORS = pytest.StashKey[list[str]]()
+EXIT_STATUS = pytest.StashKey[int]()
+TIME_TO_READ = 0.5
+"""Seconds that the launcher has to read a failed session's report."""
 
 
 class Outcome(NamedTuple):
@@ -100,11 +103,19 @@ def pytest_report_header() -> str:
     return machine()
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[EXIT_STATUS] = exitstatus
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
-    # A rank that leaves with a code other than 0 ends the job: nobody leaves before rank 0 has printed its report.
+def pytest_unconfigure(config: pytest.Config) -> None:
+    # A rank that leaves with a code other than 0 ends the job: nobody leaves before rank 0 has printed its report, and
+    # the launcher, which drops what it has not read by then, has had time to.
+    sys.stdout.flush()
     RANKS.watch("the end of the session", DEADLINE)
     RANKS.exchange(None)
+    if RANKS.size > 1 and config.stash.get(EXIT_STATUS, 0):
+        time.sleep(TIME_TO_READ)
     RANKS.unwatch()
 
 
