@@ -169,9 +169,10 @@ class Cohorts:
         idle = "1 rank waits" if waiting == 1 else f"{waiting} ranks wait"
         return f"cohorts of {size:.0f} for {ranks} ranks: at least {idle} in each round"
 
-    def after(self, round: int) -> np.ndarray:
-        """Return the clients of the round that follows, in order; none after the last one."""
-        return self.clients(round + 1) if round < self._recipe.rounds else np.empty(0, np.int64)
+    def after(self, round: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return `work` of the round that follows; of nobody after the last one."""
+        nobody = np.empty(0, np.int64)
+        return self.work(round + 1) if round < self._recipe.rounds else (nobody, nobody)
 
     def clients(self, round: int) -> np.ndarray:
         """Return the members of a round's cohort: those drawn that are present."""

@@ -17,7 +17,7 @@ from hpcfed.algorithms._base import ClientRule
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.batched.tiles import cut
 from hpcfed.client.private_parts import private_part
-from hpcfed.client.solver import Engine, Task
+from hpcfed.client.solver import Engine, Expected, Task
 from hpcfed.client.state_transfer import Move, Moves
 from hpcfed.cohort import Cohort
 from hpcfed.config.user_code.blame import blamed, see_log
@@ -108,16 +108,23 @@ class Training:
         states: dict[int, State] = {}
         self.moving_seconds = 0.0
         arriving = self._move(plan)
-        self._parts.shards.expect(lambda: self._next(plan.round))
+        self._parts.shards.expect(lambda: [member.client for member in self._next(plan.round)])
         try:
-            return states, self._train(plan, arriving, states)
+            failure = self._train(plan, arriving, states)
+            if failure is None:
+                self._parts.engine.expect(lambda: self._next(plan.round))
+            return states, failure
         finally:
             self._await_states(plan.round)
 
-    def _next(self, round: int) -> list[int]:
-        """Return the clients of the next round that are at home here."""
-        clients = self._parts.cohorts.after(round)
-        return clients[self._parts.placement.home_of(clients) == self._parts.world.rank].tolist()
+    def _next(self, round: int) -> list[Expected]:
+        """Return the clients of the next round that are at home here, those with the most steps first."""
+        clients, steps = self._parts.cohorts.after(round)
+        at_home = self._parts.placement.home_of(clients) == self._parts.world.rank
+        clients, steps = clients[at_home], steps[at_home]
+        sizes = self._parts.federation.sizes[clients]
+        found = map(Expected, [round + 1] * len(clients), clients.tolist(), sizes.tolist(), steps.tolist())
+        return sorted(found, key=lambda member: -member.steps)
 
     def _move(self, plan: RoundPlan) -> frozenset[int]:
         """Start the transfer of client states to the training ranks; return those expected here."""

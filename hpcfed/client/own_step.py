@@ -11,7 +11,7 @@ remembers from one call to the next lies in ``context.memory``. Clients are trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.client.solver import SequentialSolver, StepCallback, Task, start_of
+from hpcfed.client.solver import Expected, SequentialSolver, StepCallback, Task, start_of
 from hpcfed.config.user_code.blame import defined_at
 from hpcfed.config.user_code.lent import WriteDetector
 from hpcfed.data.cache import Samples
@@ -137,6 +137,9 @@ class OwnStepSolver:
     ) -> Iterator[LocalResult]:
         """Train clients one after another; see `Engine`."""
         return (self._solve(w, task, round, on_step) for task in tasks)
+
+    def expect(self, members: Callable[[], Iterable[Expected]]) -> None:
+        """Do nothing: the user's step draws for itself."""
 
     def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:
         context, y, losses = StepContext(task, w, round, self._tools), start_of(task.tilt, w).clone(), 0.0

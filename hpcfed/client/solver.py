@@ -15,7 +15,7 @@ order of operations that is fastest there; ``tests/numerics/test_tilts.py`` hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -82,6 +82,15 @@ StepCallback = Callable[[int, int, Tensor], None]
 count with the last one, which is shown once more after them."""
 
 
+class Expected(NamedTuple):
+    """A client that is going to train: all that its draws depend on beside the recipe."""
+
+    round: int
+    client: int
+    num_samples: int
+    steps: int
+
+
 class Engine(Protocol):
     """Trains clients.
 
@@ -104,6 +113,13 @@ class Engine(Protocol):
         A yielded Δ is valid until one of the next tile is asked for; a tile is of up to R tasks in a row, of one μ, and
         of different slots where these are fixed. Minibatches, their augmentation, and all that the model draws itself
         (dropout), come from the streams of (round, client). `on_step` is called after each step.
+        """
+        ...
+
+    def expect(self, members: Callable[[], Iterable[Expected]]) -> None:
+        """Prepare for clients of the next round while a device works on this one; do nothing on a CPU.
+
+        `members` are likely to be asked for in this order. It is called only if there is something to prepare.
         """
         ...
 
@@ -261,6 +277,9 @@ class SequentialSolver:
         """Train clients one after another; see `Engine`."""
         solve = self._solve if self._on_device is None else partial(self._solve_on, self._on_device)
         return (solve(w, task, round, on_step) for task in tasks)
+
+    def expect(self, members: Callable[[], Iterable[Expected]]) -> None:
+        """Do nothing: the host is ahead of a device from the second client on."""
 
     def lr(self, round: int) -> float:
         """Return η_l of a round, counted from 1."""

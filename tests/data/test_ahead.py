@@ -81,8 +81,10 @@ def test_who_comes_after_a_round(cohort):
     assert not {"stream", "lr_schedule"} & {*recorded["cohort"], *recorded["local"]}
     cohorts = Cohorts(recipe, np.full(9, 20))
     for number in range(1, 4):
-        assert cohorts.after(number).tolist() == cohorts.round(number + 1).clients.tolist()
-    assert cohorts.after(4).tolist() == []
+        clients, steps = cohorts.after(number)
+        following = cohorts.round(number + 1)
+        assert (clients.tolist(), steps.tolist()) == (following.clients.tolist(), following.steps.tolist())
+    assert [len(part) for part in cohorts.after(4)] == [0, 0]
     assert cohorts.draws == pytest.approx(4 * (3 / 9 if "size" in cohort else 0.5 / (1 - 0.5**9)))
 
 

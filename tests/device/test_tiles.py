@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +14,20 @@ import torch
 from torch.nn.functional import conv1d, conv2d, conv3d
 
 from hpcfed.assembly import assemble, resolve
+from hpcfed.client.batched.draws import Draws
 from hpcfed.client.batched.operators import columns
+from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.config.load import load_recipe
 from hpcfed.lab.bench.workloads import write_files
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import Accelerator
 from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.world import World
+from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.simulation import Simulation
 from jobs.bench.counts import COUNTED
 from tests.device.strict import Stub
+from tests.mpi.recipes import small, write_small
 from tests.soak import often
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
@@ -88,3 +95,43 @@ def test_convolutions_of_several_clients_by_products(axes, bias):
             found = columns.slopes(windows, outgoing, x, seen, weight, passes_on=True)
         for one, other in zip((z, *found), (expected, *slopes), strict=False):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+DRAWING: Mapping[str, Mapping[str, Any]] = {
+    "part of the clients": {"cohort": {"size": 3}},
+    "epochs and dropout": {
+        "model": {"factory": "tests.mpi.nets:residual"},
+        "local": {"epochs": 1, "batch_size": 8, "lr": 0.1},
+    },
+    "budgets": {"budget": {"low": 1, "high": 4}, "cohort": {"fraction": 0.5, "sampling": "bernoulli"}},
+    "tiles of two": {"local": {"steps": 2, "batch_size": 8, "lr": 0.1, "engine": "batched", "tile": 2}},
+}
+
+
+@pytest.mark.parametrize("case", DRAWING)
+def test_the_next_minibatches_are_drawn_while_the_device_works(case, stub, tmp_path, monkeypatch):
+    """Those of the next round's first tile, once each, before the device is waited for; bits stay what they are."""
+    write_small(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found, log = [], []
+    drawn, settle = Draws._drawn, RoundBuffer.settle
+    monkeypatch.setattr(Draws, "_drawn", lambda self, member: (log.append(member), drawn(self, member))[1])
+    monkeypatch.setattr(RoundBuffer, "settle", lambda self: (log.append(None), settle(self))[1])
+    for expects in (True, False):
+        if not expects:
+            monkeypatch.setattr(StackedSolver, "expect", lambda self, members: None)
+        about = {"device": "auto", "sentinel": "off", **DRAWING[case]}
+        parts, _ = assemble(resolve(load_recipe(small("run", **about))), World())
+        simulation = Simulation(parts)
+        log.clear()
+        with parts.clients, parts.federation:
+            results = [simulation.round(number) for number in (1, 2, 3)]
+        found.append([result.hash for result in results])
+        members = [result.cohort.clients.tolist() for result in results]
+        before = [[member for member in log[:at] if member] for at, entry in enumerate(log) if entry is None]
+        ahead = [sorted({m.client for m in own if m.round > r}) for r, own in zip((1, 2, 3), before[::2], strict=True)]
+        firsts = [len(clients[: parts.engine.tile]) if expects else 0 for clients in (*members[1:], [])]
+        assert [len(clients) for clients in ahead] == firsts
+        assert all(set(clients) <= set(following) for clients, following in zip(ahead, members[1:], strict=False))
+        assert len(log) - log.count(None) == sum(map(len, members))
+    assert found[0] == found[1]

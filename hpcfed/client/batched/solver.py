@@ -8,8 +8,9 @@ sequential engine's, which adds in another order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -19,22 +20,21 @@ from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.client.augment import augmented
 from hpcfed.client.batched.device import DeviceTile
 from hpcfed.client.batched.direct import DirectDescent
+from hpcfed.client.batched.draws import Draws
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
-from hpcfed.client.batched.operators.dropping import drawn_keys
 from hpcfed.client.batched.operators.network import OperatorNetwork
 from hpcfed.client.batched.steps import Descent, DeviceDescent, FlatDescent, FusedDescent
 from hpcfed.client.batched.tiles import Stacks, rounded, width_step
 from hpcfed.client.precision import computing
 from hpcfed.client.shorts import short_steps
-from hpcfed.client.solver import StepCallback, Stepping, Task, start_of
+from hpcfed.client.solver import Expected, StepCallback, Stepping, Task, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.config.user_code.generators import seed_generators
-from hpcfed.data.batches import visits
 from hpcfed.data.cache import ALIGNED, Resident
 from hpcfed.models.flat import PARAMETERS, FlatModel
 from hpcfed.ranks.accelerators import upload
 from hpcfed.ranks.graphs import Graphs
-from hpcfed.rng import Purpose, Streams, stream, torch_seed
+from hpcfed.rng import Purpose, stream, torch_seed
 from hpcfed.types import LocalResult, State
 
 GATHERED_BYTES = 1 << 24
@@ -87,9 +87,10 @@ class StackedSolver:
         self.tile, self.fixed_slots = tile, network.fixed_slots and tile > 1
         self._model, self._section, self._width, self._network = model, section, width, network
         self._seed, self._draws, self._averages, self._most_steps = seed, draws, averages, max(1, most_steps)
-        self._streams, self._stepping = Streams(seed, Purpose.BATCHES), Stepping(section)
+        self._stepping = Stepping(section)
         self._width_step = 1
-        self._num_keys = network.keys if isinstance(network, OperatorNetwork) else 0
+        num_keys = network.keys if isinstance(network, OperatorNetwork) else 0
+        self.draws = Draws(section, seed, tile, width, num_keys)
         if tile == 1:  # Δ takes the gradient's place
             stacks, self._deltas = Stacks.in_place(model, model.trained), model.grad.unsqueeze(0)
         else:
@@ -132,6 +133,11 @@ class StackedSolver:
         for tile in self._in_tiles(tasks):
             yield from self._solve(w, tile, round, on_step)
 
+    def expect(self, members: Callable[[], Iterable[Expected]]) -> None:
+        """Make the draws of the next round's first tile; see `Engine`. Those of others are made beside its work."""
+        if self._on_device is not None:
+            self.draws.make_ahead(islice(members(), self.tile))
+
     def _in_tiles(self, tasks: Sequence[Task]) -> Iterator[list[Task]]:
         """Cut tasks into tiles in their order: R at most, of one μ, and of different slots where these are fixed."""
         tile: list[Task] = []
@@ -162,12 +168,11 @@ class StackedSolver:
         descent = self._pulled if mu and self._model.private is not None else self._descent
         self._fill(descent.stacks, of_slot, w)
         descent.begin(of_slot, w, lr, mu)
-        orders, sizes = self._visits(of_slot, round)
+        orders, sizes, drawn_keys = self.draws.of_tile(of_slot, round)
         losses = w.new_zeros(self.tile, sizes.shape[1])
         short = short_steps(sizes, self._width, self._averages, w) if self.tile > 1 else [None] * sizes.shape[1]
         own = self._end(descent, 0, of_slot, w, None)
-        drawn = self._keys(of_slot, round, sizes.shape[1])
-        keys = None if drawn is None else torch.from_numpy(drawn)
+        keys = None if drawn_keys is None else torch.from_numpy(drawn_keys)
         for first, (x, y) in self._batches(of_slot, orders, sizes, round):
             for begin, end in self._between_ends(first, first + x.shape[1], of_slot, singly=on_step is not None):
                 part = slice(begin - first, end - first)
@@ -185,9 +190,9 @@ class StackedSolver:
     def _solve_on(
         self, device: DeviceTile, w: Tensor, of_slot: dict[int, Task], round: int, on_step: StepCallback | None
     ) -> list[LocalResult]:
-        lr, (orders, sizes) = self._stepping.lr(round), self._visits(of_slot, round)
+        lr, (orders, sizes, keys) = self._stepping.lr(round), self.draws.of_tile(of_slot, round)
         shows = None if on_step is None else partial(self._show, self._descent, on_step=on_step)
-        sums = device.train(w, of_slot, orders, sizes, lr, self._keys(of_slot, round, sizes.shape[1]), shows)
+        sums = device.train(w, of_slot, orders, sizes, lr, keys, shows)
         return [LocalResult(self._deltas[slot], task.steps, sums[slot], lr) for slot, task in of_slot.items()]
 
     def _slots_of(self, tasks: Sequence[Task]) -> list[int]:
@@ -259,40 +264,16 @@ class StackedSolver:
             on_step(task.client, step, iterate)
             private.copy_(kept)
 
-    def _visits(self, of_slot: dict[int, Task], round: int) -> tuple[dict[int, np.ndarray], np.ndarray]:
-        """Return which samples each slot's minibatches hold, and how many, (R, most steps).
-
-        Where a slot has no client, or its client takes no step, minibatches count as full.
-        """
-        batch_size = self._section.batch_size
-        most = max(task.steps for task in of_slot.values())
-        width = self._width if self.tile > 1 else min(self._width, of_slot[0].samples[1].shape[0])
-        orders, sizes = {}, np.full((self.tile, most), self._width, np.int64)
-        for slot, task in of_slot.items():
-            rng, count = self._streams.at(round, task.client), task.samples[1].shape[0]
-            orders[slot], sizes[slot, : task.steps] = visits(count, batch_size, task.steps, rng, width)
-        return orders, sizes
-
-    def _keys(self, of_slot: dict[int, Task], round: int, steps: int) -> np.ndarray | None:
-        """Return the keys of dropout's masks, (R, steps, keys); None without dropout."""
-        if not self._num_keys:
-            return None
-        keys = np.zeros((self.tile, steps, self._num_keys), np.int32)
-        for slot, task in of_slot.items():
-            rng = stream(self._seed, Purpose.DROPOUT, round, task.client)
-            keys[slot, : task.steps] = drawn_keys(self._num_keys, task.steps, rng)
-        return keys
-
     def masks(self, round: int, client: int, step: int, batch: int) -> list[Tensor]:
         """Return dropout's masks of a client's step, counted from 1, over a minibatch of so many samples."""
-        if not isinstance(self._network, OperatorNetwork) or not self._num_keys:
+        if not isinstance(self._network, OperatorNetwork) or not self._network.keys:
             return []
-        keys = drawn_keys(self._num_keys, step, stream(self._seed, Purpose.DROPOUT, round, client))[-1:]
+        keys = self.draws.keys(round, client, step)[-1:]
         on_device = upload(torch.from_numpy(keys), self._model.vector.device)
         return self._network.masks_of(on_device, batch, self._model.vector.dtype)
 
     def _batches(
-        self, of_slot: dict[int, Task], orders: dict[int, np.ndarray], sizes: np.ndarray, round: int
+        self, of_slot: Mapping[int, Task], orders: Mapping[int, np.ndarray], sizes: np.ndarray, round: int
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         """Yield minibatches of S steps, x (R, S, B, …) and y (R, S, B, …), with the number of the first one.
 
