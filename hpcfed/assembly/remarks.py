@@ -133,8 +133,8 @@ def _on_the_model(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 def _on_tiles(recipe: Recipe, parts: Parts) -> Iterator[str]:
     tile, share = parts.engine.tile, -(-parts.cohorts.most_members // parts.world.size)
-    vector, batch = parts.model.vector, 1 if recipe.local.batch_size == "full" else int(recipe.local.batch_size)
-    costs = [step_cost(slots, vector.numel(), batch, vector.device) for slots in (share, tile)]
+    work, device = parts.engine_choice.slot_work, parts.model.vector.device
+    costs = [step_cost(slots, work, device) for slots in (share, tile)]
     if share < tile and MUCH * costs[0] < costs[1]:
         what = f"tiles of {tile} clients, of whom each rank trains {share}: the other slots are computed for nothing"
         yield f"{what}; local.tile={share} shares the work, with other last bits"

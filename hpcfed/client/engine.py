@@ -150,6 +150,7 @@ class Tiles:
         read: what the model is read as.
         size: slots of a tile, R.
         width: samples of a minibatch that is not short.
+        slot_work: multiplications of a slot's step, as the rule of tiles has them.
         draws: whether the network draws random numbers.
     """
 
@@ -157,13 +158,14 @@ class Tiles:
     read: str
     size: int
     width: int
+    slot_work: float
     draws: bool
 
     def choice(self, section: Local) -> EngineChoice:
         """Return what was chosen, for the record."""
         network = self.network
         memory_format = network.memory_format if isinstance(network, OperatorNetwork) else section.memory_format
-        return EngineChoice("batched", section.matmul, self.size, memory_format, self.read)
+        return EngineChoice("batched", section.matmul, self.size, memory_format, self.read, slot_work=self.slot_work)
 
 
 def _tiles(
@@ -197,12 +199,16 @@ def _tiles(
         return None, why
     of_network = draws and (isinstance(network, Vectorized) or loss.is_own)
     width, alone = _minibatch(section, loss, network, work.sizes, draws=of_network)
-    size = section.tile if section.tile != "auto" else 1 if alone else _tile(network, model, work, width, sized_for)
+    slot_work = width * _weights(network, model)
+    if section.tile != "auto":
+        size = section.tile
+    else:
+        size = 1 if alone else _tile(network, model, work, width, slot_work, sized_for)
     if section.engine == "auto" and (loses := _loses(network, size, model.vector.device)):
         return None, loses
     if alone:
         refuse_tile(section, alone)
-    return Tiles(network, read, size, width, of_network), ""
+    return Tiles(network, read, size, width, slot_work, of_network), ""
 
 
 def _unrecordable(loss: Loss, own_step: Callable[..., Any] | None, private_first: int) -> str:
@@ -315,20 +321,29 @@ def _network(section: Local, model: FlatModel, loss: Loss, like: Samples) -> tup
 
 
 def _tile(
-    network: StackedNetwork, model: FlatModel, work: ClientWork, width: int, sized_for: torch.device | None
+    network: StackedNetwork,
+    model: FlatModel,
+    work: ClientWork,
+    width: int,
+    slot_work: float,
+    sized_for: torch.device | None,
 ) -> int:
     """Return R, by the network's operations and the rule of `tile_for`."""
-    weights = None
-    if isinstance(network, OperatorNetwork):
-        if not network.by_slot:
-            return 1
-        weights = network.work / max(1.0, network.calls / CALLS)
+    if isinstance(network, OperatorNetwork) and not network.by_slot:
+        return 1
     device = sized_for or model.vector.device
-    tile = tile_for(model, device, work.cohort_size, width, work.steps, weights)
+    tile = tile_for(model, device, work.cohort_size, work.steps, slot_work)
     if isinstance(network, OperatorNetwork) and device.type != "cpu":
         of_slot = width * network.numbers * model.vector.element_size()
         tile = min(tile, max(1, VALUES * accelerator(device).stack_bytes // of_slot))
     return tile
+
+
+def _weights(network: StackedNetwork, model: FlatModel) -> float:
+    """Return the multiplications of a sample, forwards, in a network that takes as many calls as a perceptron."""
+    if isinstance(network, OperatorNetwork):
+        return network.work / max(1.0, network.calls / CALLS)
+    return float(model.trained.numel())
 
 
 def _minibatch(

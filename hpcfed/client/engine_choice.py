@@ -17,6 +17,7 @@ class EngineChoice:
         engine, matmul, tile, memory_format: as the recorded recipe has them under ``local``.
         read: what the model is read as, in words; "" where it is not read.
         why: why clients are trained one after another; "" where that was not a choice.
+        slot_work: multiplications of a slot's step, forwards, as the rule of tiles has them.
     """
 
     engine: Literal["sequential", "batched"]
@@ -25,6 +26,7 @@ class EngineChoice:
     memory_format: str = "auto"
     read: str = ""
     why: str = ""
+    slot_work: float = 0.0
 
     @property
     def recorded(self) -> dict[str, Any]:

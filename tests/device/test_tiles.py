@@ -14,9 +14,11 @@ import torch
 from torch.nn.functional import conv1d, conv2d, conv3d
 
 from hpcfed.assembly import assemble, resolve
+from hpcfed.assembly.remarks import remarks
 from hpcfed.client.batched.draws import Draws
 from hpcfed.client.batched.operators import columns
 from hpcfed.client.batched.solver import StackedSolver
+from hpcfed.client.batched.tiles import tile_for
 from hpcfed.config.load import load_recipe
 from hpcfed.lab.bench.workloads import write_files
 from hpcfed.parts import Parts
@@ -71,6 +73,25 @@ def test_methods_with_states_are_trained_in_tiles(algorithm, assembled):
     changes = ["algorithm.alpha=0.1"] if algorithm == "feddyn" else []
     engine = assembled("mlp", f"algorithm.name={algorithm}", *changes).engine
     assert engine.tile == COUNTED["mlp"].cohort
+
+
+def test_a_tile_is_no_larger_than_fills_the_device(assembled):
+    """Where arithmetic takes the time and not launches, half as many slots leave fewer empty on several ranks."""
+    model = assembled("mlp").model
+    works = {"the mlp's": 9e6, "the cnn's": 3e8}
+    tiles = {name: tile_for(model, model.vector.device, 20, [12] * 100, work) for name, work in works.items()}
+    assert tiles == {"the mlp's": 20, "the cnn's": 10}
+
+
+@pytest.mark.parametrize(("tile", "says"), [("auto", False), ("20", True)])
+def test_slots_that_a_device_computes_for_nothing_are_told(tile, says, assembled, tmp_path):
+    overrides = ["cohort.schedule=null", "cohort.size=2", f"local.tile={tile}"]
+    parts = assembled("mlp", *overrides)
+    recipe = resolve(load_recipe(tmp_path / "recipe.yaml", ["device=auto", *overrides]))
+    with parts.federation, parts.clients:
+        found = [line for line in remarks(recipe, parts) if "computed for nothing" in line]
+    what = "tiles of 20 clients, of whom each rank trains 2: the other slots are computed for nothing"
+    assert found == [f"{what}; local.tile=2 shares the work, with other last bits"] * says
 
 
 @pytest.mark.parametrize(("axes", "bias"), [(1, True), (2, False), (2, True), (3, True)])

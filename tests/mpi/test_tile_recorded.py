@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import hpcfed
+from hpcfed.assembly import assemble, resolve
+from hpcfed.assembly.remarks import remarks
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
 from hpcfed.provenance.recorded import placed_recipe, recorded
@@ -34,6 +36,17 @@ def test_auto_is_a_number_of_the_recipe_alone(world, folder):
     result = hpcfed.run(recipe("run"), world=world, quiet=True)
     assert load_recipe(result.folder / "recipe.yaml").local.tile == 6
     assert json.loads((result.folder / "environment.json").read_text())["tile"] == 6
+
+
+@pytest.mark.parametrize("tile", ["auto", 64])
+def test_slots_that_are_computed_for_nothing_are_told(tile, world, folder):
+    """Where they take most of a step; of this small network's six clients they do not."""
+    resolved = resolve(load_recipe(recipe("run", tile=tile)))
+    parts, _ = assemble(resolved, world)
+    with parts.federation, parts.clients:
+        found = [line for line in remarks(resolved, parts) if "computed for nothing" in line]
+    what = f"tiles of 64 clients, of whom each rank trains {-(-6 // world.size)}: the other slots are computed"
+    assert [line.startswith(what) for line in found] == ([] if tile == "auto" else [True])
 
 
 @pytest.mark.parametrize(
