@@ -90,6 +90,13 @@ def command() -> None:
     help="Of all contenders but your own loop; auto: the GPU, if there is one.",
 )
 @click.option(
+    "--precision",
+    type=click.Choice(["float32", "tf32"]),
+    default="float32",
+    show_default=True,
+    help="Of products on a GPU, of all contenders but your own loop.",
+)
+@click.option(
     "--floors",
     is_flag=True,
     help="Also time the same arithmetic by hand: a client's epoch or a round as one CUDA graph, torch.func's vmap.",
@@ -120,6 +127,7 @@ def rounds_command(
     own_loops: tuple[str, ...],
     go_on: bool,
     device: str,
+    precision: str,
     floors: bool,
     as_written: bool,
     own_model: str | None,
@@ -146,6 +154,8 @@ def rounds_command(
         raise InputError("bench", expected="--own-model and --data", got="one of them")
     if own_model is not None and (workloads or as_written or floors):
         raise InputError("bench --own-model", expected="no workloads, --as-written or --floors beside it")
+    if precision == "tf32" and device == "cpu":
+        raise InputError("bench --precision tf32", expected="a GPU", got="--device cpu", remedy="add --device cuda")
     for name in workloads:
         workload(name)  # before any is timed
     results = {}
@@ -153,18 +163,18 @@ def rounds_command(
         with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
             folder = Path(scratch)
             if data is not None:
-                work = own_workload(name, data, folder, cohort, batch_size, device)
+                work = own_workload(name, data, folder, cohort, batch_size, device, precision)
             else:
                 work = workload(name)
-                write_workload(name, folder, device)
+                write_workload(name, folder, device, precision)
             title = f"{work.letter}: {work.title}" if work.letter else work.title
             _print(f"{title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")
             counted = -(-rounds // work.evaluate_every) * work.evaluate_every if work.evaluates else rounds
             known = {"workload": name, "folder": folder, "rounds": counted, "warm_up": warm_up, "device": device}
             contenders = [
-                bare(name, folder, counted, warm_up, device, work.batch_size),
+                bare(name, folder, counted, warm_up, device, work.batch_size, precision),
                 *_ours(work, folder, counted, warm_up, ranks, apart=apart, as_written=as_written),
-                *(floors_of(name, folder, counted, warm_up, device) if floors else ()),
+                *(floors_of(name, folder, counted, warm_up, device, precision) if floors else ()),
                 *(own(*_named(loop, known), optional=go_on) for loop in own_loops),
             ]
             timings = in_turn(contenders, repeats, _print)

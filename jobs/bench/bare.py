@@ -278,12 +278,15 @@ def parser_of(text: str | None) -> argparse.ArgumentParser:
     parser.add_argument("rounds", type=int, nargs="?", default=25)
     parser.add_argument("warm_up", type=int, nargs="?", default=5)
     parser.add_argument("device", choices=("cpu", "auto", "cuda"), nargs="?", default="cpu")
+    parser.add_argument("--precision", choices=("float32", "tf32"), default="float32")
     return parser
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return what the script is asked for, or end it by what is wrong with that."""
+    """Return what the script is asked for, or end it by what is wrong with that. Set the precision of products."""
     asked = parser.parse_args()
+    # torch's own default convolves in TF32, and multiplies in float32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = asked.precision == "tf32"
     if asked.model not in MODELS and not (":" in asked.model and getattr(asked, "batch_size", 0)):
         parser.error(f"no model {asked.model!r} with a batch size; known: {', '.join(MODELS)}")
     if missing := [name for name in ("federation.h5", "cohorts.json") if not (asked.folder / name).is_file()]:

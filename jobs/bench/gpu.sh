@@ -91,6 +91,8 @@ for workload in $WORKLOADS; do
     [[ $workload == pfl-* || $workload == cnn ]] && ranks+=(--ranks 2)
     stage "Speed: $workload" 110 "$PYTHON" jobs/bench/peers/compare.py "$workload" --here --device "$DEVICE" --floors \
         --repeats 1 --rounds "$ROUNDS" --warm-up 3 "${ranks[@]}" --go-on --json "$scratch/{workload}.json"
+    [[ $workload != pfl-* || $DEVICE != cuda ]] || stage "Speed: $workload in tf32" 50 "$PYTHON" -m hpcfed bench rounds \
+        "$workload" --device cuda --precision tf32 --repeats 1 --rounds "$ROUNDS" --warm-up 3
 done
 read -r ratio worst < <("$PYTHON" - "$scratch"/*.json <<'PYTHON'
 import json, sys

@@ -31,6 +31,8 @@ from hpcfed.lab.bench.timing import (
     FinishedProcess,
     Timing,
     Turn,
+    bare,
+    floors,
     in_turn,
     last_json,
     ours,
@@ -199,9 +201,30 @@ def test_a_model_of_ones_own_is_timed_beside_its_bare_loop(tmp_path: Path, monke
         (["--own-model", "absent:net", "--data", "federation.h5"], "--own-model 'absent:net' cannot be imported"),
         (["--own-model", "benched:nets", "--data", "federation.h5"], "no function 'nets' in benched"),
         (["--own-model", "benched", "--data", "federation.h5"], "expected module:function"),
+        (["mlp", "--precision", "tf32"], "--precision tf32: expected a GPU, got --device cpu; add --device cuda"),
     ):
         with pytest.raises(InputError, match=says):
             raise CliRunner().invoke(command, wrong).exception
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_all_contenders_multiply_in_the_same_precision(precision, bare_loop, tmp_path, monkeypatch) -> None:
+    """By torch's own switches in loops by hand, by the recipe in hpcfed."""
+    write_files("few", replace(WORKLOADS["logistic"], clients=3, samples=7, cohort=2), tmp_path, "cuda", precision)
+    assert load_recipe(tmp_path / "recipe.yaml").precision == precision
+    about = "logistic", tmp_path, 1, 0, "cpu"
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [each.allow_tf32 for each in switches]
+    try:
+        for contender in (bare(*about, 5, precision), *floors(*about, precision)):
+            monkeypatch.setattr(sys, "argv", contender.command[1:])
+            parser = bare_loop.parser_of("")
+            parser.add_argument("last")  # the batch size, or the kind of floor
+            bare_loop.parsed(parser)
+            assert [each.allow_tf32 for each in switches] == [precision == "tf32"] * 2
+    finally:
+        for each, allowed in zip(switches, before, strict=True):
+            each.allow_tf32 = allowed
 
 
 @pytest.mark.soak

@@ -115,7 +115,15 @@ class Timing:
         return median(ratios) if ratios else None
 
 
-def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "cpu", batch_size: int = 0) -> Contender:
+def bare(
+    workload: str,
+    folder: Path,
+    rounds: int,
+    warm_up: int,
+    device: str = "cpu",
+    batch_size: int = 0,
+    precision: str = "float32",
+) -> Contender:
     """Return the repository's bare training loop on the files in `folder` as a contender.
 
     It runs `warm_up` rounds, then `rounds` timed ones. `workload` is a key of `WORKLOADS`, which has a batch size, or a
@@ -124,25 +132,30 @@ def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "
     Raises:
         InputError: the script is missing, since this is not a checkout of the repository.
     """
-    return own("bare", [*_script(BARE, workload, folder, rounds, warm_up, device), str(batch_size)])
+    return own("bare", [*_script(BARE, workload, folder, rounds, warm_up, device, precision), str(batch_size)])
 
 
-def floors(workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[Contender]:
+def floors(
+    workload: str, folder: Path, rounds: int, warm_up: int, device: str, precision: str = "float32"
+) -> list[Contender]:
     """Return hand-written loops as contenders: lower bounds of a workload's time. On a GPU they use CUDA graphs.
 
     Raises:
         InputError: the script is missing, since this is not a checkout of the repository.
     """
     mapped = [] if WORKLOADS[workload].model.get("name") == "lstm" else ["vmap", "round-graph"]  # torch maps no LSTM
-    arguments = _script(FLOORS, workload, folder, rounds, warm_up, device)
+    arguments = _script(FLOORS, workload, folder, rounds, warm_up, device, precision)
     return [own(f"floor: {kind}", [*arguments, kind], optional=True) for kind in ("client-graph", *mapped)]
 
 
-def _script(path: Path, workload: str, folder: Path, rounds: int, warm_up: int, device: str) -> list[str]:
+def _script(
+    path: Path, workload: str, folder: Path, rounds: int, warm_up: int, device: str, precision: str
+) -> list[str]:
     if not path.is_file():
         raise InputError(f"bench needs jobs/bench/{path.name}", remedy="run it from a checkout of the repository")
     model = workload if ":" in workload else workload.partition("-")[0]
-    return [sys.executable, str(path), model, str(folder), str(rounds), str(warm_up), device]
+    asked = [model, str(folder), str(rounds), str(warm_up), device]
+    return [sys.executable, str(path), "--precision", precision, *asked]
 
 
 def ours(

@@ -171,9 +171,9 @@ WORKLOADS = {
 }
 
 
-def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
+def write_workload(name: str, folder: Path, device: str = "cpu", precision: str = "float32") -> None:
     """Write the workload `name` of `WORKLOADS` to a folder: ``federation.h5``, ``cohorts.json``, ``recipe.yaml``."""
-    write_files(name, workload(name), folder, device)
+    write_files(name, workload(name), folder, device, precision)
 
 
 def workload(name: str) -> Workload:
@@ -187,7 +187,7 @@ def workload(name: str) -> Workload:
     return WORKLOADS[name]
 
 
-def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") -> None:
+def write_files(name: str, work: Workload, folder: Path, device: str = "cpu", precision: str = "float32") -> None:
     """Write the same files as `write_workload`, for any workload `work`; data set and recipe are called `name`."""
     rng = np.random.Generator(np.random.Philox(1234))
     x, y = _samples(rng, work, work.clients * work.samples)
@@ -196,10 +196,18 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") ->
     task = "next-token" if work.tokens else "classification"
     dataset = Dataset(name=name, task=task, x=x, y=y, num_classes=work.classes, test_x=test_x, test_y=test_y)
     write(folder / "federation.h5", dataset, owner, work.clients, partition={"scheme": "equal"})
-    _write_rounds(name, work, folder, device, rng)
+    _write_rounds(name, work, folder, device, precision, rng)
 
 
-def own_workload(reference: str, data: Path, folder: Path, cohort: int, batch_size: int, device: str) -> Workload:
+def own_workload(
+    reference: str,
+    data: Path,
+    folder: Path,
+    cohort: int,
+    batch_size: int,
+    device: str,
+    precision: str = "float32",
+) -> Workload:
     """Write and return the workload of a user's network on the federation file `data`.
 
     `reference` names the function that makes the network, ``module:function`` in the working folder. A `cohort` larger
@@ -222,12 +230,13 @@ def own_workload(reference: str, data: Path, folder: Path, cohort: int, batch_si
     model, cohort = {"factory": reference}, min(cohort, clients)
     work = Workload("", reference, model, clients, samples, shape, classes, cohort, batch_size, tokens=tokens)
     rng = np.random.Generator(np.random.Philox(1234))
-    _write_rounds("own", work, folder, device, rng, data=str(data.resolve()), python_path=[str(Path.cwd())])
+    here = {"data": str(data.resolve()), "python_path": [str(Path.cwd())]}
+    _write_rounds("own", work, folder, device, precision, rng, **here)
     return work
 
 
 def _write_rounds(
-    name: str, work: Workload, folder: Path, device: str, rng: np.random.Generator, **changes: Any
+    name: str, work: Workload, folder: Path, device: str, precision: str, rng: np.random.Generator, **changes: Any
 ) -> None:
     """Write ``cohorts.json`` and ``recipe.yaml``."""
     cohorts = [rng.choice(work.clients, work.cohort, replace=False).tolist() for _ in range(ROUNDS)]
@@ -242,6 +251,7 @@ def _write_rounds(
         "algorithm": {"name": "fedavg"},
         "evaluate": {"every": work.evaluate_every},
         "device": device,
+        "precision": precision,
         **changes,
     }
     write_whole(folder / "recipe.yaml", dump_yaml(recipe))
