@@ -146,8 +146,7 @@ def rounds_command(
     """
     from hpcfed.errors import InputError
     from hpcfed.lab.bench import tables
-    from hpcfed.lab.bench.timing import bare, in_turn, own
-    from hpcfed.lab.bench.timing import floors as floors_of
+    from hpcfed.lab.bench.timing import ByHand, in_turn, own
     from hpcfed.lab.bench.workloads import own_workload, workload, write_workload
 
     if (own_model is None) != (data is None):
@@ -171,10 +170,11 @@ def rounds_command(
             _print(f"{title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")
             counted = -(-rounds // work.evaluate_every) * work.evaluate_every if work.evaluates else rounds
             known = {"workload": name, "folder": folder, "rounds": counted, "warm_up": warm_up, "device": device}
+            by_hand = ByHand(folder, counted, warm_up, device, precision)
             contenders = [
-                bare(name, folder, counted, warm_up, device, work.batch_size, precision),
+                by_hand.bare(name, work.batch_size),
                 *_ours(work, folder, counted, warm_up, ranks, apart=apart, as_written=as_written),
-                *(floors_of(name, folder, counted, warm_up, device, precision) if floors else ()),
+                *(by_hand.floors(name) if floors else ()),
                 *(own(*_named(loop, known), optional=go_on) for loop in own_loops),
             ]
             timings = in_turn(contenders, repeats, _print)

@@ -28,11 +28,10 @@ from hpcfed.lab.bench.timing import (
     FLOORS,
     SCRIPTS,
     SIDE_BY_SIDE,
+    ByHand,
     FinishedProcess,
     Timing,
     Turn,
-    bare,
-    floors,
     in_turn,
     last_json,
     ours,
@@ -212,11 +211,11 @@ def test_all_contenders_multiply_in_the_same_precision(precision, bare_loop, tmp
     """By torch's own switches in loops by hand, by the recipe in hpcfed."""
     write_files("few", replace(WORKLOADS["logistic"], clients=3, samples=7, cohort=2), tmp_path, "cuda", precision)
     assert load_recipe(tmp_path / "recipe.yaml").precision == precision
-    about = "logistic", tmp_path, 1, 0, "cpu"
+    by_hand = ByHand(tmp_path, 1, 0, "cpu", precision)
     switches = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [each.allow_tf32 for each in switches]
     try:
-        for contender in (bare(*about, 5, precision), *floors(*about, precision)):
+        for contender in (by_hand.bare("logistic"), *by_hand.floors("logistic")):
             monkeypatch.setattr(sys, "argv", contender.command[1:])
             parser = bare_loop.parser_of("")
             parser.add_argument("last")  # the batch size, or the kind of floor

@@ -115,47 +115,47 @@ class Timing:
         return median(ratios) if ratios else None
 
 
-def bare(
-    workload: str,
-    folder: Path,
-    rounds: int,
-    warm_up: int,
-    device: str = "cpu",
-    batch_size: int = 0,
-    precision: str = "float32",
-) -> Contender:
-    """Return the repository's bare training loop on the files in `folder` as a contender.
+@dataclass(frozen=True)
+class ByHand:
+    """What loops by hand are asked for: rounds on the files in `folder`, on a device, with products of a precision.
 
-    It runs `warm_up` rounds, then `rounds` timed ones. `workload` is a key of `WORKLOADS`, which has a batch size, or a
-    user's model, ``module:function``, which is trained with `batch_size`.
-
-    Raises:
-        InputError: the script is missing, since this is not a checkout of the repository.
+    `warm_up` rounds come first, and are not timed.
     """
-    return own("bare", [*_script(BARE, workload, folder, rounds, warm_up, device, precision), str(batch_size)])
 
+    folder: Path
+    rounds: int
+    warm_up: int
+    device: str = "cpu"
+    precision: str = "float32"
 
-def floors(
-    workload: str, folder: Path, rounds: int, warm_up: int, device: str, precision: str = "float32"
-) -> list[Contender]:
-    """Return hand-written loops as contenders: lower bounds of a workload's time. On a GPU they use CUDA graphs.
+    def bare(self, workload: str, batch_size: int = 0) -> Contender:
+        """Return the repository's bare training loop as a contender.
 
-    Raises:
-        InputError: the script is missing, since this is not a checkout of the repository.
-    """
-    mapped = [] if WORKLOADS[workload].model.get("name") == "lstm" else ["vmap", "round-graph"]  # torch maps no LSTM
-    arguments = _script(FLOORS, workload, folder, rounds, warm_up, device, precision)
-    return [own(f"floor: {kind}", [*arguments, kind], optional=True) for kind in ("client-graph", *mapped)]
+        `workload` is a key of `WORKLOADS`, which has a batch size, or a user's model, ``module:function``, which is
+        trained with `batch_size`.
 
+        Raises:
+            InputError: the script is missing, since this is not a checkout of the repository.
+        """
+        return own("bare", [*self._script(BARE, workload), str(batch_size)])
 
-def _script(
-    path: Path, workload: str, folder: Path, rounds: int, warm_up: int, device: str, precision: str
-) -> list[str]:
-    if not path.is_file():
-        raise InputError(f"bench needs jobs/bench/{path.name}", remedy="run it from a checkout of the repository")
-    model = workload if ":" in workload else workload.partition("-")[0]
-    asked = [model, str(folder), str(rounds), str(warm_up), device]
-    return [sys.executable, str(path), "--precision", precision, *asked]
+    def floors(self, workload: str) -> list[Contender]:
+        """Return lower bounds of a workload's time as contenders. On a GPU they use CUDA graphs.
+
+        Raises:
+            InputError: the script is missing, since this is not a checkout of the repository.
+        """
+        is_recurrent = WORKLOADS[workload].model.get("name") == "lstm"
+        mapped = [] if is_recurrent else ["vmap", "round-graph"]  # torch maps no LSTM
+        arguments = self._script(FLOORS, workload)
+        return [own(f"floor: {kind}", [*arguments, kind], optional=True) for kind in ("client-graph", *mapped)]
+
+    def _script(self, path: Path, workload: str) -> list[str]:
+        if not path.is_file():
+            raise InputError(f"bench needs jobs/bench/{path.name}", remedy="run it from a checkout of the repository")
+        model = workload if ":" in workload else workload.partition("-")[0]
+        asked = [model, str(self.folder), str(self.rounds), str(self.warm_up), self.device]
+        return [sys.executable, str(path), "--precision", self.precision, *asked]
 
 
 def ours(
