@@ -193,10 +193,19 @@ def _in_a_line(message: Any, category: Any, filename: str, lineno: int, line: st
 
 
 def _of_usage(error: click.UsageError) -> str:
-    """Return the message; of an unknown option with the likeliest one, where click sorts by name."""
-    if isinstance(error, click.NoSuchOption) and error.possibilities:
-        return f"no option {error.option_name!r}; did you mean {error.possibilities[0]!r}?"
-    return error.format_message()
+    """Return the message; of an unknown option with the recipe's key that is meant, else the likeliest option."""
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message()
+    option, likeliest = error.option_name, [*(error.possibilities or ())][:1]
+    if likeliest and likeliest[0].startswith(option):
+        return f"no option {option!r}; did you mean {likeliest[0]!r}?"
+    if error.ctx and any(each.name == "overrides" for each in error.ctx.command.params):
+        from hpcfed.config.hints import for_option
+        from hpcfed.config.recipe import Recipe
+
+        if remedy := for_option(option, Recipe):
+            return f"no option {option!r}; {remedy}"
+    return f"no option {option!r}; did you mean {likeliest[0]!r}?" if likeliest else error.format_message()
 
 
 def _of_missing(error: FileNotFoundError) -> tuple[int, str]:

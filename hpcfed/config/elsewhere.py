@@ -103,10 +103,14 @@ _OUTSIDE = {
     "the same command goes on from the last checkpoint": "resume resumefrom restart restartfrom",
 }
 """Remedy → names elsewhere of what is said outside a recipe."""
-KEYS = {word: f"did you mean {key!r}?" for key, words in _PLACES.items() for word in words.split()} | {
+PLACES = {word: key for key, words in _PLACES.items() for word in words.split()}
+"""Names that are no key here (see `letters_of`) → the key that is meant."""
+KEYS = {word: f"did you mean {key!r}?" for word, key in PLACES.items()} | {
     word: remedy for remedy, words in _OUTSIDE.items() for word in words.split()
 }
-"""Names that are no key here (see `letters_of`) → what to write or do."""
+"""The same, and names of what is said outside a recipe → what to write or do."""
+SHORT_OPTIONS = {"n": "ranks", "np": "ranks", "o": "output"}
+"""Short options elsewhere → what they stand for."""
 
 PARAMETERS = {
     "server_lr": "eta etag learningrate lr serverlearningrate",
@@ -117,7 +121,12 @@ PARAMETERS = {
 """Parameter of a method → names of it elsewhere (see `letters_of`)."""
 OPTIMIZERS = "adadelta", "adagrad", "adamax", "adamw", "lamb", "lars", "lbfgs", "lion", "nadam", "radam", "rmsprop"
 """Optimizers of clients that are not built in."""
-VALUES = {"device": {"gpu": "cuda"}}
+VALUES = {
+    "device": {"gpu": "cuda"},
+    "guess": {"no": "none", "off": "none"},
+    "loss.name": {"bce": "binary-cross-entropy", "ce": "cross-entropy"},
+    "sentinel": {"no": "off", "yes": "on"},
+}
 """Key → words that are no value of it here (see `letters_of`) → the value."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from hpcfed.config import registry
-from hpcfed.config.elsewhere import KEYS, METHODS, OPTIMIZERS, PARAMETERS, VALUES, letters_of
+from hpcfed.config.elsewhere import KEYS, METHODS, OPTIMIZERS, PARAMETERS, PLACES, SHORT_OPTIONS, VALUES, letters_of
 from hpcfed.config.metrics import BUILT_IN, DIRECTIONS
 from hpcfed.config.updates import ChainPart
 from hpcfed.errors import did_you_mean, nearest
@@ -67,6 +67,18 @@ def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[
     return said or did_you_mean(key, known, SIMILAR) or f"known: {', '.join(sorted(known))}"
 
 
+def for_option(option: str, root: type[BaseModel]) -> str:
+    """Return a remedy for an unknown option that is a key of a recipe, or what is one elsewhere; "" for another."""
+    name = option.lstrip("-")
+    word = letters_of(SHORT_OPTIONS.get(name, name))
+    if word in KEYS and word not in PLACES:
+        return KEYS[word]
+    paths = [path for path in _paths(root) if word in (letters_of(path[-1]), letters_of(".".join(path)))]
+    found = [".".join(path) for path in paths if len(path) == min(map(len, paths))]
+    found = [PLACES[word]] if word in PLACES else found
+    return f"a key of the recipe has no dashes: {' or '.join(f'{key}=…' for key in found)}" if found else ""
+
+
 def for_parameter(key: str, known: Iterable[str]) -> str:
     """Return a remedy for a parameter that a method lacks: what it is called here, the most similar, else all."""
     known = sorted(known)
@@ -103,14 +115,16 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "'module:function'", "a function of yours, in a file beside the recipe or in a package"
     if path == "local.optimizer" and letters_of(str(getattr(value, "__name__", value))) in OPTIMIZERS:
         return "", "another optimizer is a step of yours: local.step (docs/methods.md)"
+    if path == "loss.name" and letters_of(str(value)) in ("l2", "mse", "mseloss"):
+        return "", "torch's mean squared error is loss=torch.nn:MSELoss; squared is ½‖·‖²"
     if path == "loss.weights" and kind == "literal_error":
         return "'balanced', 'balanced-by-site' or a list of numbers, one for each class", ""
     if path.startswith(METRICS) and kind == "value_error":
         return "", _for_metric(value)
     if isinstance(value, str) and (word := VALUES.get(path, {}).get(letters_of(value))):
         return "", f"did you mean {word!r}?"
-    if meant := _meant(kind, value):
-        quoted = isinstance(value, str) and (kind != "bool_type" or value.lower() == meant)
+    if meant := _meant("float_type" if path == "cohort" else kind, value):
+        quoted = isinstance(value, str) and value.strip().lower() == meant
         return "", f"did you mean {meant}{', without quotes' if quoted else ''}?"
     if kind in NUMBERS and (several := _several(value)):
         return "one number", f"several are a sweep: hpcfed sweep … -g {path}={several}"
@@ -130,6 +144,8 @@ def _meant(kind: str, value: Any) -> str:
         text = value.strip().replace("\u2212", "-")  # the minus of a typeset page
         text = text.replace(",", ".") if kind == "float_type" else text
         with suppress(ValueError, OverflowError):
+            if kind == "float_type" and text.endswith("%"):
+                text = f"{float(text[:-1]) / 100:g}"
             return text if isfinite((int if kind == "int_type" else float)(text)) else ""
     return ""
 

@@ -37,6 +37,7 @@ EXPECTED = {
     "list_type": "a list",
     "model_type": "a mapping of keys",
     "string_type": "text",
+    "too_short": "one entry or more",
     "tuple_type": "a list",
 }
 """Type of pydantic's error → words in place of its own, which name classes."""

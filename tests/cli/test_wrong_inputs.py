@@ -110,10 +110,13 @@ MORE: Mapping[str, Wrong] = {
         RUN + "local.lr_schedule.round=3", ("local.lr_schedule: expected a list, such as [{round: 51, lr: 0.05}], got",)
     ),
     "one-of-seeds": Wrong(RUN + "seeds=1", ("got 1; seed=1 runs one, seeds=[0, 1, 2] each of them",)),
+    "empty-list": Wrong(RUN + "cohort.without=[]", ("cohort.without.clients: expected one entry or more, got []",)),
+    "no-for-off": Wrong(RUN + "sentinel=no", ("sentinel: expected 'on', 'off'", "got 'no'; did you mean 'off'?")),
+    "percentage": Wrong(RUN + "cohort=50%", ("cohort: expected", "got '50%'; did you mean 0.5?")),
     "quoted-number": Wrong(RUN + 'rounds="3"', ("recipe.yaml: rounds", "'3'; did you mean 3, without quotes?")),
     "several-numbers": Wrong(RUN + "local.lr=0.01,0.05", ("local.lr", "hpcfed sweep … -g local.lr=0.01,0.05")),
     "list-of-numbers": Wrong(RUN + "rounds=[5,10]", ("rounds", "hpcfed sweep … -g rounds=5,10")),
-    "decimal-comma": Wrong(RUN + "local.lr=0,05", ("local.lr", "'0,05'; did you mean 0.05, without quotes?")),
+    "decimal-comma": Wrong(RUN + "local.lr=0,05", ("local.lr", "'0,05'; did you mean 0.05?")),
     "whole-number-as-a-real-one": Wrong(RUN + "rounds=3.0", ("rounds", "3.0; did you mean 3?")),
     "truth-of-yaml-1.1": Wrong(RUN + "update_hashes=yes", ("expected true or false, got 'yes'; did you mean true?",)),
     "file-name-of-a-module": Wrong(
@@ -153,6 +156,8 @@ MORE: Mapping[str, Wrong] = {
     "missing-function": Wrong("run factory.yaml model.factory=outputs:sevn", ("'sevn'", "did you mean 'seven'?")),
     "unknown-command": Wrong("rum recipe.yaml", ("'rum'", "did you mean 'run'?")),
     "unknown-option": Wrong(RUN + "--quit", ("no option '--quit'; did you mean '--quiet'?",)),
+    "key-as-an-option": Wrong(RUN + "--lr 0.1", ("no option '--lr'; a key of the recipe has no dashes: local.lr=… (",)),
+    "option-elsewhere": Wrong(RUN + "--resume", ("no option '--resume'; the same command goes on from the last",)),
     "option-like-others": Wrong("prepare own --targt y", ("no option '--targt'; did you mean '--target'? (see",)),
     "option-like-none": Wrong(RUN + "--zzzz", ("No such option", "--zzzz", "(see 'hpcfed run --help')")),
     "certificate-of-no-run": Wrong("certify absent", ("absent: no such run; name the output folder of a run",)),
