@@ -14,7 +14,7 @@ from data_prep.tables import cells
 from data_prep.tables.read import blocks, is_parquet, plain
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, did_you_mean, first_of
-from hpcfed.lab.export.formats import is_initial, private_names
+from hpcfed.lab.export.formats import private_names, why_initial
 from hpcfed.lab.export.preparation import preparation
 from hpcfed.lab.loaded import LoadedRun, load, recorded_code_of
 
@@ -49,7 +49,8 @@ def predict(
 
     Raises:
         InputError: the run was not trained on tables, a column is missing, or a cell cannot be prepared; the model has
-            private parts and `site` is None; or no cohort included the client, so that its parts are untrained.
+            private parts and `site` is None; or no cohort included the client, or it has no training samples, so
+            that its parts are untrained.
     """
     import pandas
     import torch
@@ -59,7 +60,7 @@ def predict(
         steps: dict[str, Any] = json.loads(preparation(federation, loaded.recipe.dtype))
         client = None if site is None else federation.client_number(site)
         name = None if client is None else federation.client_name(client)
-        _refuse_untrained(loaded, client, name)
+        _refuse_untrained(loaded, client, name, 0 if client is None else int(federation.sizes[client]))
         targets = int(np.prod(federation.target_shape))
     if "features" not in steps or len(steps["shape"]) != 1:
         remedy = "hpcfed export writes its model and preparation"
@@ -120,18 +121,20 @@ def prepared(
     return (x - mean) / std
 
 
-def _refuse_untrained(loaded: LoadedRun, client: int | None, site: str | None) -> None:
+def _refuse_untrained(loaded: LoadedRun, client: int | None, site: str | None, num_samples: int) -> None:
     """Refuse to predict by private parts, or a personal model, with their initial values.
 
     Raises:
-        InputError: `client` is None and the model has private parts, or no cohort included the client.
+        InputError: `client` is None and the model has private parts; or no cohort included the client, or it has no
+            training samples (`num_samples`).
     """
     if client is None and (private := private_names(loaded)):
-        what = f"{counted(len(private), 'tensor')} of the model are each client's own"
+        are = "is" if len(private) == 1 else "are"
+        what = f"{counted(len(private), 'tensor')} of the model {are} each client's own"
         raise InputError(what, where=str(loaded.folder), remedy="name the rows' client by --site")
-    if client is not None and is_initial(loaded, client):
+    if client is not None and (why := why_initial(loaded, client, num_samples)):
         own = "private parts are" if private_names(loaded) else "personal model is"
-        what, remedy = f"--site {site}: it was never drawn, so that its {own} untrained", "name another client"
+        what, remedy = f"--site {site}: it {why}, so that its {own} untrained", "name another client"
         raise InputError(what, where=str(loaded.folder), remedy=remedy)
 
 

@@ -117,8 +117,8 @@ def test_what_cannot_be_prepared_is_refused_in_one_line(run):
 @pytest.mark.parametrize(
     "personal", [{"parameters": {"private": ["2.*"]}}, {"algorithm": {"name": "ditto", "mu": 0.1}}]
 )
-def test_no_row_is_predicted_by_untrained_parts(run, personal):
-    """Of no client, or of one that no cohort included."""
+def test_no_row_is_predicted_by_untrained_parts(run, personal, command, tmp_path):
+    """Of no client, or of one that no cohort included, or that has no samples."""
     about = RECIPE | {"cohort": {"schedule": [[0]]}, "evaluate": {"every": 0}} | personal
     folder = hpcfed.run(**about, model={"name": "mlp", "hidden": [4]}, output="personal").folder
     assert len(hpcfed.predict(folder, ROWS, site="north")) == len(ROWS)
@@ -127,6 +127,15 @@ def test_no_row_is_predicted_by_untrained_parts(run, personal):
     if "parameters" in personal:
         with pytest.raises(InputError, match="2 tensors of the model are each client's own; name the rows' client"):
             hpcfed.predict(folder, ROWS)
+    if run.name == "pooled":
+        ROWS.iloc[:0].to_csv(tmp_path / "raw" / "west.csv", index=False)
+        words = ["--missing", "median", "--categorical", "stage", "--standardize", "pooled", "--target", "ill"]
+        assert command(["prepare", "own", "--raw", "raw", *words, "-o", "three.h5"], tmp_path).returncode == 0
+        about |= {"data": "three.h5", "cohort": {}}
+        folder = hpcfed.run(**about, model={"name": "mlp", "hidden": [4]}, output="three").folder
+        assert len(hpcfed.predict(folder, ROWS, site="south")) == len(ROWS)
+        with pytest.raises(InputError, match=r"--site west: it has no training samples, so that its p.* untrained"):
+            hpcfed.predict(folder, ROWS, site="west")
 
 
 def test_codes_of_missing_cells_are_those_of_the_run(tmp_path, command, monkeypatch):

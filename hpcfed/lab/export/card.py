@@ -20,7 +20,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.sites import MOST_SITES, class_names, site_names
 from hpcfed.errors import counted, first_of
 from hpcfed.lab.cite import bibtex
-from hpcfed.lab.export.formats import is_initial, private_names
+from hpcfed.lab.export.formats import private_names, why_initial
 from hpcfed.lab.export.preparation import dtype_of, fill_of, is_bytes, scaling
 from hpcfed.lab.loaded import LoadedRun
 from hpcfed.lab.report.clients import GLOBAL, read_clients
@@ -116,7 +116,8 @@ def _summary(loaded: LoadedRun, federation: Federation, client: int | None, roun
     whose = ""
     if client is not None:
         has = "has the private parts" if private_names(loaded) else "is the personal model"
-        initial = ", which was never drawn: their initial values" if is_initial(loaded, client) else ""
+        why = why_initial(loaded, client, int(federation.sizes[client]))
+        initial = f", which {why}: initial values" if why else ""
         whose = f" It {has} of {_plain(site_names(federation)[client])}{initial}."
     elif private := private_names(loaded):
         whose = f" {len(private)} tensors are private to each site and not in the file."

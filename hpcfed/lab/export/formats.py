@@ -85,9 +85,14 @@ def private_names(loaded: LoadedRun) -> frozenset[str]:
         return frozenset(file.keys())
 
 
-def is_initial(loaded: LoadedRun, client: int) -> bool:
-    """Whether a client's private parts or personal model have their initial values, since no cohort included it."""
-    return (loaded.folder / PRIVATE).is_dir() and not (loaded.folder / private_file(client)).exists()
+def why_initial(loaded: LoadedRun, client: int, num_samples: int) -> str:
+    """Return why the private parts, or the personal model, of a client with so many training samples have their initial
+    values; "" if they are trained."""
+    if not (loaded.folder / PRIVATE).is_dir():
+        return ""
+    if not (loaded.folder / private_file(client)).exists():
+        return "was never drawn"
+    return "" if num_samples else "has no training samples"
 
 
 def _batches(loaded: LoadedRun) -> Iterator[Tensor]:
