@@ -22,7 +22,8 @@ from hpcfed.client.engine_choice import EngineChoice
 from hpcfed.client.private_parts import PrivateParts, keeping_private
 from hpcfed.client.solver import Engine, SequentialSolver, Stepping
 from hpcfed.client.state_store import ClientStates
-from hpcfed.cohort import Cohorts, present_in
+from hpcfed.cohort import Cohorts, measured_in, present_in
+from hpcfed.config.clients import BatchSize
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import BUILT_IN, references
 from hpcfed.config.recipe import Recipe
@@ -338,20 +339,38 @@ def _check_minibatches(recipe: Recipe, federation: Federation, model: FlatModel)
             return
     else:
         return
-    size, sizes = recipe.local.batch_size, np.where(present_in(recipe, federation.num_clients), federation.sizes, 0)
     most = recipe.budget.high if recipe.budget is not None else recipe.local.steps
-    if size == "full":
+    trained, measured = (which(recipe, federation.num_clients) for which in (present_in, measured_in))
+    _refuse_one_sample("local.batch_size", recipe.local.batch_size, most, trained, federation)
+    section = recipe.evaluate.clients
+    if section.fine_tune is not None and section.every:
+        batch_size, steps = section.fine_tune.batch_size, section.fine_tune.steps
+        _refuse_one_sample("evaluate.clients.fine_tune.batch_size", batch_size, steps, measured, federation)
+
+
+def _refuse_one_sample(
+    key: str, batch_size: BatchSize, most_steps: int | None, clients: np.ndarray, federation: Federation
+) -> None:
+    """Refuse the `batch_size` of a key by which one of the `clients`, (N,) bool, has a minibatch of one sample.
+
+    It takes `most_steps` at most; None: as many as pass over its samples.
+
+    Raises:
+        InputError: naming the first one.
+    """
+    sizes = np.where(clients, federation.sizes, 0)
+    if batch_size == "full":
         last = sizes
-    elif size == 1:
+    elif (size := int(batch_size)) == 1:
         last = np.minimum(sizes, 1)
     else:
-        last = np.where((most or sizes) > sizes // size, sizes % size, 0)
+        last = np.where((most_steps or sizes) > sizes // size, sizes % size, 0)
     for client in np.flatnonzero(last == 1)[:1].tolist():
         raise InputError(
-            f"local.batch_size: client {client} ({federation.client_name(client)})",
+            f"{key}: client {client} ({federation.client_name(client)})",
             expected="minibatches of two samples or more, for BatchNorm",
             got=f"one of 1 sample, of {sizes[client]} in all",
-            remedy="choose another local.batch_size",
+            remedy=f"choose another {key}",
         )
 
 

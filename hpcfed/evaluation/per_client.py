@@ -19,6 +19,7 @@ from hpcfed.algorithms._evaluated import LAST
 from hpcfed.client.solver import Task
 from hpcfed.config.metrics import ALWAYS_MEASURED, CLIENT_COLUMNS, larger_is_better
 from hpcfed.config.recipe import Evaluate
+from hpcfed.errors import placed
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.measures import Layout, Value, value_of
 from hpcfed.parts import Parts
@@ -192,7 +193,8 @@ class ClientEvaluator:
             steps = self._section.fine_tune.steps if self._sizes["train"][client] else 0
             own = self._parts.private.of(client)
             task = Task(client, self._parts.shards.client(client), Tilt(), steps, guessed=0.0, own=own)
-            next(self._parts.tuner.solve(w, [task], round))  # which leaves the client's last iterate in the model
+            with placed(f"round {round}, client {client}, fine-tuning"):
+                next(self._parts.tuner.solve(w, [task], round))  # which leaves the client's last iterate in the model
         elif which in KEPT:
             state = self._parts.clients.get(client)
             kept = self._parts.initial_w if state is None else state[KEPT[which]]

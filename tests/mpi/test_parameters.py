@@ -430,6 +430,7 @@ def test_a_replayed_client_trains_with_its_own_part(parameters, factory, world, 
         assert all(torch.equal(ended[name].cpu(), tensor) for name, tensor in kept.items())
 
 
+SHORT = {"steps": 4, "lr": 0.1, "batch_size": 22}
 WRONG: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
     "no-match": ({"private": ["head.*"], "buffers": "fixed"}, {}, r"'head\.\*' matches no parameter"),
     "a-module": ({"frozen": ["4"], "buffers": "fixed"}, {}, r"did you mean '4\.\*'"),
@@ -453,6 +454,11 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
     "own-step": (FEDBN, {"local": {**LOCAL, "step": "nets:mlp"}}, "a step of your own trains the shared parameters"),
     "one-sample-each": (FEDBN, {"local": {"steps": 2, "batch_size": 1, "lr": 0.1}}, "client 0.*one of 1 sample, of"),
     "one-sample": (FEDBN, {"local": {"epochs": 1, "batch_size": 22, "lr": 0.1}}, "client 5.*one of 1 sample, of 67"),
+    "one-sample-of-fine-tuning": (
+        FEDBN,
+        {"evaluate": {**OF_CLIENTS, "model": "client-average", "clients": {**TUNED, "fine_tune": SHORT}}},
+        "fine_tune.batch_size: client 5.*one of 1 sample, of 67",
+    ),
 }
 
 
