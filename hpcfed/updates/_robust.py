@@ -75,7 +75,9 @@ class RobustMean(MeansPart):
             InputError: saying how many `what` needs.
         """
         if size < self.least:
-            raise InputError(what, expected=f"{counted(self.least, 'client')} or more in a round", got=str(size))
+            remedy = "choose larger cohorts, or another mean; clients without weight, or skipped, do not count"
+            expected = f"{counted(self.least, 'client')} or more in a round"
+            raise InputError(what, expected=expected, got=str(size), remedy=remedy)
 
     def of(self, vectors: ClientVectors, context: PartContext) -> Tensor:
         """Return what takes the place of a vector's mean, (d,), float64, on the host; pure, the same on every rank."""

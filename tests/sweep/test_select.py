@@ -194,6 +194,14 @@ def test_a_finished_run_that_was_measured_in_other_rounds_is_told(folder, monkey
         assert (said in " ".join(remarks(plan, best, rule))) == told
 
 
+def test_scores_on_different_clients_samples_are_told(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for values, told in (("[0],[1]", True), ("{clients: [0], evaluate: all},{clients: [1], evaluate: all}", False)):
+        plan = make_plan("recipe.yaml", [f"rounds={ROUNDS}"], parse_grids([f"cohort.without={values}"]), [0], None)
+        best, _, rule = ranked(plan, "train_accuracy:last10", record(plan, {}))
+        assert ("samples of different clients" in " ".join(remarks(plan, best, rule))) == told
+
+
 def test_the_direction_of_a_metric_of_ones_own_is_the_recipes(folder, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "mine.py").write_text("def far(output, target):\n    return 0.0\n")

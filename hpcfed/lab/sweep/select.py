@@ -222,9 +222,19 @@ def _is_better(rule: Rule, mean: float, other: float) -> bool:
     return rule.better(other, mean)
 
 
+def _measured_on_others(plan: Plan, rule: Rule) -> bool:
+    """Whether the rule's scores are of other clients' samples in some runs than in others."""
+    sections = (unit.recipe.cohort.without for unit in plan.units)
+    left_out = {frozenset(map(str, one.clients if one and one.evaluate == "others" else ())) for one in sections}
+    if len(left_out) < 2 or not rule.column.startswith(("test_", "train_", "clients.")):
+        return False
+    with Federation.open(plan.units[0].recipe.data) as federation:
+        return not rule.column.startswith("test_") or federation.test_offsets is not None
+
+
 def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
-    """Return warnings on a selection: ties, a best value at its grid's edge, missing or shorter results, left-out
-    updates, privacy, other code.
+    """Return warnings on a selection: ties, a best value at its grid's edge, missing or shorter results, other samples,
+    left-out updates, privacy, other code.
     """
     best = [candidate for candidate in ranked if candidate.rank == 1]
     said = []
@@ -243,8 +253,12 @@ def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
         said.append(f"{some}; --select {rule.column}:last1 compares the last round of each")
     if lacking := sum(row.lacks for row in finished):
         have = "run has" if lacking == 1 else "runs have"
-        why = "since it was measured in others or is not finite"
+        is_withheld = rule.column == "local_loss" and all("epsilon" in row.metrics for row in finished if row.lacks)
+        why = "since private runs withhold it" if is_withheld else "since it was measured in others or is not finite"
         said.append(f"{lacking} {have} no {rule.column} in some of these rounds, {why}: the mean is over the rest")
+    if _measured_on_others(plan, rule):
+        what = "configurations are measured on the samples of different clients, those that cohort.without leaves"
+        said.append(f"{what}; cohort.without.evaluate=all measures each on all clients'")
     for why, count in Counter(row.left_out for row in finished if row.left_out).items():
         said.append(f"{why}, in {count} of {counted(len(finished), 'finished run')}: 'hpcfed report' says whose")
     if private := [row.metrics["epsilon"] for row in finished if "epsilon" in row.metrics]:

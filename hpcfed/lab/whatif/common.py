@@ -27,15 +27,16 @@ def base_of(run: Path, data: Path | None, code: Path | None) -> RecordedRun:
     `data` and `code` are the present paths of its federation file and of the user's code; None if they have not moved.
 
     Raises:
-        InputError: the run cannot be read, or it is private (``secret_seed``).
+        InputError: the run cannot be read, or it is private (``secret_seed``, or noise that hides clients).
     """
     folder = run.resolve()
     base = recorded(folder, placed_recipe(folder, data, code), Permission(installed=True))
-    if base.recipe.secret_seed is not None:
+    if base.recipe.secret_seed is not None or base.recipe.is_private:
+        by = "cohort.without" if base.recipe.local.noise is not None else "a federation file that lacks the client"
         raise InputError(
             "a private run without a client would have noise of its own, and beside it would show what the client does",
             where=str(run),
-            remedy="with local.noise, train one by cohort.without: its ε adds to this one's",
+            remedy=f"train one by {by}: its ε adds to this one's",
         )
     return base
 
