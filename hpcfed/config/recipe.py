@@ -558,8 +558,8 @@ class Recipe(Section):
     """`mpi`: a CUDA-aware MPI reduces the GPU's memory; `host`: through pinned host memory; `nccl`: from GPU to
     GPU, a rank a GPU."""
     placement: Literal["auto", "static", "balanced"] = "auto"
-    """`balanced`: cohorts spread over ranks by measured costs, states move along; `static`: clients stay on their
-    rank, the default of methods with client states. Without effect on the result."""
+    """`balanced`: cohorts spread over ranks by measured costs, states move along; `static`: clients stay, the default
+    of methods with states. No effect on the result: a run may go on with another."""
     python_path: list[Path] = Field(default_factory=list)
     output: Path
     """The run folder; default: `runs/<name>`."""

@@ -12,14 +12,14 @@ from hpcfed.config.load import to_plain
 from hpcfed.config.recipe import Recipe
 
 WITHOUT_EFFECT = (
-    *("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "observers"),
+    *("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "placement", "observers"),
     *("sentinel", "secret_seed"),
 )
 """Keys of the recipe without an effect on results: a change of them never invalidates a finished run."""
 NESTED_WITHOUT_EFFECT = ("local.graphs",)
 """Keys of sections without an effect on results."""
-STATE, HASHED_STATE = "client_state", "device"
-"""``client_state`` has no effect, but digests of earlier versions include it: it is always hashed as ``device``."""
+ALWAYS_HASHED = {"client_state": "device", "placement": "auto"}
+"""Keys without an effect that digests of earlier versions include → the value that they are always hashed as."""
 COMMITMENT = "secret_commitment"
 """Key of a private run that is another one where any other key is."""
 FOLLOWED = ("engine", "matmul", "tile", "memory_format")
@@ -62,12 +62,12 @@ def differences(
 
 
 def deciding(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
-    """Return dotted key → value of the keys that decide the result, and `STATE`; not ``data`` if its hash is there."""
+    """Return dotted key → value of the keys that decide, and of `ALWAYS_HASHED`; not ``data`` if its hash is there."""
     data = ("data",) if recipe.get("data_content") else ()
     decides = dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
     for key in NESTED_WITHOUT_EFFECT:
         decides.pop(key, None)
-    return decides | ({STATE: HASHED_STATE} if STATE in recipe else {})
+    return decides | {key: value for key, value in ALWAYS_HASHED.items() if key in recipe}
 
 
 def _dotted(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -117,14 +117,23 @@ def test_a_run_goes_on_with_the_same_bits(variant, together_first, world, folder
 
 
 @pytest.mark.of_ranks
-@pytest.mark.parametrize(("before", "after"), [("device", "disk"), ("disk", "host")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"client_state": "device"}, {"client_state": "disk"}),
+        ({"client_state": "disk"}, {"client_state": "host"}),
+        ({"placement": "balanced"}, {"placement": "static"}),
+        ({}, {"placement": "balanced"}),
+    ],
+    ids=str,
+)
 def test_client_states_may_lie_elsewhere_from_a_checkpoint_on(before, after, world, folder):
     """As after a full disk; and the finished run is finished, wherever they are to lie."""
     whole = left_by(hpcfed.run(of("scaffold", output="whole"), world=world, quiet=True))
-    stopped(of("scaffold", client_state=before), world)
-    assert left_by(hpcfed.run(of("scaffold", client_state=after), world=world, quiet=True)) == whole
+    stopped(of("scaffold", **before), world)
+    assert left_by(hpcfed.run(of("scaffold", **after), world=world, quiet=True)) == whole
     world.on_root(lambda: shutil.rmtree(folder / "run" / "checkpoints"))
-    assert left_by(hpcfed.run(of("scaffold", client_state=before), world=world, quiet=True)) == whole
+    assert left_by(hpcfed.run(of("scaffold", **before), world=world, quiet=True)) == whole
     assert world.on_root(lambda: (folder / "run" / "checkpoints").exists()) is False
 
 
