@@ -32,11 +32,12 @@ from hpcfed.ranks.world import World
 from hpcfed.rng import LEAST_SECRET, Purpose, normals, stream
 from hpcfed.run_folder.checkpoint.layout import RecordLayout
 from hpcfed.simulation import Simulation
-from hpcfed.types import Means
+from hpcfed.types import ClientInfo, Means
 from hpcfed.updates._accounting import accountant, multiplier_for
 from hpcfed.updates._base import PartContext
-from hpcfed.updates._mechanism import Mechanism
-from hpcfed.updates.noise import Noise
+from hpcfed.updates._layout import Layout
+from hpcfed.updates._mechanism import Mechanism, Privacy
+from hpcfed.updates.noise import LocalNoise, Noise
 from tests.federations import blobs, write_federation
 from tests.mpi.recipes import METHODS, small, write_small
 
@@ -146,7 +147,7 @@ def test_the_figures_of_a_thousand_clients():
 
 @pytest.mark.every(2)
 @pytest.mark.serial
-@pytest.mark.parametrize("rounds", [1, 37])
+@pytest.mark.parametrize("rounds", [37, 1])
 def test_the_accountant_is_its_library(rounds):
     gaussian, relation = dp.GaussianDpEvent, dp.NeighboringRelation.REPLACE_ONE
     cases = {
@@ -299,6 +300,36 @@ def test_a_clip_follows_a_quantile(multiplier, place):
             assert both.vector_multiplier**-2 + (2 * 0.25) ** -2 == pytest.approx(multiplier**-2)
             assert found[0]["epsilon"] == accountant(both, twenty)(1)
             assert found[1]["unit"]["delta"] <= found[0]["unit"]["delta"] * 2
+
+
+@pytest.mark.serial
+@pytest.mark.one_mpi
+def test_noise_follows_the_moved_norm(place, monkeypatch):
+    """In rounds with clients and without; numbers so large stand for normals that nothing else of a round is seen."""
+    monkeypatch.setattr("hpcfed.updates.noise.normals", lambda *about: np.full(about[-1], 1e5 if about[-1] > 1 else 1.0))
+    clip = {"clip": {"norm": 0.5, "quantile": 0.5, "rate": 1.0}}
+    about = {"cohort": {"fraction": 0.1, "sampling": "bernoulli"}, "means": [{"noise": {"multiplier": 0.02}}]}
+    rows = run(place, "run", updates=[clip], rounds=5, **about, **secret(place)).metrics
+    clips = [row["method"]["clip"] for row in rows]
+    assert len({*clips}) == 5
+    of_clip = [row["delta_sq"] ** 0.5 / clip for row, clip in zip(rows, clips, strict=True)]
+    assert of_clip == pytest.approx([of_clip[0]] * 5, rel=1e-3)
+
+
+@pytest.mark.serial
+def test_each_vector_has_noise_of_its_own_and_of_its_scale():
+    """z C s_v from each client, and over q N from the server; of one normal for two vectors each would tell the other."""
+    scales, size = {"psi": 10.0}, 20_000
+    layout = Layout((size,), size, torch.empty(0, dtype=torch.int64))
+    privacy = Privacy(Mechanism(0.5, scales, 2.0, 1e-5, 10, 1000, 50.0, "size", is_secret=True), layout)
+    zeros = {name: torch.zeros(size, dtype=torch.float64) for name in ("delta", "psi")}
+    about = PartContext(1, 0.1, 7, 0, ClientInfo(3, 20, 16.0), privacy=privacy)
+    of_client = LocalNoise(multiplier=2.0).send(zeros, {}, {}, about).vectors
+    of_server = Noise(multiplier=2.0).after(Means(zeros, 0.0, 0.0, fraction=0.05, cohort_size=50, round=1), about).vectors
+    for found, expected in ((of_client, 1), (of_server, 50)):
+        assert float(found["delta"].std()) == pytest.approx(2.0 * 0.5 / expected, rel=0.03)
+        assert float(found["psi"].std()) == pytest.approx(2.0 * 0.5 * 10.0 / expected, rel=0.03)
+        assert abs(np.corrcoef(found["delta"], found["psi"])[0, 1]) < 0.04
 
 
 @pytest.mark.serial

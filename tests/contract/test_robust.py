@@ -14,7 +14,7 @@ import hpcfed
 from hpcfed.ranks.world import World
 from hpcfed.reduce.kept import KeptVectors
 from hpcfed.types import DELTA
-from hpcfed.updates import PartContext, RobustMean
+from hpcfed.updates import PartContext, RobustMean, _robust
 from hpcfed.updates.geometric_median import GeometricMedian
 from hpcfed.updates.krum import Krum
 from hpcfed.updates.median import Median
@@ -53,7 +53,9 @@ def draw(clients: int = 9, entries: int = 37, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("clients", [1, 8, 9])
-def test_rules_of_entries_by_hand(clients):
+def test_rules_of_entries_by_hand(clients, monkeypatch):
+    """In blocks of 5 of the 37 entries."""
+    monkeypatch.setattr(_robust, "BLOCK", 5 * clients)
     rows = draw(clients)
     np.testing.assert_array_equal(of(Median(), rows), np.median(rows.astype(float), axis=0))
     cut, ordered = int(0.3 * clients), np.sort(rows.astype(float), axis=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,14 @@ def test_what_is_not_finite_stays_so(name, bad):
     state, shared = method.local.begin(w), method.local.begin_shared(w)
     about = RoundContext(1, 0.1, ClientInfo(3, 20, 16.0), seed=7)
     assert not method.local.report(local, w, shared, state, about).named["delta"].isfinite().all()
+
+
+def test_random_streams_are_of_the_list_the_place_the_round_and_the_client():
+    one = context()
+    changes = [{"place": 1}, {"round": 2}, {"seed": 8}, {"client": ClientInfo(4, 20, 16.0)}, {"client": None}]
+    others = [replace(one, **change) for change in (*changes, {"client": None, "is_down": True})]
+    assert len({int(each.stream().integers(1 << 62)) for each in (one, *others)}) == 7
+    assert len({int(each.stream(each_round=False).integers(1 << 62)) for each in (one, others[1])}) == 1
 
 
 ATTACKING = {"attack": {"clients": [3], "what": "mean"}}
@@ -331,6 +340,8 @@ def test_a_clip_is_of_all_vectors_together():
     assert [sent[name].item() for name in sent] == pytest.approx([0.6, 8.0], rel=1e-6)
     kept = Clip(norm=5.0, scales={"psi": 10.0}).send(vectors, {}, {}, context()).vectors
     assert all(torch.equal(kept[name], vector) for name, vector in vectors.items())
+    moved = Clip(norm=5.0, quantile=0.5).send(vectors, {}, {"norm": torch.tensor(1.0)}, context())
+    assert (moved.vectors["psi"].item(), moved.scalars) == (pytest.approx(40 / 1609**0.5, rel=1e-6), {"below": -0.5})
 
 
 def test_centred_clipping_by_hand():

@@ -54,6 +54,7 @@ class Normed(Linear):
     def __init__(self, deed, whose):
         super().__init__(deed, whose)
         self.norm = torch.nn.BatchNorm1d(12)
+        self.norm.num_batches_tracked -= 1_000  # below the 0 in the place of a client that is left out
 
     def forward(self, x):
         return super().forward(x) + self.norm(x)[:, :4]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpcfed.client.effective_steps import effective_steps, guess_factor
-from hpcfed.client.optimizers import Adam, Optimizer, Sgd, Yogi, optimizer_for
+from hpcfed.client.optimizers import Adam, Optimizer, Sgd, optimizer_for
 from hpcfed.client.solver import Stepping
 from hpcfed.config.recipe import Local
 
@@ -20,18 +20,19 @@ def gradients(count: int) -> list[torch.Tensor]:
     return [torch.randn(D, generator=generator, dtype=torch.float64) for _ in range(count)]
 
 
-def step(optimizer: Optimizer, y: torch.Tensor, g: torch.Tensor, lr: float = 0.1) -> None:
-    """Take the next step, as the solvers do."""
+def step(optimizer: Optimizer, y: torch.Tensor, g: torch.Tensor, lr: float = 0.1, *, scalars: bool = False) -> None:
+    """Take the next step, as the solvers do; with `scalars`, as those on a device."""
     optimizer.taken += 1
-    optimizer.move(y, g, optimizer.numbers(lr, optimizer.taken))
+    numbers = optimizer.numbers(lr, optimizer.taken)
+    optimizer.move(y, g, torch.tensor(numbers, dtype=torch.float64).unbind() if scalars else numbers)
 
 
-def run(optimizer: Optimizer, count: int, lr: float = 0.1) -> torch.Tensor:
+def run(optimizer: Optimizer, count: int, lr: float = 0.1, *, scalars: bool = False) -> torch.Tensor:
     """Take steps from 0 along the same gradients each time."""
     y = torch.zeros(D, dtype=torch.float64)
     optimizer.reset()
     for g in gradients(count):
-        step(optimizer, y, g, lr)
+        step(optimizer, y, g, lr, scalars=scalars)
     return y
 
 
@@ -52,16 +53,18 @@ def like() -> torch.Tensor:
     ids=["sgd", "momentum", "adam"],
 )
 def test_steps_are_those_of_torch(section, theirs):
-    ours = run(optimizer_for(Local(**section), like()), 6)
+    own = optimizer_for(Local(**section), like())
+    ours, on_device = run(own, 6), run(own, 6, scalars=True)
     parameter = torch.zeros(D, dtype=torch.float64, requires_grad=True)
     optimizer = theirs([parameter])
     for parameter.grad in gradients(6):
         optimizer.step()
-    torch.testing.assert_close(ours, parameter.detach(), rtol=1e-14, atol=1e-14)
+    for found in (ours, on_device):
+        torch.testing.assert_close(found, parameter.detach(), rtol=1e-14, atol=1e-14)
 
 
 def test_yogi_moves_its_second_moment_by_the_square_at_most():
-    """The update written out, entry by entry."""
+    """The update written out, entry by entry; a guess that feeds the whole optimizer with zeros leaves it alone."""
     y, m, v = [0.0] * D, [0.0] * D, [0.0] * D
     for k, g in enumerate(gradients(5), 1):
         for j in range(D):
@@ -69,8 +72,17 @@ def test_yogi_moves_its_second_moment_by_the_square_at_most():
             m[j] += (1 - 0.9) * (float(g[j]) - m[j])
             v[j] -= (1 - 0.99) * math.copysign(square, v[j] - square)
             y[j] -= 0.1 * m[j] / (1 - 0.9**k) / (math.sqrt(v[j] / (1 - 0.99**k)) + 1e-3)
-    ours = run(Yogi(like(), 0.9, 0.99, 1e-3), 5)
+    section = Local(optimizer="yogi", beta1=0.9, beta2=0.99, eps=1e-3, guess_moments="all")
+    yogi = optimizer_for(section, like())
+    ours = run(yogi, 5)
     torch.testing.assert_close(ours, torch.tensor(y, dtype=torch.float64), rtol=1e-12, atol=1e-14)
+    guessed, expected = ours.clone(), ours.clone()
+    yogi.guess(guessed, 0.1, 2)
+    for k in (6, 7):
+        m = [0.9 * one for one in m]
+        for j in range(D):
+            expected[j] -= 0.1 * m[j] / (1 - 0.9**k) / (math.sqrt(v[j] / (1 - 0.99**k)) + 1e-3)
+    torch.testing.assert_close(guessed, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("make", [lambda: Sgd(like(), 0.9), lambda: Adam(like(), 0.9, 0.99, 1e-8)], ids=["sgd", "adam"])
@@ -137,3 +149,8 @@ def test_displacement_is_by_the_step_size_of_its_round(keys):
 def test_no_guess_changes_nothing():
     assert guess_factor(0.9, 0) == 0.0
     assert guess_factor(0.0, math.inf) == 0.0
+    memoryless = Adam(like(), 0.0, 0.99, 1e-8, guesses_all=True)
+    start = run(memoryless, 2)
+    guessed = start.clone()
+    memoryless.guess(guessed, 0.1, math.inf)
+    assert torch.equal(guessed, start)

@@ -13,7 +13,7 @@ import torch
 
 from hpcfed import models
 from hpcfed.assembly.model import check_memory
-from hpcfed.client.augment import augmented
+from hpcfed.client.augment import augmented, cropped, crops
 from hpcfed.config.recipe import Augment, LossSection, Model
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
@@ -236,6 +236,15 @@ def test_augments_a_batch_alike():
     assert all(len(set(draws)) == 1 for draws in of_seeds)
     assert len({draws[0] for draws in of_seeds}) > 20
     assert {draws[0][2] for draws in of_seeds} == {False, True}
+
+
+@pytest.mark.parametrize("per", ["sample", "batch"])
+def test_draws_that_are_on_a_device_cut_the_same_windows(per):
+    x, section = images(9, 2, 3, 4), Augment(crop=2, crop_probability=0.7, flip=0.5, per=per)
+    top, left, flips = map(torch.from_numpy, crops(len(x), section, stream(3, Purpose.AUGMENT)))
+    assert torch.equal(
+        cropped(x, section, top, left, flips), augmented(x, section, stream(3, Purpose.AUGMENT))
+    )
 
 
 def test_a_certain_flip_mirrors_and_nothing_else():
