@@ -20,6 +20,13 @@ def mlp(inputs: int = 12, hidden: int = 8, outputs: int = 4) -> nn.Module:
     )
 
 
+def counting() -> nn.Sequential:
+    """With a counter that float64 does not hold."""
+    net = mlp()
+    net[2].num_batches_tracked -= 1 << 60
+    return net
+
+
 class Norms(nn.Module):
     """A perceptron with a constant table, a mask of booleans, and a counter that each forward pass replaces."""
 

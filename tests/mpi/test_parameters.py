@@ -444,6 +444,11 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
     "no-role": ({"private": ["4.*"]}, {}, "keeps running statistics.*set parameters.buffers"),
     "part-of-the-statistics": ({"private": ["2.running_mean"]}, {}, "keeps running statistics"),
     "no-buffers": ({"buffers": "averaged"}, {"model": "mlp"}, "the model has no buffers"),
+    "large-counter": (
+        {"buffers": "averaged"},
+        {"model": {"factory": "nets:counting"}},
+        r"expected whole numbers up to 9007199254740992, got -115292",
+    ),
     "common-test-set": (FEDBN, {"evaluate": {"every": 1}}, "a common test set has no private part"),
     "batched": (FEDBN, {"local": {**LOCAL, "engine": "batched"}}, "batched with private buffers"),
     "nothing-averaged": (
