@@ -293,11 +293,13 @@ class Simulation:
         """
         clip = self._clip_as_recorded()
         means, update = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None), None
+        units: Mapping[str, Units] = {}
         if not self._is_bounded or self._parts.masks is not None:
             self._server.stay()
         else:
             scalars = dict.fromkeys(self._parts.method.local.scalars, 0.0)
             means = replace(means, vectors=self._zeros(plan), scalars=scalars)
+            units = self.magnitudes.predict(dict.fromkeys(means.vectors, np.empty(0)))  # before the step moves a clip
             means = self._parts.chain.after(means, self._parts.seed, self._clip)
             means = replace(means, delta_sq=self._norm(means.delta) if DELTA in means.vectors else math.nan)
             update = self._step(means, plan)
@@ -313,7 +315,7 @@ class Simulation:
             skipped=plan.cohort.clients.tolist(),
             seconds={**seconds, "server": 0.0},
             state_hash=self._state_hash(),
-            units=self._finest(self.magnitudes.predict(dict.fromkeys(means.vectors, np.empty(0)))),
+            units=self._finest(units),
             never_drawn=self._never_drawn(),
         )
 

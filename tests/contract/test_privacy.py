@@ -305,15 +305,22 @@ def test_a_clip_follows_a_quantile(multiplier, place):
 @pytest.mark.serial
 @pytest.mark.one_mpi
 def test_noise_follows_the_moved_norm(place, monkeypatch):
-    """In rounds with clients and without; numbers so large stand for normals that nothing else of a round is seen."""
-    monkeypatch.setattr("hpcfed.updates.noise.normals", lambda *about: np.full(about[-1], 1e5 if about[-1] > 1 else 1.0))
-    clip = {"clip": {"norm": 0.5, "quantile": 0.5, "rate": 1.0}}
+    """As units do, in rounds with clients and without, which nothing tells apart; numbers that drown all else of a round
+    stand for normals.
+    """
+    monkeypatch.setattr(
+        "hpcfed.updates.noise.normals", lambda *about: np.full(about[-1], 1e5 if about[-1] > 1 else 1.0)
+    )
+    clip = {"clip": {"norm": 0.5, "quantile": 0.5, "rate": 8.0}}
     about = {"cohort": {"fraction": 0.1, "sampling": "bernoulli"}, "means": [{"noise": {"multiplier": 0.02}}]}
     rows = run(place, "run", updates=[clip], rounds=5, **about, **secret(place)).metrics
     clips = [row["method"]["clip"] for row in rows]
-    assert len({*clips}) == 5
+    moved = np.log(np.divide(clips[1:], clips[:-1])) / 8.0
+    assert moved == pytest.approx([-0.05, -0.05, 1 - 0.05, -0.05])  # by the noise, and by one client above C in round 3
+    assert len({(*row, *row["method"]) for row in rows}) == 1
     of_clip = [row["delta_sq"] ** 0.5 / clip for row, clip in zip(rows, clips, strict=True)]
     assert of_clip == pytest.approx([of_clip[0]] * 5, rel=1e-3)
+    assert len({row["unit"]["delta"] / 2.0 ** np.frexp(clip)[1] for row, clip in zip(rows, clips, strict=True)}) == 1
 
 
 @pytest.mark.serial
@@ -325,7 +332,9 @@ def test_each_vector_has_noise_of_its_own_and_of_its_scale():
     zeros = {name: torch.zeros(size, dtype=torch.float64) for name in ("delta", "psi")}
     about = PartContext(1, 0.1, 7, 0, ClientInfo(3, 20, 16.0), privacy=privacy)
     of_client = LocalNoise(multiplier=2.0).send(zeros, {}, {}, about).vectors
-    of_server = Noise(multiplier=2.0).after(Means(zeros, 0.0, 0.0, fraction=0.05, cohort_size=50, round=1), about).vectors
+    of_server = (
+        Noise(multiplier=2.0).after(Means(zeros, 0.0, 0.0, fraction=0.05, cohort_size=50, round=1), about).vectors
+    )
     for found, expected in ((of_client, 1), (of_server, 50)):
         assert float(found["delta"].std()) == pytest.approx(2.0 * 0.5 / expected, rel=0.03)
         assert float(found["psi"].std()) == pytest.approx(2.0 * 0.5 * 10.0 / expected, rel=0.03)
