@@ -72,7 +72,9 @@ class AveragedBuffers:
         counts = trained[INTEGERS].cpu().tolist()
         if any(abs(count) > MOST for count in counts):
             expected, remedy = f"whole numbers up to {MOST}", "name the buffer in parameters.frozen, or make it private"
-            raise InputError("parameters.buffers: averaged", expected=expected, got=str(max(counts, key=abs)), remedy=remedy)
+            raise InputError(
+                "parameters.buffers: averaged", expected=expected, got=str(max(counts, key=abs)), remedy=remedy
+            )
         return dict(zip(self.scalars, counts, strict=True))
 
     def step(self, sums: Sums, kept: float) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.algorithms import build, names
+from hpcfed.algorithms import _blocks, build, names
 from hpcfed.algorithms._blocks import BLOCK, elementwise, server_step
 from hpcfed.algorithms._evaluated import evaluated_model, with_step_average
 from hpcfed.config.recipe import Algorithm
@@ -227,6 +227,53 @@ def test_the_average_of_iterates_begins_with_the_first_step_that_moves():
     assert torch.equal(evaluated_model("step-average", stepped.w, {}, {}, stepped.state), still.w)
 
 
+@pytest.mark.parametrize("name", ["fedexp", "fedexp-m"])
+def test_an_extrapolated_step_of_nothing_is_none(name):
+    server, w = build(Algorithm(name=name, eps=0.0)).server, draw(0, torch.float64)
+    nothing = replace(means((), 1), vectors={"delta": torch.zeros_like(w)}, mean_delta_sq=0.0, delta_sq=0.0)
+    stepped = server.step(w, server.begin(w), nothing, OF_SERVER)
+    assert torch.equal(stepped.w, w)
+    assert stepped.server_lr == 1.0
+
+
+WITH_SIZES = [
+    {"name": "scaffold"},
+    *({"name": "scaffold", "c_scale": scale} for scale in ("samples", "uniform")),
+    {"name": "scaffold", "correction": "after-momentum"},
+    {"name": "feddyn", "alpha": 0.1, "alpha_scale": "samples"},
+]
+
+
+@pytest.mark.parametrize("keys", WITH_SIZES, ids=str)
+def test_a_client_without_samples_keeps_its_state_and_moves_nobody_elses(keys):
+    local, w = build(Algorithm(**keys)).local, draw(0, torch.float64)
+    shared, client = (
+        {key: draw(place, torch.float64) for key in state(w)}
+        for place, state in enumerate((local.begin_shared, local.begin), 1)
+    )
+    context = RoundContext(2, 0.1, ClientInfo(client=3, num_samples=0, mean_samples=16.0))
+    solved = LocalResult(torch.zeros(D, dtype=torch.float64), 0, 0.0, 0.1, effective_steps=0.0)
+    tilt = local.tilt(w, shared, client, context)
+    assert all(one.isfinite().all() for one in (tilt.shift, tilt.after_momentum) if one is not None)
+    sent = local.report(solved, w, shared, client, context)
+    assert not any(vector.any() for vector in sent.named.values())
+    assert same(local.next_state(sent, solved, w, shared, client, context), client)
+
+
+@pytest.mark.parametrize("keys", WITH_SIZES[:3], ids=str)
+def test_what_is_lost_of_psi_stays_with_its_client(keys):
+    """c_i ← c_i − Ψ_i as the server has it, in the client's own scale."""
+    local, w = build(Algorithm(**keys)).local, draw(0, torch.float64)
+    state, shared = {"c": draw(1, torch.float64)}, {"c": draw(2, torch.float64)}
+    context = replace(OF_CLIENT, alike=False)
+    solved = LocalResult(draw(3, torch.float64), 4, 0.0, 0.1, effective_steps=4.0)
+    report = local.report(solved, w, shared, state, context)
+    heard = replace(report, vectors={"psi": report.vectors["psi"] / 2})
+    found = local.next_state(heard, solved, w, shared, state, context)["c"]
+    psi = shared["c"] - solved.delta / 0.4
+    torch.testing.assert_close(found, state["c"] - psi / 2, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
 def test_bias_corrected_servers_are_torchs_adam_and_optaxs_yogi(name):
     """On the averaged deltas for gradients, after empty rounds too; Yogi as ``optax.scale_by_yogi``, from v = 0."""
@@ -246,6 +293,22 @@ def test_bias_corrected_servers_are_torchs_adam_and_optaxs_yogi(name):
             corrected = (v / (1 - 0.99**number)).sqrt() + 1e-3
             theirs = theirs.detach() - 0.3 * m / (1 - 0.9**number) / corrected
         torch.testing.assert_close(w, theirs.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_adagrads_first_moment_alone_is_corrected_and_entries_that_never_changed_stay(monkeypatch):
+    """With τ = 0 their root is 0, too; in blocks, for all of which the state's count of steps is one."""
+    monkeypatch.setattr(_blocks, "BLOCK", 10)
+    server = build(Algorithm(name="fedadagrad", server_lr=0.3, beta1=0.6, tau=0.0, v0="zero", debias="adam")).server
+    w = theirs = draw(0, torch.float64)
+    state, m, v = server.begin(w), torch.zeros(D), torch.zeros(D)
+    for number in (1, 2, 3):
+        given = means(("delta",), number)
+        given.delta[5] = 0.0
+        stepped = server_step(server, w, state, given, OF_SERVER)
+        w, state = stepped.w, stepped.state
+        m, v = 0.6 * m + 0.4 * given.delta, v + given.delta**2
+        theirs = theirs - 0.3 * (m / (1 - 0.6**number) / v.sqrt()).nan_to_num(0.0)
+        torch.testing.assert_close(w, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_scaffold_of_feddyns_code_where_clients_differ_in_size():

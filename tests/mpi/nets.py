@@ -115,7 +115,7 @@ class Fragile(nn.Linear):
 
 
 class Settled(ClientRule):
-    """A rule whose clients keep the state that they began with."""
+    """A rule whose clients keep the state that they began with, and see no other."""
 
     stateful = True
 
@@ -123,7 +123,8 @@ class Settled(ClientRule):
         return {"began": w.clone()}
 
     def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
-        return Tilt(mu=0.1, anchor=client["began"].to(w))
+        (began,) = client.values()
+        return Tilt(mu=0.1, anchor=began.to(w))
 
 
 def settled() -> Method:

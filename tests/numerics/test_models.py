@@ -242,9 +242,7 @@ def test_augments_a_batch_alike():
 def test_draws_that_are_on_a_device_cut_the_same_windows(per):
     x, section = images(9, 2, 3, 4), Augment(crop=2, crop_probability=0.7, flip=0.5, per=per)
     top, left, flips = map(torch.from_numpy, crops(len(x), section, stream(3, Purpose.AUGMENT)))
-    assert torch.equal(
-        cropped(x, section, top, left, flips), augmented(x, section, stream(3, Purpose.AUGMENT))
-    )
+    assert torch.equal(cropped(x, section, top, left, flips), augmented(x, section, stream(3, Purpose.AUGMENT)))
 
 
 def test_a_certain_flip_mirrors_and_nothing_else():
