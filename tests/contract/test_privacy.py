@@ -172,7 +172,7 @@ def test_the_accountant_is_its_library(rounds):
 
 @pytest.mark.every(2)
 @pytest.mark.serial
-@pytest.mark.parametrize("is_secret", [True, False])
+@pytest.mark.parametrize("is_secret", [False, True])
 def test_noise_is_solved_for(is_secret):
     asked = mechanism("bernoulli", is_secret=is_secret)
     found = multiplier_for(asked, 8.0, twenty)
@@ -305,9 +305,7 @@ def test_a_clip_follows_a_quantile(multiplier, place):
 @pytest.mark.serial
 @pytest.mark.one_mpi
 def test_noise_follows_the_moved_norm(place, monkeypatch):
-    """As units do, in rounds with clients and without, which nothing tells apart; numbers that drown all else of a round
-    stand for normals.
-    """
+    """As units do, in rounds with clients and without, which nothing tells apart; normals drown all else of a round."""
     monkeypatch.setattr(
         "hpcfed.updates.noise.normals", lambda *about: np.full(about[-1], 1e5 if about[-1] > 1 else 1.0)
     )
@@ -325,7 +323,7 @@ def test_noise_follows_the_moved_norm(place, monkeypatch):
 
 @pytest.mark.serial
 def test_each_vector_has_noise_of_its_own_and_of_its_scale():
-    """z C s_v from each client, and over q N from the server; of one normal for two vectors each would tell the other."""
+    """z C s_v from each client, over q N from the server; two vectors with one noise would tell their difference."""
     scales, size = {"psi": 10.0}, 20_000
     layout = Layout((size,), size, torch.empty(0, dtype=torch.int64))
     privacy = Privacy(Mechanism(0.5, scales, 2.0, 1e-5, 10, 1000, 50.0, "size", is_secret=True), layout)
