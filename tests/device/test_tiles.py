@@ -19,6 +19,7 @@ from hpcfed.client.batched.draws import Draws
 from hpcfed.client.batched.operators import columns
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.batched.tiles import tile_for
+from hpcfed.client.solver import Expected
 from hpcfed.config.load import load_recipe
 from hpcfed.lab.bench.workloads import write_files
 from hpcfed.parts import Parts
@@ -156,3 +157,6 @@ def test_the_next_minibatches_are_drawn_while_the_device_works(case, stub, tmp_p
         assert all(set(clients) <= set(following) for clients, following in zip(ahead, members[1:], strict=False))
         assert len(log) - log.count(None) == sum(map(len, members))
     assert found[0] == found[1]
+    for number in (8, 9):
+        parts.engine.draws.make_ahead([Expected(number, 0, 9, 2)])
+    assert [member.round for member in parts.engine.draws._ahead] == [9]  # those that nobody took are dropped
