@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from hpcfed.client.batched.draws import Draws
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.networks import network_of
 from hpcfed.client.batched.operators import check
@@ -167,6 +168,13 @@ def test_masks_are_dropouts():
         apart = kept - kept.mean()
         for near in (apart[:, 1:] * apart[:, :-1], apart[1:] * apart[:-1]):
             assert abs(float(near.mean())) < 5 * p * (1 - p) / near.numel() ** 0.5
+
+
+def test_keys_of_masks_have_a_stream_of_each_round_and_client():
+    """Not that of the minibatches, by which a mask would follow from the order of the samples."""
+    draws = Draws(Local(steps=3), 7, tile=2, width=5, num_keys=4)
+    for address in ((1, 2), (2, 2), (1, 3)):
+        assert np.array_equal(draws.keys(*address, 3), drawn_keys(4, 3, stream(7, Purpose.DROPOUT, *address)))
 
 
 def test_a_mask_depends_neither_on_slot_nor_on_the_minibatch():
