@@ -101,13 +101,15 @@ def test_what_was_reached_counts_for_the_same_target_only():
     before = Stopping(Stop(test_accuracy=0.5, for_=2, patience=3))
     for accuracy in (0.6, 0.4, 0.6):
         before.add(scores(test_loss=1.0, test_accuracy=accuracy))
-    same, other = (
-        Stopping(Stop(test_accuracy=target, for_=2, patience=3), before.progress()) for target in (0.5, 0.55)
+    same, other, forgetful = (
+        Stopping(Stop(test_accuracy=target, for_=2, patience=3), before.progress()) for target in (0.5, 0.55, 0.5)
     )
-    for stopping in (same, other):
+    forgetful.forget()  # where the code that measures is another
+    for stopping in (same, other, forgetful):
         stopping.add(scores(test_loss=1.0, test_accuracy=0.6))
     assert same.reason is not None
     assert "stop.test_accuracy" in same.reason
+    assert forgetful.reason is None
     assert other.reason is not None
     assert "stop.patience: no better test accuracy in 3" in other.reason
     longer = Stopping(Stop(test_accuracy=0.5, for_=3, patience=9), before.progress())

@@ -677,6 +677,15 @@ def test_time_that_is_up_stops_with_a_checkpoint(world, folder):
         rounds = done
 
 
+@pytest.mark.parametrize(("seconds", "is_up"), [(52, True), (65, False)])
+def test_time_is_kept_for_a_round_and_one_and_a_half_of_the_next_and_its_checkpoint(seconds, is_up):
+    """10 + 1.5 · (10 + 20) s, by the longest of the last rounds."""
+    clock, none = TimeLeft(Stop(max_hours=seconds / 3600)), (False, False, False)
+    for last in (10.0, 2.0):
+        clock.add(last, 0.0, none)
+    assert clock.is_up(20.0, (none, none)) == is_up
+
+
 def test_time_is_kept_for_an_evaluation_that_is_due():
     """However many rounds ago the last one was; a long one of the clients is not expected of the test set alone."""
     clock = TimeLeft(Stop(max_hours=300 / 3600))
@@ -690,6 +699,9 @@ def test_time_is_kept_for_an_evaluation_that_is_due():
     assert not clock.is_up(2.0, (none, test))
     assert not clock.is_up(2.0, (test, (True, True, False)))
     assert clock.is_up(2.0, (none, all_parts))
+    for last in (400.0, 1.0):
+        clock.add(5.0, last, test)
+    assert clock.is_up(2.0, (none, test))
 
 
 def test_time_for_a_checkpoint_is_by_the_clock(world, folder):
