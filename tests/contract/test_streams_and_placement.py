@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.optimize import nnls
 
 from hpcfed.client.batched.tiles import cut
-from hpcfed.cohort import _bernoulli
+from hpcfed.cohort import Cohorts, _bernoulli
+from hpcfed.config.load import load_recipe
 from hpcfed.ranks.placement import TOLERANCE, Placement, WorkCost, costs_of, homes, loads_of, spread
 from hpcfed.rng import Purpose, stream, torch_seed
+from tests.mpi.recipes import small
 
 ADDRESSES = [
     *itertools.product((0, 1, 2**63 - 1), Purpose, (0, 1, 2), (0, 1, 2)),
@@ -255,3 +258,25 @@ def test_a_cohort_drawn_directly_has_the_law_of_one_drawn_again(monkeypatch):
     again = frequencies()
     monkeypatch.setattr("hpcfed.cohort.MAX_EMPTY_DRAWS", 0)
     np.testing.assert_allclose(frequencies(), again, atol=0.05)
+
+
+def cohorts_of(num_clients: int, cohort: dict[str, Any], **changes: Any) -> Cohorts:
+    return Cohorts(load_recipe(small("run", cohort=cohort, **changes)), np.full(num_clients, 9))
+
+
+def test_cohorts_of_feddyns_code():
+    """Its seed is the round's number from 0 on, and counted up while nobody is drawn."""
+    chance = {"fraction": 0.1, "sampling": "bernoulli", "stream": "authors"}
+    cohorts = cohorts_of(6, chance, seed={"cohort": 4}, rounds=9)
+    for i in range(9):
+        inc_seed, joined = 0, np.empty(0)
+        while not len(joined):
+            joined = np.flatnonzero(np.random.RandomState(i + 4 + inc_seed).uniform(size=6) <= 0.1)
+            inc_seed += 1
+        assert cohorts.clients(i + 1).tolist() == joined.tolist()
+
+
+def test_members_and_participants_are_counted_without_rounding_and_without_those_left_out():
+    assert 0.07 * 100 > 7
+    assert cohorts_of(100, {"fraction": 0.07, "sampling": "bernoulli"}).most_members == 7
+    assert cohorts_of(100, {"without": [1]}).most_participants == 99

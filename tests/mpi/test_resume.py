@@ -678,12 +678,14 @@ def test_time_that_is_up_stops_with_a_checkpoint(world, folder):
 
 
 @pytest.mark.parametrize(("seconds", "is_up"), [(52, True), (65, False)])
-def test_time_is_kept_for_a_round_and_one_and_a_half_of_the_next_and_its_checkpoint(seconds, is_up):
-    """10 + 1.5 · (10 + 20) s, by the longest of the last rounds."""
+def test_time_is_kept_for_a_round_and_one_and_a_half_of_the_next_and_its_checkpoint(seconds, is_up, monkeypatch):
+    """10 + 1.5 · (10 + 20) s, by the longest of the last rounds, before the limit that comes first."""
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 9999))
     clock, none = TimeLeft(Stop(max_hours=seconds / 3600)), (False, False, False)
     for last in (10.0, 2.0):
         clock.add(last, 0.0, none)
     assert clock.is_up(20.0, (none, none)) == is_up
+    assert clock.reason() == "stop.max_hours"
 
 
 def test_time_is_kept_for_an_evaluation_that_is_due():
@@ -692,6 +694,10 @@ def test_time_is_kept_for_an_evaluation_that_is_due():
     none, test, all_parts = (False, False, False), (True, False, False), (True, True, True)
     clock.add(5.0, 600.0, all_parts)
     assert clock.is_up(2.0, (none, test))  # nothing else is known yet
+    clock.add(5.0, 0.0, none)
+    assert clock.is_up(2.0, (none, test))
+    clock.add(5.0, 20.0, (True, True, False))
+    assert not clock.is_up(2.0, (none, test))
     for _ in range(20):
         clock.add(5.0, 1.0, test)
         clock.add(5.0, 0.0, none)
