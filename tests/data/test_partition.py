@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +28,19 @@ STATISTICS = {
 LABELS = np.random.default_rng(5).integers(0, 7, 900)
 
 
+DEALT: tuple[tuple[str, dict[str, Any], int], ...] = (
+    ("iid", {"sizes": "lognormal", "sigma": 0.5}, 1046846960),
+    ("iid-per-class", {}, 1149242400),
+    ("dirichlet-client", {"sizes": "lognormal", "sigma": 1.0, "min_samples": 40}, 1914767053),
+    ("dirichlet-client", {"alpha": 1e-4}, 3186902946),
+    ("dirichlet-class", {"min_samples": 5}, 1007134791),
+    ("dirichlet-class", {"alpha": 0.5, "capped": True}, 1251312204),
+    ("shards", {}, 2937286337),
+    ("classes", {"per_client": 3}, 3309551694),
+    ("quantity", {"min_samples": 10}, 3144484035),
+)
+
+
 def counts_of(owner: np.ndarray, labels: np.ndarray, num_clients: int) -> np.ndarray:
     """Return the samples of each class that each client holds, (N, K)."""
     num_classes = labels.max() + 1
@@ -40,6 +55,13 @@ def test_pure_function_of_its_seed(scheme: str) -> None:
     assert not np.array_equal(first, other)
     assert first.shape == LABELS.shape
     assert set(first) == set(range(12))
+
+
+@pytest.mark.parametrize(("scheme", "given", "digest"), DEALT)
+def test_a_seed_deals_as_it_always_has(scheme: str, given: dict, digest: int) -> None:
+    """Whom each sample goes to is part of every result, also which samples of a class a client gets."""
+    owner = SCHEMES[scheme](LABELS, 12, stream(3, "t"), **given)
+    assert zlib.crc32(owner.astype("<i4").tobytes()) == digest
 
 
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if "sizes" in options(SCHEMES[name])])

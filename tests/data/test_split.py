@@ -78,6 +78,19 @@ def test_some_natural_clients_with_samples_in_a_row(tmp_path: Path, deal: int | 
     assert all(len(names) == 2 for names in some)
 
 
+def test_a_crop_begins_anywhere() -> None:
+    starts = {int(np.flatnonzero(split(NATURAL, None, None, seed, {"crop": 6}).owner == 0)[0]) for seed in range(40)}
+    assert starts == {0, 1, 2}  # of 8 samples
+    assert split(NATURAL, None, None, 0, {"test_crop": 2}).clients == ["ann", "cy"]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"crop": 2}, {"test_crop": 1}, {"deal": 2}, {"shuffle": True}, {"test_fraction": 0.5}]
+)
+def test_a_seed_is_recorded_where_something_is_drawn(asked: dict) -> None:
+    assert split(NATURAL, None, None, 3, asked).partition == {"scheme": "natural", "clients": 3, **asked, "seed": 3}
+
+
 def test_natural_clients_may_exchange_their_samples(tmp_path: Path) -> None:
     """FedDyn's Shakespeare, IID: LEAF divides the sentences of all roles among as many clients."""
     asked = {"clients": 2, "crop": 6, "test_crop": 1, "shuffle": True}

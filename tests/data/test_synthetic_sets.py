@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from click.testing import CliRunner
 from scipy.optimize import linprog
 
+import hpcfed
 from data_prep.dataset import Dataset
-from data_prep.synthetic import fcube, feddyn, fedprox, leaf
+from data_prep.split import split
+from data_prep.synthetic import fcube, feddyn, fedprox, leaf, linear_regression
 from hpcfed.cli import prepare
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
@@ -221,6 +224,29 @@ def test_a_seed_makes_the_same_bytes_and_another_seed_others(tmp_path: Path) -> 
             for i, seed in enumerate((3, 3, 4))
         )
         assert first == again != other
+
+
+def test_every_stream_has_the_seed_and_a_purpose_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where other streams alone would make other files of another seed."""
+    made, entropy = list[tuple[int, int]](), np.random.SeedSequence
+    small = fedprox.generate(0, clients=4, dimension=2, classes=2)
+    shared = {"crop": 40, "test_crop": 3, "deal": 2, "shuffle": True, "test_fraction": 0.2}
+    grouped = replace(small, group=np.arange(len(small.x)) // 3)
+    x, y = np.zeros((90, 2)), np.arange(90) % 3
+    monkeypatch.setattr(np.random, "SeedSequence", lambda words: made.append(tuple(words)) or entropy(words))
+    for deed in (
+        *(lambda kind=kind: feddyn.generate(9, type=kind, clients=3) for kind in range(4)),
+        lambda: fedprox.generate(9, clients=3),
+        lambda: fcube.generate(9),
+        lambda: linear_regression.generate(9, dimension=2),
+        lambda: split(small, None, 3, 9, shared),
+        lambda: split(grouped, "iid", 3, 9, {"test_fraction": 0.2}),
+        lambda: hpcfed.partition(y, "shards", clients=3, seed=9, noise=0.5).clients(x, y),
+    ):
+        made.clear()
+        deed()
+        assert {seed for seed, _ in made} == {9}
+        assert len({*made}) == len(made)
 
 
 def test_prepare_passes_the_options_of_a_generator_on(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -27,9 +28,13 @@ from pyarrow import parquet
 
 import hpcfed
 from data_prep import progress
+from data_prep.dataset import Dataset
 from data_prep.sources import own
-from data_prep.tables import read
+from data_prep.split import split
+from data_prep.tables import cells, read
 from data_prep.tables.columns import is_identifier
+from data_prep.tables.missing import fill
+from data_prep.tables.standardize import standardize
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
@@ -441,6 +446,10 @@ def test_names_written_in_two_ways(tmp_path: Path, options: dict, said: str) -> 
         write(tmp_path / f"{name}.csv", CELLS)
     (tmp_path / "a.csv").unlink()
     assert "clients 'Site 1' and 'site 1' look like one" in " ".join(own.load(tmp_path).remarks)
+    assert (cells.twice("levels", ["v 01", "v 1"]), cells.twice("levels", ["v 1.05", "v 1.5"])) == (
+        "levels 'v 01' and 'v 1' look like one, written in two ways",
+        "",
+    )
 
 
 def test_a_column_of_one_site_can_be_left_out(tmp_path: Path) -> None:
@@ -816,6 +825,46 @@ def test_from_python_missing_and_scaled(tmp_path: Path) -> None:
         hpcfed.write_federation(tmp_path / "g.h5", clients, missing="drop")
     with pytest.raises(InputError, match="client 'a': x: sample 1, entry 0: expected finite numbers, got NaN"):
         hpcfed.write_federation(tmp_path / "g.h5", clients)
+
+
+WARD = Dataset(
+    name="ward",
+    task="classification",
+    x=np.array([[1, 5, 0.1, 0], [3, 5, 0.1, 0], [5, 5, 0.1, 0], [10, 1, 0.2, 0], [20, 9, 0.4, 0]]),
+    y=np.array([0, 1, 0, 1, 0]),
+    num_classes=2,
+    test_x=np.array([[30.0, 13, 0.3, 1], [3, 6, 0.2, 0]]),
+    test_y=np.array([0, 1]),
+    owner=np.array([0, 0, 0, 1, 1]),
+    test_owner=np.array([1, 0]),
+    features=["age", "bp", "dose", "sex=f"],
+    indicators=(3,),
+)
+
+
+def test_tests_are_scaled_as_their_client_and_what_is_constant_there_as_all_are() -> None:
+    """A mean of 0.1 three times is not 0.1: its deviation is of rounding alone."""
+    done = split(WARD, None, None, 0, {})
+    scaled = standardize(WARD, done, "client")
+    pooled = WARD.x.std(axis=0)
+    mean = np.array([[3, 5, 0.1, 0], [15, 5, 0.3, 0]])
+    std = np.array([[np.sqrt(8 / 3), pooled[1], pooled[2], 1], [5, 4, 0.1, 1]])
+    np.testing.assert_allclose(scaled.x, (WARD.x - mean[WARD.owner]) / std[WARD.owner], atol=1e-12)
+    np.testing.assert_allclose(scaled.test_x, (WARD.test_x - mean[[1, 0]]) / std[[1, 0]], atol=1e-12)
+    x = np.random.default_rng(0).integers(256, size=(5, 2, 3, 3)).astype(np.uint8)
+    bytes_ = standardize(replace(WARD, x=x, test_x=None, test_owner=None, indicators=()), done, "pooled").normalization
+    assert bytes_.mean == pytest.approx(x.mean(axis=(0, 2, 3)) / 255)
+    assert bytes_.std == pytest.approx(x.std(axis=(0, 2, 3)) / 255)
+
+
+def test_what_is_filled_is_recorded_and_no_level_is_made_up() -> None:
+    gap, nothing = WARD.x.copy(), WARD.x.copy()
+    gap[1, 0], nothing[:4, 2:] = np.nan, np.nan
+    levels = replace(WARD, fill="median", categories=((2, 4),))
+    training = np.array([True] * 4 + [False])
+    assert fill(replace(levels, x=gap), training).source == {"filled": {"median": {"age": 5.0}}}
+    with pytest.raises(InputError, match="column 'dose' has no value in any training row"):
+        fill(replace(levels, x=nothing), training)
 
 
 def test_a_preamble_is_blamed_in_the_table_that_has_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from sklearn.impute import SimpleImputer
 
-from data_prep.groups import divide
+from data_prep.groups import _complete, divide
 from data_prep.own import write_federation
 from data_prep.sources import own
 from hpcfed.cli.main import cli
@@ -173,6 +173,14 @@ def test_parts_have_their_shares_of_each_stratum():
         assert np.mean(part[stratum == one] == 0) == pytest.approx(0.2, abs=0.02)
     few = divide(np.array([0, 0, 1, 2, 2, 2]), np.array([0, 0, 0, 1, 1, 1]), (0.2, 0.8), rng)
     assert few[0] != few[2]
+
+
+def test_a_group_that_its_part_alone_has_of_a_stratum_is_not_moved():
+    """The first group is the smallest of the stratum that a part lacks, but also the only one here of another."""
+    strata = ((np.array([0, 1]), np.array([1, 1])), (np.array([0]), np.array([5])), (np.array([1]), np.array([3])))
+    part = np.array([0, 0, 1])
+    _complete(part, strata, 2, np.arange(3))
+    assert part.tolist() == [0, 1, 1]
 
 
 def test_a_study_by_patient(tables, tmp_path):
