@@ -118,6 +118,12 @@ def test_a_rank_gets_the_gpu_near_to_its_cores(reversed_node: Path, cores: list[
     assert indices(both) == 2 * indices(table)
 
 
+def test_a_little_nearer_counts_before_first() -> None:
+    gpus, far = tuple(f"GPU-{number}" for number in range(8)), (12,) * 7
+    assert indices([RankDevices("n", gpus, distances=(*far, 11))] * 2) == [0, 7]
+    assert indices([RankDevices("n", gpus, distances=(*far, 11))]) == [7]
+
+
 def test_loads_are_even_first_and_distances_least_then() -> None:
     """Beside all assignments of small nodes: three GPUs, four ranks, any distances and any GPU hidden."""
     gpus = ("a", "b", "c")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from dp_accounting import rdp
 
 import hpcfed
 from hpcfed.ranks.world import World
-from hpcfed.reduce.masks import KEY, SHARE, TAG, Masks, RoundMasks, dropouts
+from hpcfed.reduce.masks import KEY, LARGEST_LOSS, SHARE, TAG, Masks, RoundMasks, dropouts, wrong_with
 from hpcfed.rng import LARGEST_NORMAL, Purpose
 from tests.contract.test_privacy import TELLS
 from tests.mpi.recipes import METHODS, small, write_small
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
 CLIP = {"clip": {"norm": 0.3, "scales": {}}}
+PARAMETERS = 12 * 8 + 8 + 8 * 4 + 4
 COLUMNS = ("hash", "test_loss", "local_loss", "mean_delta_sq", "delta_sq", "skipped", "unit", "gradients")
 
 
@@ -78,6 +80,7 @@ def test_masks_of_clients_and_rounds_differ():
     found = [of_round.of([place], 50) for of_round in (first, second) for place in range(3)]
     found += [of_round.singles(frozenset([place]), 50) for of_round in (first, second) for place in range(3)]
     assert len({word for words in found for word in words.tolist()}) == 600
+    assert len({tuple(dropouts(seed, 0.5, round, 40)) for seed in (7, 8) for round in (3, 4)}) == 4
 
 
 @pytest.mark.parametrize("clients", [2, 100])
@@ -90,6 +93,18 @@ def test_words_have_room_for_all_clients_at_the_bound(clients):
     whole = sum(of_round.numbers(1.0, 0.09, 2.5, 4) for _ in range(clients))
     square, loss, steps = of_round.read(whole)
     assert (square, loss, steps) == (pytest.approx(0.09 * clients, rel=1e-12), 2.5 * clients, 4 * clients)
+
+
+def test_words_have_room_for_factors_of_any_size_and_sign_and_for_any_loss():
+    run, counts, factors = masks(3)[0], np.array([-1.0, 0.5, -1.5]), np.array([64.0, -64.0, 1.0])
+    (unit,) = run.units({"delta": counts * factors})["delta"]
+    assert 2.0**40 < float(np.abs(counts * factors).sum() * 0.3) / unit < 2.0**62
+    of_round, squares = run.of_round(3, range(3), counts, factors), (0.3 * factors) ** 2
+    for loss, kept in ((1e300, LARGEST_LOSS), (-1e300, -LARGEST_LOSS)):
+        words = [of_round.numbers(*each, loss, 1) for each in zip(counts.tolist(), squares.tolist(), strict=True)]
+        assert of_round.read(sum(words)) == (pytest.approx(counts @ squares, rel=1e-12), 3 * kept, 3)
+    rounded, beyond = 0.3 * (1 + 2.0**-12), 0.3 * (1 + 2.0**-8)
+    assert [bool(wrong_with("delta", largest, 0.3)) for largest in (rounded, beyond, math.nan)] == [False, True, True]
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +183,8 @@ def test_noise_is_under_the_masks_or_behind_their_sum(who, place, monkeypatch):
     library.compose(dp.GaussianDpEvent(0.25 * (2.0 if who == "clients" else 1.0)), 2)
     assert masked[-1]["epsilon"] == pytest.approx(library.get_epsilon(9**-1.1), rel=1e-6)
     assert [(row["skipped"], row["local_loss"], row["mean_delta_sq"]) for row in masked] == [([], None, None)] * 2
+    of_expected = 4 * (8 * PARAMETERS + 6 * SHARE) + 6 * (2 * KEY + 5 * (2 * SHARE + TAG))  # 70 % of 6, rounded
+    assert [row["bytes_up"] for row in masked] == [of_expected, 2 * of_expected]
 
 
 def test_noise_behind_the_sum_is_of_the_cohort_that_is_expected(place, monkeypatch):
@@ -186,15 +203,14 @@ def test_words_have_room_for_the_tails_of_noise(place, monkeypatch):
     found = run(place, "tails", **NOISE["clients"], secure_aggregation={}, rounds=1)
     monkeypatch.setattr("hpcfed.updates.noise.normals", lambda *about: np.zeros(about[-1]))
     none = run(place, "no-tails", **NOISE["clients"], secure_aggregation={}, rounds=1)
-    parameters, moved = 12 * 8 + 8 + 8 * 4 + 4, 0.5 * 0.3 * LARGEST_NORMAL
-    assert found[0]["delta_sq"] ** 0.5 == pytest.approx(moved * parameters**0.5, abs=none[0]["delta_sq"] ** 0.5 + 1e-3)
+    moved = 0.5 * 0.3 * LARGEST_NORMAL
+    assert found[0]["delta_sq"] ** 0.5 == pytest.approx(moved * PARAMETERS**0.5, abs=none[0]["delta_sq"] ** 0.5 + 1e-3)
 
 
 def test_bytes_are_those_of_words_keys_and_shares(place):
-    parameters = 12 * 8 + 8 + 8 * 4 + 4
     row = run(place, "bytes", secure_aggregation={}, rounds=1)[0]
-    assert row["bytes_up"] == 9 * (8 * (parameters + 3) + 2 * KEY + 8 * (2 * SHARE + TAG) + 9 * SHARE)
-    assert row["bytes_down"] == 9 * (4 * parameters + 8 * (2 * KEY + 2 * SHARE + TAG))
+    assert row["bytes_up"] == 9 * (8 * (PARAMETERS + 3) + 2 * KEY + 8 * (2 * SHARE + TAG) + 9 * SHARE)
+    assert row["bytes_down"] == 9 * (4 * PARAMETERS + 8 * (2 * KEY + 2 * SHARE + TAG))
 
 
 @pytest.mark.parametrize("survivors", [2, 9])
@@ -202,7 +218,7 @@ def test_those_left_have_sent_their_words_also_in_a_round_of_too_few_who_open_no
     row = run(place, f"left-{survivors}", secure_aggregation={"dropout": 0.4, "survivors": survivors}, rounds=1)[0]
     left = 9 - int(dropouts(0, 0.4, 1, 9).sum())
     assert (2 <= left < 9, len(row["skipped"])) == (True, 9 if survivors > left else 9 - left)
-    words, opened = 8 * (12 * 8 + 8 + 8 * 4 + 4 + 3), 0 if survivors > left else 9 * SHARE
+    words, opened = 8 * (PARAMETERS + 3), 0 if survivors > left else 9 * SHARE
     assert row["bytes_up"] == 9 * (2 * KEY + 8 * (2 * SHARE + TAG)) + left * (words + opened)
 
 

@@ -103,6 +103,24 @@ def test_no_word_can_wrap(number, dtype):
         assert number * (coarse / fine / 2 + 1) < 2.0**63
 
 
+@pytest.mark.parametrize("number", [1, 2, 100, 10_000])
+@pytest.mark.parametrize("entries", [1, 1000])
+def test_the_coarsest_unit_is_as_precise_as_promised(number, entries):
+    """u √(d |S| / 12) ≤ 2^-26 max |c_i| b_i · max(1, √|S| / 2), and no finer than exponents make it."""
+    terms = Terms(total=-20, largest=0, least=0, number=number, entries=entries)
+    coarsest = max(2.0**power for power in range(-80, 0) if suffice((2.0**power,), terms, torch.float32))
+    found, allowed = coarsest * math.sqrt(entries * number / 12), 2.0**-26 * max(1, math.sqrt(number) / 2)
+    assert allowed / 4 < found <= allowed
+
+
+@pytest.mark.parametrize("largest", [-900, -960, -1060])
+def test_units_end_before_float64_does(largest):
+    terms = Terms(total=largest + 1, largest=largest, least=largest - 1, number=2, entries=1000)
+    units = units_for(terms, torch.float64)
+    assert min(units) >= 2.0**-1000
+    assert suffice(units, terms, torch.float64)
+
+
 def test_rounds_of_one_magnitude_take_one_word_in_float32_and_two_in_float64():
     for dtype, words in zip(DTYPES, (1, 2), strict=True):
         magnitudes, rng = Magnitudes(10**6, dtype), np.random.default_rng(0)
