@@ -252,7 +252,8 @@ def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: An
 def _mask_seconds(masks: Masks, size: int, words: int, ranks: int) -> float:
     """Return the seconds that a rank spends on a round's pairwise masks, also on those shared with dropped clients.
 
-    The masks of two clients on the same rank cancel, and are not computed.
+    The masks of two clients on the same rank cancel, and are not computed; on a single rank those that are left over
+    are its own.
 
     Args:
         size: number of clients in the round.
@@ -263,7 +264,7 @@ def _mask_seconds(masks: Masks, size: int, words: int, ranks: int) -> float:
     a_word = min(seconds_of(lambda: pair.of([0], some)) for _ in range(2)) / some
     left = size * (1 - masks.dropout)
     mine = left / ranks
-    return a_word * words * (mine * (size - mine) + left * (size - left))
+    return a_word * words * (mine * (size - mine) + (ranks > 1) * left * (size - left))
 
 
 def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[float, float, float]:

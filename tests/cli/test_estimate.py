@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import h5py
 import pytest
 from click.testing import CliRunner, Result
 
@@ -12,7 +13,9 @@ import hpcfed
 from hpcfed.cli.estimate import command
 from hpcfed.cli.verify import command as verify
 from hpcfed.cli.watch import command as watch
+from hpcfed.cluster.estimate import _mask_seconds
 from hpcfed.errors import InputError
+from hpcfed.reduce.masks import Masks
 from tests.launch import launch
 from tests.mpi.recipes import write_recipe
 
@@ -58,6 +61,7 @@ def test_rounds_that_few_clients_cannot_hold_are_measured(changes) -> None:
 def test_personal_models_are_counted() -> None:
     common = estimated("algorithm=fedavg")["models_bytes"]
     assert estimated("algorithm={name: ditto, mu: 0.1}")["models_bytes"] == common * (1 + NUM_CLIENTS)
+    assert estimated("evaluate.model=last-two")["models_bytes"] == 2 * common  # the last one is kept beside it
 
 
 @pytest.mark.parametrize(("tile", "trained", "slots"), [(1, 2, 3), (2, 2, 4), (5, 5, 5)])
@@ -96,8 +100,29 @@ def test_gpus_that_are_not_here_are_not_said_to_cost_nothing() -> None:
 
 def test_seeds_take_a_run_each() -> None:
     told = estimated("seeds=[1, 2, 3]")
+    measured = told["measured"]
     assert told["seeds"] == 3
     assert told["rounds_per_second"] == pytest.approx(9 / (3600 * told["hours"]))
+    assert 3600 * told["evaluation_hours"] == pytest.approx(9 * measured["evaluate_seconds"])
+    assert told["hours"] - told["evaluation_hours"] == pytest.approx(9 * told["round_seconds"] / 3600)
+    assert told["models_bytes"] == 3 * estimated()["models_bytes"]
+    work = NUM_CLIENTS * 4 * 10 * measured["sample_seconds"]  # one rank has no Allreduce
+    assert told["round_seconds"] == pytest.approx(work + measured["server_seconds"], rel=1e-9)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float64", 8)])
+def test_ranks_share_the_samples_and_the_states(dtype: str, size: int) -> None:
+    told = estimated("--ranks", "2", f"dtype={dtype}", "algorithm={name: scaffold}")
+    with h5py.File("small.h5") as file:
+        samples = len(file["train/y"]) + len(file["test/y"])
+    shared = samples * (12 * size + 8) + told["state_bytes"]  # features, and a label
+    assert told["host_bytes_per_rank"] - told["measured"]["host_bytes"] == shared // 2
+
+
+def test_pairs_of_masks_are_those_of_clients_on_other_ranks_and_of_lost_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcfed.cluster.estimate.seconds_of", lambda deed: 1.0)  # for the words of a pair
+    pairs = {ranks: _mask_seconds(Masks(lambda name: 1.0, 0.2, 2, 0), 10, 99, ranks) for ranks in (1, 2)}
+    assert pairs == {1: pytest.approx(8 * 2), 2: pytest.approx(4 * 6 + 8 * 2)}
 
 
 @pytest.mark.parametrize(
@@ -142,6 +167,13 @@ def test_clients_that_are_evaluated_take_time_and_disk(folder: Path) -> None:
     write_recipe(folder, rounds=40, evaluate=evaluate)
     told, without = estimated(), estimated("evaluate.clients.every=0")
     assert told["evaluation_hours"] > 1.5 * without["evaluation_hours"] > 0
+    rare = estimated("--ranks", "2", "evaluate.every=3", "evaluate.train.every=4", "evaluate.clients.every=7")
+    measured = rare["measured"]
+    with h5py.File("small.h5") as file:
+        forward = measured["evaluate_seconds"] / len(file["test/y"]) * len(file["train/y"])
+    tuned = NUM_CLIENTS * 3 * 10 * measured["sample_seconds"]
+    seconds = 14 * measured["evaluate_seconds"] + 10 * forward + 6 * (2 * forward + tuned)  # of 40 rounds
+    assert 3600 * rare["evaluation_hours"] == pytest.approx(seconds / 2)
     hpcfed.run("recipe.yaml", quiet=True)
     written = sum((folder / "run" / name).stat().st_size for name in ("metrics.jsonl", "clients.csv"))
     assert 0.5 < told["record_bytes"] / written < 2
