@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
 import pytest
+import torch
+from torch import Tensor
 
 import hpcfed
+from hpcfed.provenance.compare import _first_difference, _of_code
+from hpcfed.provenance.replay.replay import Step
+from hpcfed.types import Tilt
 from tests.launch import launch
 from tests.mpi.recipes import METHODS, small, write_small
 
@@ -107,6 +115,45 @@ def test_a_flipped_bit_of_one_client_is_found(two, command):
         assert "clients whose updates differ: 1 of 3: 3 (3)\n" in done.stdout
 
 
+X, Y = torch.arange(12.0).reshape(3, 4), torch.tensor([0, 1, 2])
+ONE, TWO = torch.ones(5), torch.full((5,), 2.0)
+
+
+def replayed(tilt: Tilt | None = None, y: Tensor = Y, **changes: Any) -> Any:
+    """A replay of two steps, the second with changes."""
+    first = Step(1, X, Y, 0.5, 0.25, 0.125, ONE)
+    task = SimpleNamespace(tilt=tilt or Tilt(), samples=(X, y))
+    return SimpleNamespace(reported=SimpleNamespace(task=task), steps=[first, replace(first, number=2, **changes)])
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (replayed(), ""),
+        *((replayed(Tilt(**{name: ONE})), f"another {name} ") for name in ("shift", "anchor", "offset")),
+        *((replayed(Tilt(**{name: 1.0})), f"another {name} ") for name in ("mu", "radius", "from_anchor")),
+        (replayed(Tilt(after_momentum=ONE)), "another after_momentum "),
+        (replayed(y=torch.tensor([0, 1, 1])), "its data differ, y of its sample 2 first"),
+        (replayed(y=Y[:2]), "its data differ, 3 and 2 samples first"),
+        (replayed(y=Y[:0]), "its data differ, 3 and 0 samples first"),
+        (replayed(x=X.flip(0)), "step 2: another minibatch"),
+        (replayed(loss=0.75), "step 2: from the same iterate and minibatch another gradient: loss 0.5 and 0.75,"),
+        (replayed(gradient=0.5), "minibatch another gradient: loss 0.5 and 0.5, ‖gradient‖ 0.25 and 0.5"),
+        (replayed(iterate=TWO), "step 2: from the same iterate, minibatch and gradient another iterate"),
+        (replayed(iterate=None, drift=0.5), "another iterate (drift 0.125 and 0.5)"),
+    ],
+)
+def test_the_first_difference_within_a_client_is_named(other, told):
+    assert told in (found := _first_difference(replayed(), other))
+    assert bool(found) == bool(told)
+
+
+def test_code_that_differs_is_named():
+    code = {"same": {"hash": "1"}, "mine": {"hash": "2"}, "bare": None}
+    other = {"same": {"hash": "1"}, "mine": {"hash": "3"}}
+    assert [*_of_code(code, other, ("in one", "in other"))] == ["module bare in one alone", "module mine differs"]
+
+
 @pytest.mark.soak
 def test_other_libraries_are_named(two, command):
     """Where the setting changes bits, as on processors with AVX; this process then computes those of the first run."""
@@ -123,8 +170,11 @@ def test_other_libraries_are_named(two, command):
 
 def test_the_same_runs_are_the_same(two, command):
     trained("again", rounds=6, checkpoint={"every": 0}, update_hashes=False)
+    facts = json.loads(Path("again/environment.json").read_text())
+    Path("again/environment.json").write_text(json.dumps(facts | {"bitwise": False, "bitwise_why_not": "a reason"}))
     done = command(["compare", "one", "again"], two)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "/again: its record says bitwise: false: a reason\n" in done.stdout
     assert done.stdout.splitlines()[-2:] == [
         "the same model, bit for bit, in all 6 rounds",
         "one has 8 rounds, the other 6",

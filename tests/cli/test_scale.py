@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from hpcfed.assembly import resolve
-from hpcfed.cli.scale import _measure, command
+from hpcfed.cli.scale import _check_fits, _measure, command
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.figure_style import panels
@@ -30,6 +30,7 @@ from hpcfed.lab.scaling.network import Network, parse_network
 from hpcfed.lab.scaling.plan import Load, StudySetting, load, settings
 from hpcfed.lab.scaling.result import TOLERATED, study
 from hpcfed.lab.scaling.tables import shown
+from hpcfed.ranks.cpu import cores
 from hpcfed.ranks.world import World
 from tests.launch import HPCFED, HUNG, ROOT, launch
 from tests.mpi.recipes import small
@@ -230,6 +231,16 @@ def test_another_network_is_predicted_with_its_interval(folder: Path) -> None:
     Console(file=text, width=160).print(shown(told))
     assert "from 6 settings fitted and 3 held out, 20 rounds each, on 1, 2, 4 ranks of 1 host" in text.getvalue()
     assert "network given as 1ms,800Mbit/s" in text.getvalue()
+
+
+def test_more_ranks_than_cores_can_sensibly_hold_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = max(4 * len(cores()), 8)
+    for nodes, allowed in ((None, most), ("3", 3 * most)):
+        if nodes:
+            monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
+        _check_fits([1, allowed])
+        with pytest.raises(InputError, match=rf"--ranks: expected at most {allowed} ranks .*, got {allowed + 1}"):
+            _check_fits([1, allowed + 1])
 
 
 def test_no_rank_trains_less_than_a_client() -> None:

@@ -161,6 +161,8 @@ def test_scale_takes_ranks_by_gpus_as_submit_does() -> None:
     done = CliRunner().invoke(scale, [*asked, "-o", "gres=gpu:a100:2"])
     assert done.exit_code == 0, done.exception
     assert {"nodes=2", "ntasks-per-node=2"} <= set(directives(done.output))
+    done = CliRunner().invoke(scale, [*asked[:-1], "1", "-o", "gres=gpu:a100:2"])
+    assert {"nodes=1", "ntasks-per-node=1"} <= set(directives(done.output))
 
 
 @pytest.mark.parametrize(("options", "alone"), [((), 1), (("exclusive=user",), 0), (("oversubscribe",), 0)])

@@ -20,6 +20,7 @@ from hpcfed.data.content import content_hash
 from hpcfed.errors import InputError
 from hpcfed.io.pace import Pace
 from hpcfed.provenance.certify import certify
+from hpcfed.provenance.differences import beyond, lacking, not_computed, of_drawn_model, tolerance_from
 from hpcfed.provenance.recorded import placed_recipe
 from hpcfed.provenance.slim import write_slim
 from hpcfed.provenance.verify.spot_check import drawn, oddness, reachable, segments
@@ -452,6 +453,7 @@ def test_rounds_far_from_any_state_are_out_of_reach():
     assert [*reachable([0, 40], 60, 60, 3)] == [1, 2, 3, 41, 42, 43]
     assert [*reachable([0, 50], 60, 60, 3)] == [1, 2, 3, *range(51, 61)]
     assert [*reachable([0], 6, 6, 1)] == [*range(1, 7)]
+    assert [*reachable([0, 10, 20], 30, 30, 12)] == [*range(1, 31)]
     assert [*reachable([3], 6, 60, 1)] == [4, 5, 6]
 
 
@@ -462,3 +464,22 @@ def test_short_minibatches_beside_others_are_drawn_more_often():
     weights = oddness([[0, 2]] * 9 + [[1, 3]], sizes, 10)
     odd = [drawn(range(1, 11), weights, 1, seed)[1] for seed in range(400)]
     assert 70 < odd.count(10) < 130  # a quarter of them
+
+
+def test_tolerances_follow_a_change_in_the_last_bits_within_limits():
+    assert [tolerance_from(changed, "float32") for changed in (0.0, 2.0**-20, 0.1)] == [2.0**-15, 2.0**-12, 1e-3]
+    assert [tolerance_from(changed, "float64") for changed in (0.0, 2.0**-37, 0.1)] == [2.0**-44, 1e-9, 1e-9]
+    assert [of_drawn_model(2.0**-44, "float64"), of_drawn_model(1e-9, "float64")] == [2.0**-15, 1e-3]
+    assert of_drawn_model(1e-4, "float32") == 1e-4
+
+
+def test_what_rounding_explains_and_what_it_does_not():
+    row = {"hash": "a", "unit": [1], "gradients": 8, "test_loss": 1.0, "test_accuracy": 0.5, "test_rmse": 900.0}
+    for changed in ({"hash": "b", "unit": [2]}, {"test_loss": 1.0009}, {"test_accuracy": 0.509}, {"test_rmse": 908.0}):
+        assert beyond(row, row | changed, 1e-3) == []
+    for changed in ({"gradients": 9}, {"test_loss": 1.002}, {"test_accuracy": 0.511}, {"test_rmse": 910.0}):
+        assert [one.column for one in beyond(row, row | changed, 1e-3)] == [*changed]
+    assert beyond(row, row | {"test_accuracy": 0.52}, 0.03) == []
+    assert [one.column for one in beyond(row, row | {"test_accuracy": None}, 1.0)] == ["test_accuracy"]
+    assert lacking(row | {"test_loss": None}, row | {"test_auc": 0.5, "train_loss": None}) == {"test_loss", "test_auc"}
+    assert not_computed(row | {"test_auc": 0.5, "train_loss": None}, row | {"test_loss": None}) == {"test_auc"}
