@@ -25,11 +25,13 @@ from hpcfed.errors import Busy, EnvironmentFailure, InputError, Stopped
 from hpcfed.lab.report.read import read_run
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.checkpoint.layout import _digest
+from hpcfed.run_folder.clock import Clock
 from hpcfed.run_folder.files import LOCK, unusable
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.lock import FolderLock
 from hpcfed.run_folder.stopping import TimeLeft
 from hpcfed.simulation import Simulation
+from hpcfed.types import Request
 from tests.mpi.recipes import METHODS, small, write_recipe, write_small
 from tests.mpi.test_same_result import left_by
 
@@ -723,6 +725,25 @@ def test_time_is_kept_for_an_evaluation_that_is_due():
     for last in (400.0, 1.0):
         clock.add(5.0, last, test)
     assert clock.is_up(2.0, (none, test))
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("is_root", [True, False])
+def test_a_lap_is_a_round_with_its_evaluation_apart(is_root, monkeypatch):
+    """From the end of one lap to the next; rank 0 alone decides that the time is up."""
+    seconds, due = iter((0.0, 3.0, 5.0, 6.0, 6.5)), (True, False, False)
+    times = SimpleNamespace(perf_counter=lambda: next(seconds), process_time=lambda: 0.0)
+    monkeypatch.setattr("hpcfed.run_folder.clock.time", times)
+    added = list[tuple]()
+    monkeypatch.setattr(TimeLeft, "add", lambda self, *about: added.append(about))
+    monkeypatch.setattr(TimeLeft, "is_up", lambda self, *about: True)
+    idle, world = SimpleNamespace(requests=lambda: Request.NOTHING, seconds=0.0), SimpleNamespace(is_root=is_root)
+    clock = Clock(Stop(max_hours=1), SimpleNamespace(name=""), idle, world)
+    for evaluated, total in ((2.0, 5.0), (0.5, 1.5)):
+        assert clock.requests((due, due)) == (Request.TIME_IS_UP if is_root else Request.NOTHING)
+        clock.trained()
+        assert clock.lap() == {"evaluate": evaluated, "total": total, "cpu": 0.0}
+    assert added == [(3.0, 2.0, due), (1.0, 0.5, due)]
 
 
 def test_time_for_a_checkpoint_is_by_the_clock(world, folder):

@@ -23,8 +23,9 @@ from hpcfed.provenance.certify import certify
 from hpcfed.provenance.differences import beyond, lacking, not_computed, of_drawn_model, tolerance_from
 from hpcfed.provenance.recorded import placed_recipe
 from hpcfed.provenance.slim import write_slim
+from hpcfed.provenance.verify import verify as verify_module
 from hpcfed.provenance.verify.spot_check import drawn, oddness, reachable, segments
-from hpcfed.provenance.verify.verify import Verification, verify
+from hpcfed.provenance.verify.verify import Verification, judged, verify
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import private_file
@@ -446,6 +447,15 @@ def test_each_round_is_drawn_with_the_same_chance_and_entered_from_near_by():
     assert counts.min() > 110  # of 150; 4 standard deviations are 47
     assert counts.max() < 200
     assert [(one.start, one.stop) for one in segments([40, 3, 7, 12], [0, 10, 20, 30])] == [(0, 7), (10, 12), (30, 40)]
+
+
+@pytest.mark.serial
+def test_what_is_drawn_and_the_last_round_are_computed_and_the_chance_is_of_even_draws(folder, monkeypatch):
+    run, asked = hpcfed.run(of("fedavg", rounds=8), world=World(), quiet=True).folder, list[int]()
+    monkeypatch.setattr(verify_module, "drawn", lambda rounds, weights, count, seed: asked.append(count) or ([1, 4], 6))
+    verdict = judged(Verification(run, 2, 0), World(), [].append)
+    assert (verdict.code, asked, verdict.computed, verdict.drawn) == (0, [2], [1, 3, 4, 5, 6, 7, 8], [1, 4])
+    assert verdict.chance_missed == 1 - 2 / 8
 
 
 def test_rounds_far_from_any_state_are_out_of_reach():
