@@ -96,7 +96,7 @@ def test_words_have_room_for_all_clients_at_the_bound(clients):
 
 
 def test_words_have_room_for_factors_of_any_size_and_sign_and_for_any_loss():
-    run, counts, factors = masks(3)[0], np.array([-1.0, 0.5, -1.5]), np.array([64.0, -64.0, 1.0])
+    run, counts, factors = masks(3)[0], np.array([-1.0, 0.5, -1.5]), np.array([1024.0, -1024.0, 1.0])
     (unit,) = run.units({"delta": counts * factors})["delta"]
     assert 2.0**40 < float(np.abs(counts * factors).sum() * 0.3) / unit < 2.0**62
     of_round, squares = run.of_round(3, range(3), counts, factors), (0.3 * factors) ** 2

@@ -134,6 +134,15 @@ def test_rounds_of_one_magnitude_take_one_word_in_float32_and_two_in_float64():
         assert seen == [words + 1] + [words] * 29
 
 
+@pytest.mark.parametrize("odd", [2.0**-60, 2.0**60])
+def test_a_round_of_another_size_is_forgotten(odd):
+    magnitudes = Magnitudes(100, torch.float32)
+    for bound in (odd, *[1.0] * 200):
+        magnitudes.learn({"delta": np.array([bound])})
+    (units,) = magnitudes.predict({"delta": np.ones(1)}).values()
+    assert len(units) == 1
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rounds_that_alternate_between_magnitudes_are_not_repeated_for_ever(dtype):
     magnitudes, attempts = Magnitudes(8, dtype), []
