@@ -26,6 +26,7 @@ from hpcfed.run_folder.identity import differences
 from hpcfed.run_folder.machines import moves_in_a_line, of_environments
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
+from hpcfed.types import State
 
 SAME, PART = 0, 1
 """Exit codes: the models are the same in all common rounds; they differ after some round."""
@@ -249,6 +250,8 @@ def _first_difference(first: Replay, second: Replay) -> str:
     for name in ("shift", "mu", "anchor", "from_anchor", "offset", "radius", "after_momentum"):
         if not _same(*(getattr(task.tilt, name) for task in own)):
             return f"the method adds another {name} to its gradients: look at its state and at algorithm"
+    if name := _other_tensor(*(task.own for task in own)):
+        return f"its {name} at the start are others: look at parameters, and at its rounds before"
     if sample := _other_sample(*(task.samples for task in own)):
         return f"its data differ, {sample} first"
     for one, two in zip_longest(first.steps, second.steps):
@@ -264,6 +267,8 @@ def _first_difference(first: Replay, second: Replay) -> str:
                 f"step {one.number}: from the same iterate, minibatch and gradient another iterate "
                 f"(drift {one.drift!r} and {two.drift!r}): look at the step size, the optimizer and local.matmul"
             )
+        if name := _other_tensor({**one.own, **one.buffers}, {**two.own, **two.buffers}):
+            return f"step {one.number}: from the same iterate, minibatch and gradient other {name}"
     return ""
 
 
@@ -271,6 +276,11 @@ def _same(one: Any, two: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(two, Tensor):
         return torch.equal(one, two)
     return one is two or (not isinstance(one, Tensor) and not isinstance(two, Tensor) and one == two)
+
+
+def _other_tensor(one: State, two: State) -> str:
+    """Return the name of a tensor that two states do not share, in lexical order the first; "" without one."""
+    return next((name for name in sorted(one.keys() | two.keys()) if not _same(one.get(name), two.get(name))), "")
 
 
 def _other_sample(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> str:

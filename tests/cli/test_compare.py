@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import hpcfed
+from hpcfed.models.flat import PARAMETERS
 from hpcfed.provenance.compare import _first_difference, _of_code
 from hpcfed.provenance.replay.replay import Step
 from hpcfed.types import Tilt
@@ -119,10 +120,10 @@ X, Y = torch.arange(12.0).reshape(3, 4), torch.tensor([0, 1, 2])
 ONE, TWO = torch.ones(5), torch.full((5,), 2.0)
 
 
-def replayed(tilt: Tilt | None = None, y: Tensor = Y, **changes: Any) -> Any:
+def replayed(tilt: Tilt | None = None, y: Tensor = Y, start: Tensor = ONE, **changes: Any) -> Any:
     """A replay of two steps, the second with changes."""
-    first = Step(1, X, Y, 0.5, 0.25, 0.125, ONE)
-    task = SimpleNamespace(tilt=tilt or Tilt(), samples=(X, y))
+    first = Step(1, X, Y, 0.5, 0.25, 0.125, ONE, {PARAMETERS: ONE}, {"norm.running_mean": ONE})
+    task = SimpleNamespace(tilt=tilt or Tilt(), samples=(X, y), own={PARAMETERS: start})
     return SimpleNamespace(reported=SimpleNamespace(task=task), steps=[first, replace(first, number=2, **changes)])
 
 
@@ -133,6 +134,9 @@ def replayed(tilt: Tilt | None = None, y: Tensor = Y, **changes: Any) -> Any:
         *((replayed(Tilt(**{name: ONE})), f"another {name} ") for name in ("shift", "anchor", "offset")),
         *((replayed(Tilt(**{name: 1.0})), f"another {name} ") for name in ("mu", "radius", "from_anchor")),
         (replayed(Tilt(after_momentum=ONE)), "another after_momentum "),
+        (replayed(start=TWO), "its private.parameters at the start are others"),
+        (replayed(own={PARAMETERS: TWO}), "minibatch and gradient other private.parameters"),
+        (replayed(buffers={"norm.running_mean": TWO}), "minibatch and gradient other norm.running_mean"),
         (replayed(y=torch.tensor([0, 1, 1])), "its data differ, y of its sample 2 first"),
         (replayed(y=Y[:2]), "its data differ, 3 and 2 samples first"),
         (replayed(y=Y[:0]), "its data differ, 3 and 0 samples first"),
