@@ -224,6 +224,29 @@ def test_leaving_a_site_out(folder):
     assert [row[site] for row, site in zip(cross, SITES, strict=True)] == ["–"] * 3
 
 
+def test_values_at_a_site_that_is_left_out_are_those_of_its_split(folder):
+    """Of the models of single sites, the others' mean; means of sites, and of differences, are over such values."""
+    study = planned(folder, "fedavg", kind="leave-one-site-out", baselines="alone")
+    values = {
+        "fedavg": [[0.5, None, None], [None, 0.6, None], [None, None, 0.9]],
+        "alone-0": [[None] * 3, [None, 0.2, None], [None, None, 0.4]],
+        "alone-1": [[0.1, None, None], [None] * 3, [None, None, 0.6]],
+        "alone-2": [[0.3, None, None], [None, 0.4, None], [None] * 3],
+    }
+    view, auroc = view_of(study, values), StudyMetric("auroc", True)
+    row = view.rows[-1]
+    assert [one.mean for one in view.estimates(row, auroc)[:-1]] == pytest.approx([0.2, 0.3, 0.5, 1 / 3])
+    assert [one.mean for one in view.differences(row, auroc)[:-1]] == pytest.approx([-0.3, -0.3, -0.4, -1 / 3])
+    alone = [[np.nan, 0.2, 0.4], [0.1, np.nan, 0.6], [0.3, 0.4, np.nan]]
+    np.testing.assert_allclose(view.cross_values(auroc), alone)
+    values["alone-1"][2] = [None] * 3  # a run without value: no method's mean has the site
+    view = view_of(study, values)
+    assert view.measured(auroc).tolist() == [True, True, False]
+    assert [view.estimates(row, auroc)[-2].mean for row in view.rows] == pytest.approx([0.55, 0.25])
+    del values["alone-1"]  # runs that have not finished exclude none
+    assert view_of(study, values).measured(auroc).all()
+
+
 @pytest.mark.soak
 def test_epochs_are_the_steps_of_each_split(folder):
     """Without a large site the others' epochs are shorter, and so are the pooled models' runs."""

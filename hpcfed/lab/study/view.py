@@ -86,10 +86,15 @@ class View:
         found = np.zeros(len(self.sites), bool)
         for row in self.rows:
             finite = np.isfinite(self.site_values(row, metric))
-            there = finite.any(axis=0)
+            there = self._finished(row) if self.study.leaves_out else finite.any(axis=0)
             kept &= ~(there & (self.tested.T > 0) & ~finite).any(axis=1)
             found |= finite.any(axis=1)
         return kept & found
+
+    def _finished(self, row: StudyRow) -> np.ndarray:
+        """Return in which splits, each of which leaves one site out, a row's runs have finished, (J,) bool."""
+        done = {(arm, run.split) for arm, runs in self.results.runs.items() for run in runs}
+        return np.array([all((arm, site) in done for arm in arms) for site, arms in enumerate(row.arms)])
 
     def _with_classes(self, metric: StudyMetric) -> np.ndarray:
         """Return at which sites every split's test samples, if any, have the classes that a metric needs, (N,) bool."""
