@@ -14,6 +14,7 @@ import torch
 import hpcfed
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
+from hpcfed.lab.predict import _named
 
 ROWS = pd.DataFrame(
     {
@@ -90,6 +91,29 @@ def test_rows_are_prepared_as_the_runs_own(run, command, tmp_path):
     Path("comma.csv").write_text("age;ward;stage\n41,5;er;1\n4,x;er;1\n", encoding="utf-8")
     with pytest.raises(InputError, match="row 3, column 'age': expected a number, got '4,x'"):
         hpcfed.predict(run, "comma.csv", site="north")
+
+
+@pytest.mark.parametrize(
+    ("steps", "output", "columns"),
+    [
+        (
+            {"task": "classification", "classes": ["no", "yes"]},
+            [[0.0], [-2.0]],
+            {"prediction": ["no", "no"], "p(no)": [0.5, 0.880797], "p(yes)": [0.5, 0.119203]},
+        ),
+        ({"task": "classification"}, [[1.0]], {"prediction": ["1"], "p(0)": [0.268941], "p(1)": [0.731059]}),
+        ({"task": "multi-label", "classes": ["a", "b"]}, [[0.0, 2.0]], {"p(a)": [0.5], "p(b)": [0.880797]}),
+        ({"task": "regression", "target": "x, y"}, [[0.5, -3.0]], {"x": [0.5], "y": [-3.0]}),
+        ({"task": "regression", "target": "x"}, [[0.5, -3.0]], {"target 0": [0.5], "target 1": [-3.0]}),
+        ({"task": "survival"}, [[1.5], [-0.5]], {"log hazard": [1.5, -0.5]}),
+    ],
+)
+def test_predictions_are_named_by_task(steps, output, columns):
+    """A single logit is the second class's; of more targets than names, each has its number."""
+    found = dict(_named(torch.tensor(output, dtype=torch.float64), steps, len(output[0])))
+    assert [*found] == [*columns]
+    for name, values in columns.items():
+        assert found[name].tolist() == (values if name == "prediction" else pytest.approx(values, abs=1e-6))
 
 
 def test_what_cannot_be_prepared_is_refused_in_one_line(run):

@@ -119,6 +119,11 @@ def test_q_ffl_on_any_number_of_ranks(world, place):
     for column in ("server_lr", "hash", "bytes_up", "method"):
         assert [row[column] for row in together.metrics] == [row[column] for row in alone.metrics]
     assert all(0 < row["method"]["h_min"] < row["method"]["h_max"] for row in together.metrics)
+    for reduction in ("mean", "sum"):  # where nobody moves, the mean of h_i is that of f_i(w), by η
+        changes = {"loss": {"reduction": reduction}, "local": {"steps": 1, "batch_size": 10, "lr": 1e-30}}
+        changes |= {"dtype": "float64", "rounds": 1, "evaluate": {"batch_size": 8, "train": {"every": 1}}}
+        (row,) = run(place, reduction, world, {**fair, "q": 1.0}, **changes).metrics
+        assert 1e-30 / row["server_lr"] == pytest.approx(row["train_loss"], rel=1e-12)
     sent = sum(parameter.nbytes for parameter in together.module.parameters()) + 8
     assert [row["bytes_up"] for row in together.metrics] == [5 * sent, 10 * sent, 15 * sent]
 

@@ -20,7 +20,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.evaluation import blocks, tiles
-from hpcfed.evaluation.per_client import ClientEvaluator
+from hpcfed.evaluation.per_client import ClientEvaluator, _spread
 from hpcfed.ranks.world import World
 from tests.federations import Arrays, blobs, write_federation
 from tests.mpi import nets
@@ -133,6 +133,14 @@ def test_the_numbers_are_those_of_each_client(world, folder):
         np.testing.assert_allclose(summary["accuracy"]["mean"], accuracy.mean(), rtol=1e-12)
         np.testing.assert_allclose(summary["loss"]["variance"], loss.var(), rtol=1e-12)
     assert first.metrics[0]["clients"] is not None
+
+
+def test_the_worst_decile_is_rounded_up_and_of_the_worst():
+    values = np.arange(11.0)
+    for is_larger, worst in ((True, 0.5), (False, 9.5)):
+        assert _spread(values, larger_is_better=is_larger) == {"mean": 5, "worst_decile": worst, "variance": 10}
+    assert _spread(values, larger_is_better=None) == {"mean": 5, "variance": 10}
+    assert _spread(np.append(values, np.nan), larger_is_better=True) is None
 
 
 def scores(world: World, path: Path, clients: Sequence[Arrays], seed: int, **changes: Any) -> tuple[np.ndarray, Any]:

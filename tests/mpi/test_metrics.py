@@ -285,6 +285,20 @@ def test_wrong_metrics_are_refused(name, metrics, says, world, folder):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_metrics_of_drawn_outputs_are_the_librarys(name):
+    task, num_classes = TASKS[name]
+    rng = np.random.default_rng(7)
+    output = rng.normal(size=(60, 1 if name == "times" else num_classes or 2))
+    score = output + rng.normal(size=output.shape)
+    times = np.stack([rng.random(60) < 0.6, np.ceil(4 * np.exp(-score[:, 0]))], axis=1)
+    target = {"classification": score.argmax(1), "multi-label": (score > 0).astype(int), "survival": times}
+    for metric in fitting(name):
+        found = FUNCTIONS[metric](output, target.get(task, score), task == "multi-label")
+        wanted = expected(metric, name, output, target.get(task, score))
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, err_msg=metric)
+
+
 def test_concordance_counts_ties_as_its_definition():
     rng = np.random.default_rng(0)
     risk, time = rng.integers(6, size=40) / 2.0, rng.integers(12, size=40).astype(float)

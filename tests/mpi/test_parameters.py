@@ -217,9 +217,9 @@ def test_it_is_what_a_plain_loop_computes(parameters, world, folder):
 @pytest.mark.every(2)
 @pytest.mark.parametrize("left_out", [[], [4]], ids=["all", "without"])
 def test_statistics_of_an_averaged_iterate_are_those_of_the_training_samples(left_out, world, folder):
-    """By hand from the evaluated module, one minibatch a client; the round's stay in ``model.safetensors``."""
+    """By hand from the evaluated module and its minibatches; the round's stay in ``model.safetensors``."""
     cohort = {"size": 3, **({"without": left_out} if left_out else {})}
-    evaluate = {"every": 2, "model": "last-two", "statistics": "training", "clients": {"every": 3}}
+    evaluate = {"every": 2, "model": "last-two", "batch_size": 16, "statistics": "training", "clients": {"every": 3}}
     base = recipe("run", {"buffers": "averaged"}, dtype="float64", rounds=3, algorithm="fedexp", cohort=cohort)
     run = check_same_as_alone(world, folder, {**base, "evaluate": evaluate})
     usual = hpcfed.run(
@@ -229,9 +229,12 @@ def test_statistics_of_an_averaged_iterate_are_those_of_the_training_samples(lef
     with Federation.open(folder / "small.h5") as federation, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         clients = [k for k in (0, 1, 3, 4, 5) if k not in left_out]
-        hidden = [loaded.evaluated[1](torch.tensor(federation.client(k)[0]).double()) for k in clients]
+        samples = [torch.tensor(federation.client(k)[0]).double() for k in clients]
+        parts = [part for x in samples for part in x.tensor_split(-(-len(x) // 16))]
+        hidden = [loaded.evaluated[1](part) for part in parts]
         test_x, test_y = (torch.tensor(part) for part in federation.test(0, federation.num_test))
         loss = functional.cross_entropy(loaded.evaluated(test_x.double()), test_y.long())
+    assert len(hidden) > 2 * len(clients)
     mean = torch.cat(hidden).mean(0)
     square = sum(len(h) * (h.var(0) + h.mean(0) ** 2) for h in hidden) / sum(map(len, hidden))
     np.testing.assert_allclose(loaded.evaluated[2].running_mean, mean, rtol=1e-12)

@@ -89,13 +89,17 @@ def test_it_is_a_run_that_began_without_the_client(method, cohort, start, world,
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_a_run_on_a_federation_that_lacks_the_client(name, cohort, world, folder):
     """The last one, so that the numbers of the others, and with them their random streams, are the same."""
-    recipe = {"algorithm": {"name": name, **METHODS[name]}, "evaluate": {"train": {"every": 2}, "batch_size": 64}}
+    evaluate = {"train": {"every": 2}, "clients": {"every": 2}, "batch_size": 64}
+    recipe = {"algorithm": {"name": name, **METHODS[name]}, "evaluate": evaluate}
     left_out = {**cohort, "without": {"clients": [4], "cohorts": "redrawn"}}
     found = hpcfed.run(small("found", **recipe, cohort=left_out), world=world, quiet=True)
     lacking = hpcfed.run(small("lacking", **recipe, cohort=cohort, data="four.h5"), world=world, quiet=True)
     assert rows_of(found) == rows_of(lacking)
     world.gather(None)
-    assert (found.folder / "model.safetensors").read_bytes() == (lacking.folder / "model.safetensors").read_bytes()
+    for file in ("model.safetensors", "clients.csv"):
+        assert (found.folder / file).read_bytes() == (lacking.folder / file).read_bytes()
+    samples = [json.loads((run.folder / "environment.json").read_text()) for run in (found, lacking)]
+    assert samples[0]["evaluated_samples"] == samples[1]["evaluated_samples"]
 
 
 @pytest.mark.every(3)

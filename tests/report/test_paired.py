@@ -12,7 +12,7 @@ from hpcfed.errors import InputError
 from hpcfed.lab.report.clients import Fairness, read_clients
 from hpcfed.lab.report.comparison import compare
 from hpcfed.lab.report.measure import core_hours
-from hpcfed.lab.report.paired import difference, difference_curve, pairs, shared_draws, student
+from hpcfed.lab.report.paired import difference, difference_curve, paired_differences, pairs, shared_draws, student
 from hpcfed.lab.report.read import read_run
 from hpcfed.lab.report.tables import clients_table, sites_table, timing_table
 from tests.report.conftest import make_report, write_clients, write_run
@@ -65,6 +65,15 @@ def test_the_table_of_differences(two_groups):
     (row,) = table.rows
     assert row[:3] == ("FedProx", "0, 1, 2", "+2.00 [−0.48,\u00a0+4.48]")
     assert not table.strong
+
+
+def test_differences_of_means_over_evaluations(two_groups):
+    """Of the final ones, and of the rounds in which these means reach a target: one run's of three."""
+    args = two_groups.groups, two_groups.baseline, two_groups.criterion, [0.56]
+    for window, final, rounds in ((1, 0.02, 0.0), (2, 0.01, None)):
+        (apart,) = paired_differences(*args, window)
+        assert apart.final.mean == pytest.approx(final)
+        assert (apart.rounds[0] and apart.rounds[0].mean) == rounds
 
 
 @pytest.mark.parametrize(("several", "header"), [(False, "Seed"), (True, "Seeds")])
@@ -202,6 +211,8 @@ def test_core_hours_are_ranks_times_threads_times_time(accuracies):
     assert core_hours([run, run]) == pytest.approx(2 * 2 * 1 * 10 * 0.26 / 3600)
     (row,) = timing_table(compare([run.folder]).groups).rows
     assert row[-2:] == ("2 × 1", "0.00144")
+    imbalance = run.column("imbalance")
+    assert row[-3] == f"{imbalance.mean():.2f} ({imbalance.max():.2f})"
     (run.folder / "environment.json").unlink()
     assert math.isnan(core_hours([read_run(run.folder)]))
 
@@ -242,11 +253,16 @@ def test_clients_table_may_lack_columns_or_have_more(tmp_path):
         read_clients(path)
 
 
-def test_tenths_are_rounded_up_and_follow_what_is_better():
+def test_tenths_are_rounded_up_and_follow_what_is_better(tmp_path):
     values = np.arange(11.0)
     assert Fairness.of(values, higher_is_better=True).worst_tenth == 0.5
     assert Fairness.of(values, higher_is_better=False).worst_tenth == 9.5
     assert Fairness.of(values, higher_is_better=True).std == pytest.approx(math.sqrt(10))
+    folder = write_run(tmp_path / "losses")
+    lines = [f"2,{client},global,test,{loss},,5" for client, loss in enumerate(values)]
+    (folder / "clients.csv").write_text("\n".join(["round,client,model,split,loss,accuracy,n", *lines]) + "\n")
+    (row,) = clients_table(compare([folder]).groups).rows
+    assert row[4:] == ("5", "3.162", "9.5", "0.5")
 
 
 def test_sites_have_rows_by_name_with_each_measure(tmp_path):

@@ -47,16 +47,31 @@ def measured(
 
 
 def test_the_best_of_a_grid_has_the_largest_concordance(tmp_path):
-    """And the smallest loss: whether larger is better depends on the column."""
+    """And the smallest loss: whether larger is better depends on the column. All its runs are there, none diverged."""
     grid = []
-    for k, (concordance, loss) in enumerate([(0.6, 0.3), (0.8, 0.2), (0.7, 0.1)]):
+    for k, (concordance, loss) in enumerate([(0.6, 0.3), (0.8, 0.2), (0.7, 0.1), (0.9, 0.01), (0.9, 0.01)]):
         rows = make_rows(1, "fedavg", 0)
         rows[0] |= {"test_concordance": concordance, "test_loss": loss}
         folder = write_run(tmp_path / f"run-{k}", seed=0, rows=rows)
         (point,) = points([])
-        grid.append(SettingRuns(Setting("training", "fedavg", point, 1, (folder,)), str(k), {0: read_run(folder)}))
+        run = replace(read_run(folder), status="diverged" if k == 3 else "finished")
+        planned = (folder, tmp_path / "not-yet") if k == 4 else (folder,)
+        grid.append(SettingRuns(Setting("training", "fedavg", point, 1, planned), str(k), {0: run}))
     for name, best in (("flamby-tcga-tuning", ["1", "2", "0"]), ("flamby-heart-tuning", ["2", "1", "0"])):
         assert [one.title for one in best_of(experiments()[name], grid)] == best
+
+
+def test_the_papers_choice_has_its_place_in_the_grid(tmp_path):
+    """FedExP writes the base-10 logarithms of η_g and η_l: 0 and −0.523."""
+    experiment = experiments()["fedexp-step-sizes"].limited(["emnist"])
+    grid = []
+    for k, (point, accuracy) in enumerate(
+        zip(points(parse_grids(["algorithm.server_lr=0.1,1", "local.lr=0.3,1"])), (0.7, 0.5, 0.6, 0.4), strict=True)
+    ):
+        folder = write_run(tmp_path / str(k), rows=[make_rows(1, "fedavg", 0)[0] | {"test_accuracy": accuracy}])
+        grid.append(SettingRuns(Setting("emnist", "fedavg", point, 1, (folder,)), "FedAvg", {0: read_run(folder)}))
+    (row,) = make_table(experiment, grid).rows
+    assert row[2:] == ("server_lr 0.1, lr 0.3", "70.00 %", "server_lr 1, lr 0.3", "60.00 %", "2 of 4")
 
 
 @pytest.mark.parametrize(("unit", "ratio"), [("rounds", "1.00"), ("models", "2.00")])
@@ -70,6 +85,9 @@ def test_a_ratio_is_in_the_papers_unit(unit, ratio, tmp_path):
     table = make_table(experiment, measured(tmp_path, alike))
     (row,) = [row for row in table.rows if row[2] == WITHOUT]
     assert row[table.header.index("Ratio")] == ratio
+    some = {WITHOUT: [[0.5, 0.86], [0.5, 0.6]], WITH: [[0.5, 0.86]] * 2}  # a mean of some seeds has no ratio
+    (row,) = [row for row in make_table(experiment, measured(tmp_path / "some", some)).rows if row[2] == WITHOUT]
+    assert (row[3], row[table.header.index("Ratio")]) == ("1 of 2: 2", "–")
     assert _ratio(3.0, 0.0) == "–"  # a paper may write 0
 
 
@@ -103,25 +121,29 @@ def test_how_far_beyond_the_target_the_reference_is(of_the_reference, told, tmp_
     assert rows[WITHOUT][3] == f"3.5 ± {12.7062 * 0.5:.1f}"  # the 95 % interval of two seeds
 
 
-def test_how_far_beyond_the_target_an_own_metric_is_in_its_unit(tmp_path):
-    own = {"evaluate": {"every": 1, "metrics": {"my_accuracy": {"whole": "mine:f", "better": "higher"}}}}
+@pytest.mark.parametrize("better", ["higher", "lower"])
+def test_how_far_beyond_the_target_an_own_metric_is_in_its_unit(better, tmp_path):
+    own = {"evaluate": {"every": 1, "metrics": {"my_accuracy": {"whole": "mine:f", "better": better}}}}
     experiment = experiments()["gel-synthetic"].limited(["tuned"])
     measure = experiment.measure.model_copy(update={"column": "test_my_accuracy"})
     experiment = experiment.model_copy(update={"measure": measure, "recipe": {**experiment.recipe, **own}})
     values = {WITHOUT: [[0.5, 0.84, 0.86]] * 2, WITH: [[0.5, 0.86, 0.88], [0.5, 0.86, 0.9]]}
+    if better == "lower":
+        values = {WITHOUT: [[0.9, 0.86, 0.84]] * 2, WITH: [[0.9, 0.84, 0.82], [0.9, 0.84, 0.8]]}
     table = make_table(experiment, measured(tmp_path, values, "test_my_accuracy"))
     (row,) = [row for row in table.rows if row[2] == WITHOUT]
     assert row[1] == "0.85"
     assert row[-4:-2] == ("+0.04 ± 0.127", "+1.18")
 
 
-def test_the_best_accuracy_of_a_run_may_lie_before_its_end(tmp_path):
-    """FedDyn's figure 1b."""
+@pytest.mark.parametrize(("kind", "score"), [("best", "80.00 ± 14.14 %"), ("final", "70.00 ± 7.07 %")])
+def test_the_best_accuracy_of_a_run_may_lie_before_its_end(kind, score, tmp_path):
+    """FedDyn's figure 1b; a final one is the mean of the last two evaluations."""
     experiment = experiments()["gel-synthetic"].limited(["tuned"])
-    measure = experiment.measure.model_copy(update={"kind": "best", "intervals": False})
+    measure = experiment.measure.model_copy(update={"kind": kind, "last": 2, "intervals": False})
     best = experiment.model_copy(update={"measure": measure})
     table = make_table(best, measured(tmp_path, {WITHOUT: [[0.5, 0.9, 0.6], [0.5, 0.6, 0.7]]}))
-    assert table.rows[0][2] == "80.00 ± 14.14 %"
+    assert table.rows[0][2] == score
 
 
 def test_a_published_mean_agrees_differs_or_cannot_be_told(tmp_path):
@@ -198,7 +220,7 @@ def test_averages_in_figures_are_over_as_many_rounds_of_every_column(tmp_path):
 def test_methods_with_grids_are_compared_at_the_points_that_reach_the_target_first(tmp_path):
     """FedDyn's Table 6: the target is what the best of FedAvg's points has at a round."""
     experiment, grid = experiments()["feddyn-synthetic-tuned"].limited(["models"]), []
-    losses = {"fedavg": [[3, 2, 1.9, 1.8], [3, 2.5, 1.5, 1.4]], "feddyn": [[3, 1.6, 1.5, 1.2], [1.9, 1.8, 1.7, 1.6]]}
+    losses = {"fedavg": [[3, 2, 1.9, 1.8], [3, 2.5, 1.5, 1.4]], "feddyn": [[3, 1.6, 1.5, 1.2], [1.9, 1.8, 1.7, 1.5]]}
     case = experiment.cases["models"].model_copy(update={"targets": [Goal(of="fedavg", round=3)]})
     experiment = experiment.model_copy(update={"cases": {"models": case}})
     for method, by_point in losses.items():

@@ -11,6 +11,7 @@ from hpcfed.io.figure_style import to_files
 from hpcfed.lab.study.forest import PAPER, Forest, ForestMark, ForestPanel, draw_forest, forest_of
 from hpcfed.lab.study.measures import StudyMetric
 from hpcfed.lab.study.statistics import corrected
+from hpcfed.lab.study.tables import bootstrap_table
 from hpcfed.lab.study.view import View
 from tests.study.conftest import planned
 from tests.study.test_study import view_of
@@ -57,8 +58,13 @@ def test_marks_are_the_numbers_of_the_tables(view):
 def test_intervals_over_patients_are_those_of_the_page(view):
     """The 2.5th and 97.5th percentile of the resamples, of differences those of paired ones."""
     rng = np.random.default_rng(0)
-    resampled = {(key, "auroc"): rng.random((4, 200)) for key in ("fedavg", "fedexp")}
+    resampled = {(key, "auroc"): rng.random((4, 200)) + shift for key, shift in (("fedavg", 0.0), ("fedexp", 0.1))}
     forest = forest_of(replace(view, resampled=resampled), AUROC)
+    _, row = bootstrap_table(replace(view, resampled=resampled), AUROC).rows
+    whole, theirs = (resampled[key, "auroc"][-1] for key in ("fedexp", "fedavg"))
+    ends = [np.percentile(values, (2.5, 97.5)) for values in (whole, whole - theirs)]
+    assert row[1] == f"{(0.6 + 0.6 + 0.8) / 3:.3f} [{ends[0][0]:.3f},\u00a0{ends[0][1]:.3f}]"
+    assert row[2] == f"[{ends[1][0]:+.3f},\u00a0{ends[1][1]:+.3f}]".replace("-", "−")
     own, theirs = (resampled[key, "auroc"][0] for key in ("fedexp", "fedavg"))
     assert forest.values[0].marks[1].over_patients == pytest.approx(np.percentile(own, (2.5, 97.5)))
     assert forest.differences[0].marks[1].over_patients == pytest.approx(np.percentile(own - theirs, (2.5, 97.5)))

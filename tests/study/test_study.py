@@ -26,6 +26,8 @@ from hpcfed.io.atomic import write_new
 from hpcfed.lab.report.files import latex_of_table
 from hpcfed.lab.report.tables import Table
 from hpcfed.lab.study.cells import value_text
+from hpcfed.lab.study.ensemble import mean_prediction
+from hpcfed.lab.study.figures import curves_of
 from hpcfed.lab.study.folder import prepare
 from hpcfed.lab.study.measures import StudyMetric, metrics_of
 from hpcfed.lab.study.page import without_results, write_results
@@ -34,7 +36,7 @@ from hpcfed.lab.study.results import RunResult, StudyResults
 from hpcfed.lab.study.rows import rows_of
 from hpcfed.lab.study.session import run_study, write_study
 from hpcfed.lab.study.statistics import DELONG, WILSON, auroc_interval, wilson
-from hpcfed.lab.study.tables import _worst_tenth, differences_table, results_table
+from hpcfed.lab.study.tables import _worst_tenth, differences_table, results_table, spread_table
 from hpcfed.lab.study.view import View
 from hpcfed.lab.sweep.claims import Claim
 from hpcfed.lab.sweep.failures import raise_if_failed
@@ -447,6 +449,14 @@ def test_sites_own_models_are_compared_and_baselines_have_no_part_in_what_is_sen
     assert values["ditto", "personal", "south"] != values["fedavg", "global", "south"]
     for site in SITES:
         assert float(results[title, "auroc", site]["mean"]) == pytest.approx(float(values["ditto", "personal", site]))
+    with h5py.File(place / "data/split-0.sites.h5") as file:
+        rows = slice(*file["test/offsets"][1:3])
+        x, y = torch.tensor(file["test/x"][rows]), file["test/y"][rows]
+    with torch.no_grad():
+        output = hpcfed.load(place / "sweep/runs/ditto.split-0.seed-0").evaluated_of(1)(x).double().numpy()
+    ends = auroc_interval([output[:, 1] - output[:, 0]], y == 1)
+    row = results[title, "auroc", "south"]
+    assert (float(row["low"]), float(row["high"])) == pytest.approx(ends, rel=1e-6)
     assert any(line.startswith("updates: of the federated methods alone") for line in study.remarks)
     runs = place / "sweep/runs"
     sent = {arm: load_recipe(runs / f"{arm}.split-0.seed-0/recipe.yaml").updates for arm in ("ditto", "pooled")}
@@ -544,6 +554,71 @@ def view_of(study: Study, values: dict[str, list[list[float | None]]], metric: s
     }
     results = StudyResults({arm.key: [] for arm in study.arms} | runs, {arm.key: 0 for arm in study.arms})
     return View(study, results, rows_of(study, results))
+
+
+@pytest.mark.parametrize(
+    ("better", "worst", "best"), [(True, "north 0.600", "west 0.800"), (False, "west 0.800", "north 0.600")]
+)
+def test_the_spread_over_sites_is_that_of_their_means(folder, better, worst, best):
+    study = planned(folder, "fedavg", splits=2, baselines="none")
+    view = view_of(study, {"fedavg": [[0.5, 0.6, 0.7], [0.7, 0.7, 0.9]]})
+    (row,) = spread_table(view, StudyMetric("auroc", better)).rows
+    assert row[2:6] == (worst, best, "0.200", f"{np.std([0.6, 0.65, 0.8]):.3f}")
+
+
+def test_seeds_have_a_mean_and_their_confusion_matrices_a_sum(folder):
+    """The matrices of sites, too; a seed without a value is in no mean."""
+    values = {(0, 0): 0.5, (0, 1): 0.8, (1, 0): 0.9, (1, 1): None}
+    runs = [
+        RunResult(split, seed, {("global", k): {"auroc": value, "of": [[k, seed], [0, 1]]} for k in range(3)})
+        for (split, seed), value in values.items()
+    ]
+    study = planned(folder, "fedavg", splits=2, baselines="none")
+    results = StudyResults({"fedavg": runs}, {"fedavg": 4})
+    view = View(study, results, rows_of(study, results))
+    assert view.site_values(view.rows[0], StudyMetric("auroc", True)) == pytest.approx(np.array([[0.65, 0.9]] * 3))
+    assert results.counts("fedavg", "of", "global", 2).tolist() == [[8, 2], [0, 4]]
+    assert view.counts(view.rows[0], "of").tolist() == [[12, 6], [0, 12]]
+
+
+def test_the_accuracy_of_sites_own_models_together_is_that_of_all_samples(folder):
+    study = planned(folder, "fedavg", splits=2, baselines="alone")
+    view = view_of(study, {f"alone-{k}": [[0.5, 0.6, 0.9]] * 2 for k in range(3)}, "accuracy")
+    assert view.tested.tolist() == [[8, 6, 6]] * 2
+    together = np.average([0.5, 0.6, 0.9], weights=[8, 6, 6])
+    assert view.pooled(view.rows[-1], StudyMetric("accuracy", True)) == pytest.approx([together] * 2)
+    assert np.isnan(view.pooled(view.rows[-1], StudyMetric("auroc", True))).all()
+
+
+def test_curves_are_means_over_splits_in_the_methods_rounds(folder):
+    """Of the rounds that all splits have; a model that travels as far as all sites train has three times as many."""
+    study = planned(folder, "fedavg", splits=2, baselines="travelling")
+    view = view_of(study, {"fedavg": [[None] * 3] * 2, "travelling-long": [[None] * 3] * 2})
+    courses = {
+        "fedavg": [[(1, 0.5), (2, 0.7)], [(1, 0.7), (2, 0.9), (3, 1.0)]],
+        "travelling-long": [[(3, 0.5), (9, 0.7)], [(3, 0.6), (9, 0.8)]],
+    }
+    runs = {
+        arm: [
+            replace(run, curves={("global", 1, "auroc"): course})
+            for run, course in zip(view.results.runs[arm], each, strict=True)
+        ]
+        for arm, each in courses.items()
+    }
+    view = replace(view, results=StudyResults({**view.results.runs, **runs}, view.results.planned))
+    curves = curves_of(view, StudyMetric("auroc", True), 1)
+    assert [(x.tolist(), y.tolist()) for x, y in curves.values()] == [
+        ([1, 2], pytest.approx([0.6, 0.8])),
+        ([1, 3], pytest.approx([0.55, 0.75])),
+    ]
+
+
+def test_an_ensembles_probabilities_are_the_models_mean():
+    one, other = torch.tensor([[2.0, -3.0], [0.5, 40.0]]), torch.tensor([[-1.0, -5.0], [1.5, 50.0]])
+    found = mean_prediction([one, other], "multi-label")
+    torch.testing.assert_close(found.sigmoid(), (one.sigmoid() + other.sigmoid()) / 2)
+    assert found[1, 1] > 40  # a logit that saturates keeps its rank
+    torch.testing.assert_close(mean_prediction([one, other], "regression"), (one + other) / 2)
 
 
 def test_steps_are_those_of_a_split(folder):

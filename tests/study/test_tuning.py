@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 from hpcfed.errors import InputError
 from hpcfed.lab.study.folder import prepare, prepare_inner
-from hpcfed.lab.study.results import GLOBAL, RunResult, mean_of
+from hpcfed.lab.study.results import GLOBAL, OWN, RunResult, mean_of
 from hpcfed.lab.study.session import next_runs
 from hpcfed.lab.study.tuning import choose, variant
 from hpcfed.lab.sweep.claims import Claims, RunState
@@ -153,6 +153,25 @@ def test_values_tied_up_to_rounding_are_chosen_by_loss(folder, larger_is_better,
     runs = {variant("fedavg", point): [RunResult(0, 0, of, {}, {})] for point, of in sites.items()}
     found = choose(study.arms, study.tuning, runs, [range(3)], "accuracy", larger_is_better)
     assert found.candidates.index(found.chosen["fedavg", 0]) == chosen
+
+
+def test_models_of_a_site_are_measured_where_they_are_used(folder):
+    """Personal ones at their sites, and that of a site alone at this site, when values are chosen."""
+    recipe(folder)
+    study = planned(folder, "ditto:mu=0.1", splits=1, baselines="alone", tune=("local.lr=0.1,0.2",))
+    values = {GLOBAL: ((0.9, 0.1, 0.9), (0.1, 0.2, 0.1)), OWN: ((0.1, 0.1, 0.1), (0.2, 0.2, 0.2))}
+    runs = {
+        variant(arm.key, point): [
+            RunResult(0, 0, {
+                (model, site): {"accuracy": value, "loss": 1.0}
+                for model, of in values.items() for site, value in enumerate(of[point])
+            })
+        ]
+        for arm in study.arms for point in range(2)
+    }  # fmt: skip
+    found = choose(study.arms, study.tuning, runs, [range(3)], "accuracy", True)
+    chosen = {arm: float(one.point.values[0].text) for (arm, _), one in found.chosen.items()}
+    assert chosen == {"fedavg": 0.1, "ditto-mu-0.1": 0.2, "alone-0": 0.1, "alone-1": 0.2, "alone-2": 0.1}
 
 
 @pytest.mark.every(2)

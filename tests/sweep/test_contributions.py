@@ -172,6 +172,22 @@ def test_long_names_leave_room_for_bars_and_a_value_that_is_missing_is_a_dash():
     assert [text.get_text().strip() for text in axes.texts] == ["–"]
 
 
+def test_a_larger_score_is_a_gain_and_seeds_are_averaged(tmp_path, monkeypatch):
+    """R² of two seeds, whose minibatches differ; sampled orders are of the mean over seeds."""
+    monkeypatch.chdir(tmp_path)
+    hpcfed.run(prepare(tmp_path, 2), ["rounds=1", "evaluate.metrics=[r2]", "local.batch_size=2"], quiet=True)
+    found = compute(metric="test_r2", permutations=1, seeds=[0, 1])
+    every, orders = frozenset({0, 1}), random_orders(2, 1)
+    mean = {subset: np.mean([own[subset] for own in found.values]) for subset in all_subsets(2)}
+    for k, one in enumerate(found.clients):
+        apart = [own[every] - own[every - {k}] for own in found.values]
+        assert apart[0] != apart[1]
+        assert one.left_out.mean == pytest.approx(np.mean(apart), rel=1e-9)
+        assert one.left_out.half_width == pytest.approx(12.7062 * abs(apart[0] - apart[1]) / 2, rel=1e-4)
+        assert one.shapley.mean == pytest.approx(added_in(orders, mean)[0, k], rel=1e-9)
+        assert one.takes.mean == pytest.approx(one.with_all - one.without, rel=1e-9)
+
+
 @pytest.mark.soak
 def test_sampled_orders_share_runs_and_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

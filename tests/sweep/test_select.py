@@ -13,7 +13,7 @@ import pytest
 from hpcfed.errors import InputError
 from hpcfed.io.figure_style import DPI, to_files
 from hpcfed.lab.sweep.claims import Claim, RunState
-from hpcfed.lab.sweep.figures import _curve, _heat_map, _lines, _number, _title, draw, table_of
+from hpcfed.lab.sweep.figures import _curve, _heat_map, _lines, _number, _shades, _title, draw, table_of
 from hpcfed.lab.sweep.grid import parse_grids, points
 from hpcfed.lab.sweep.plan import Plan, make_plan
 from hpcfed.lab.sweep.select import Candidate, Rule, candidates, parse_rule, remarks
@@ -68,6 +68,7 @@ def test_the_highest_mean_accuracy_over_the_last_ten_rounds(plan):
     summary = summary_records(plan, best)[0]
     assert (summary["local.lr"], summary["algorithm.server_lr"], summary["runs"]) == (0.1, 1.0, 2)
     assert summary["train_accuracy_mean"] == pytest.approx(0.651)  # the last round alone
+    assert summary["train_accuracy_std"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
     results = result_records(plan, rows, rule)
     assert len(results) == 12
     assert results[2] | {"score": 0.6} == results[2] | {"seed": "0", "rounds": 50, "seconds": 25.0, "score": 0.6}
@@ -85,7 +86,7 @@ def test_the_lowest_mean_loss_over_the_last_rounds(plan):
 
 
 def test_what_diverged_on_any_seed_has_no_rank(plan):
-    states = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.8)}, {3: "finished", 5: "refused"})
+    states = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.9)}, {3: "finished", 5: "refused"})
     seed_1 = next(unit for unit in plan.units if (unit.point, unit.seed) == (3, "1"))
     states[seed_1.name] = RunState(1, Claim(ending="diverged", recipe=seed_1.digest))
     best, _, rule = ranked(plan, "train_accuracy:last10", states)
@@ -95,6 +96,10 @@ def test_what_diverged_on_any_seed_has_no_rank(plan):
         (5, None, "refused"),
     ]
     assert "2 of 12 runs have no result" in remarks(plan, best, rule)[-1]
+    summary = summary_records(plan, best)[-2]  # its metrics are those of the seed that finished
+    assert (summary["score_mean"], summary["finished"]) == (None, 1)
+    assert summary["train_accuracy_mean"] == pytest.approx(0.801)
+    assert summary["train_accuracy_std"] is None
 
 
 def test_nothing_is_best_where_all_diverged(plan):
@@ -252,6 +257,20 @@ def test_a_heat_map_shows_each_mean_at_its_place(plan):
     figures = draw(plan, best, rule)
     assert list(figures) == ["local.lr-algorithm.server_lr.png", "local.lr-algorithm.server_lr.pdf"]
     assert figures["local.lr-algorithm.server_lr.png"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_a_cell_has_the_best_over_the_other_grids_and_the_lightest_is_the_best(largest):
+    parsed = parse_grids(["local.lr=0.1,1", "algorithm.server_lr=1,2", "rounds=1,2"])
+    plan = Plan("three", Path("three"), tuple(parsed), tuple(points(parsed)), ())
+    means = np.array([3.0, math.nan, 1.0, 4.0, 2.0, 6.0, 5.0, 7.0])
+    by_point = {point: Candidate(point, (), mean, math.nan) for point, mean in enumerate(means.tolist())}
+    rule = Rule("train_loss", 1, largest)
+    found, _ = table_of(plan, 0, 2, by_point, rule)
+    wanted = np.array([[3.0, 4.0], [5.0, 7.0]] if largest else [[1.0, 4.0], [2.0, 6.0]])
+    np.testing.assert_array_equal(found, wanted)
+    shades = (wanted - wanted.min()) / np.ptp(wanted)
+    assert _shades(found, rule) == pytest.approx(shades if largest else 1 - shades)
 
 
 LOCAL = ",".join(f"{{steps: {steps}, batch_size: 10, lr: 0.1, weight_decay: 0.001}}" for steps in (1, 2))
