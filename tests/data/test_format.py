@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -419,6 +420,7 @@ def test_a_machine_without_more_open_files_has_no_damaged_file(tmp_path: Path) -
     """Opening takes several: whichever is refused, the file need not be prepared again."""
     path = write_minimal(tmp_path / "plain.h5")
     limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    gc.collect()  # or files of the tests before may be closed meanwhile
     with ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
