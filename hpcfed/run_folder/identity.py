@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import xxhash
 
@@ -12,14 +12,16 @@ from hpcfed.config.load import to_plain
 from hpcfed.config.recipe import Recipe
 
 WITHOUT_EFFECT = (
-    *("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "placement", "observers"),
+    *("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "observers"),
     *("sentinel", "secret_seed"),
 )
 """Keys of the recipe without an effect on results: a change of them never invalidates a finished run."""
 NESTED_WITHOUT_EFFECT = ("local.graphs",)
 """Keys of sections without an effect on results."""
-ALWAYS_HASHED = {"client_state": "device", "placement": "auto"}
-"""Keys without an effect that digests of earlier versions include → the value that they are always hashed as."""
+STATE, HASHED_STATE = "client_state", "device"
+"""``client_state`` has no effect, but digests of earlier versions include it: it is always hashed as ``device``."""
+PLACEMENT = "placement"
+"""It has no effect either, but digests and certificates include what it is."""
 COMMITMENT = "secret_commitment"
 """Key of a private run that is another one where any other key is."""
 FOLLOWED = ("engine", "matmul", "tile", "memory_format")
@@ -36,6 +38,12 @@ def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(decides, sort_keys=True).encode())
 
 
+def identities(recipe: Recipe) -> frozenset[str]:
+    """Return the digests that checkpoints of a recipe's run may have: `identity` with each placement."""
+    placements = get_args(Recipe.model_fields[PLACEMENT].annotation)
+    return frozenset(identity(recipe.model_copy(update={PLACEMENT: placement})) for placement in placements)
+
+
 def differences(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
@@ -49,7 +57,7 @@ def differences(
         free: keys that are left out.
         places: what the text calls the place of each.
     """
-    there, here = deciding(before, free), deciding(now, free)
+    there, here = (deciding(recipe, (*free, PLACEMENT)) for recipe in (before, now))
     chooses = here.get("local.engine") == "auto"  # and with it matmul, which is no choice of the recipe's yet
     for key in (f"local.{key}" for key in FOLLOWED):
         if here.get(key, "auto") == "auto" or (chooses and key == "local.matmul"):
@@ -62,12 +70,14 @@ def differences(
 
 
 def deciding(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
-    """Return dotted key → value of the keys that decide, and of `ALWAYS_HASHED`; not ``data`` if its hash is there."""
+    """Return dotted key → value of the keys that decide the result, of `STATE` and `PLACEMENT`; not ``data`` if its
+    hash is there.
+    """
     data = ("data",) if recipe.get("data_content") else ()
     decides = dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
     for key in NESTED_WITHOUT_EFFECT:
         decides.pop(key, None)
-    return decides | {key: value for key, value in ALWAYS_HASHED.items() if key in recipe}
+    return decides | ({STATE: HASHED_STATE} if STATE in recipe else {})
 
 
 def _dotted(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

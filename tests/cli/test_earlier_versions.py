@@ -16,7 +16,7 @@ from hpcfed.algorithms.fedavg import ServerStep
 from hpcfed.assembly import resolve
 from hpcfed.config.load import dump_yaml, load_recipe, to_plain
 from hpcfed.errors import InputError
-from hpcfed.run_folder.identity import WITHOUT_EFFECT, differences, identity
+from hpcfed.run_folder.identity import WITHOUT_EFFECT, differences, identities, identity
 from tests.mpi.recipes import write_small
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
@@ -37,11 +37,14 @@ def test_recipes_of_all_methods_are_the_same_today(place):
 
 
 def test_digests_in_checkpoints_and_claims_stay_the_same(place):
-    """Wherever clients' states lie."""
+    """Wherever clients' states lie; with another placement another, of which each is taken for the run's."""
     for client_state in ("device", "disk"):
         recipe = resolve(load_recipe(RECORDED["fedavg"] | {"client_state": client_state}))
         assert identity(recipe) == "6d418459fced7c6fe18a3eb8a9ca14d9"
         assert identity(recipe, WITHOUT_EFFECT) == "1d192b97a7f71b29e78757c6a1dd8d97"
+    static = resolve(load_recipe(RECORDED["fedavg"] | {"placement": "static"}))
+    assert identity(static) == "c0d9768f040c4202edcda707698c7060"
+    assert {identity(static), identity(recipe)} <= identities(static) == identities(recipe)
 
 
 def test_a_methods_new_key_is_recorded_where_it_is_set(place, monkeypatch):

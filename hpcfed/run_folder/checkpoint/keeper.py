@@ -22,7 +22,7 @@ from hpcfed.run_folder.checkpoint.restore import CheckpointReader
 from hpcfed.run_folder.checkpoint.writer import CheckpointWriter, Retention, Snapshot, remove_remains
 from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.run_folder.identity import identity
+from hpcfed.run_folder.identity import identities, identity
 from hpcfed.simulation import Simulation
 from hpcfed.types import Request
 
@@ -87,7 +87,7 @@ class Checkpoints:
         """
         names = self._simulation.replicated().keys()
         reader = CheckpointReader(self._folder, self._layout, self._parts.placement, self._world)
-        found = reader.newest(identity(self._recipe), names, say)
+        found = reader.newest(identities(self._recipe), names, say)
         if found is None:
             return 0, {}
         if found.round > self._recipe.rounds:

@@ -66,11 +66,13 @@ class CheckpointReader:
     placement: Placement
     world: World
 
-    def newest(self, recipe: str, names: Collection[str], say: Callable[[str], None]) -> RestoredState | None:
+    def newest(
+        self, digests: Collection[str], names: Collection[str], say: Callable[[str], None]
+    ) -> RestoredState | None:
         """Return the newest whole checkpoint, or None; damaged ones are reported and skipped.
 
         Args:
-            recipe: digest that its manifest must have.
+            digests: of the recipe, of which its manifest must have one.
             names: of the replicated tensors that it must hold.
             say: prints a line on rank 0.
 
@@ -82,7 +84,7 @@ class CheckpointReader:
         for path, before in zip_longest(paths, paths[1:]):
             try:
                 manifest, replicated = self._read_on_root(path)
-                if manifest.recipe != recipe:
+                if manifest.recipe not in digests:
                     raise InputError("the checkpoint is of another recipe", where=str(path), remedy=FRESH)
                 if not holds(replicated, names):
                     what, remedy = (
