@@ -196,7 +196,7 @@ def write_files(name: str, work: Workload, folder: Path, device: str = "cpu", pr
     task = "next-token" if work.tokens else "classification"
     dataset = Dataset(name=name, task=task, x=x, y=y, num_classes=work.classes, test_x=test_x, test_y=test_y)
     write(folder / "federation.h5", dataset, owner, work.clients, partition={"scheme": "equal"})
-    _write_rounds(name, work, folder, device, precision, rng)
+    _write_rounds(name, work, folder, device, rng, precision=precision)
 
 
 def own_workload(
@@ -231,12 +231,12 @@ def own_workload(
     work = Workload("", reference, model, clients, samples, shape, classes, cohort, batch_size, tokens=tokens)
     rng = np.random.Generator(np.random.Philox(1234))
     here = {"data": str(data.resolve()), "python_path": [str(Path.cwd())]}
-    _write_rounds("own", work, folder, device, precision, rng, **here)
+    _write_rounds("own", work, folder, device, rng, precision=precision, **here)
     return work
 
 
 def _write_rounds(
-    name: str, work: Workload, folder: Path, device: str, precision: str, rng: np.random.Generator, **changes: Any
+    name: str, work: Workload, folder: Path, device: str, rng: np.random.Generator, **changes: Any
 ) -> None:
     """Write ``cohorts.json`` and ``recipe.yaml``."""
     cohorts = [rng.choice(work.clients, work.cohort, replace=False).tolist() for _ in range(ROUNDS)]
@@ -251,7 +251,6 @@ def _write_rounds(
         "algorithm": {"name": "fedavg"},
         "evaluate": {"every": work.evaluate_every},
         "device": device,
-        "precision": precision,
         **changes,
     }
     write_whole(folder / "recipe.yaml", dump_yaml(recipe))
