@@ -158,5 +158,5 @@ def test_the_next_minibatches_are_drawn_while_the_device_works(case, stub, tmp_p
         assert len(log) - log.count(None) == sum(map(len, members))
     assert found[0] == found[1]
     for number in (8, 9):
-        parts.engine.draws.make_ahead([Expected(number, 0, 9, 2)])
-    assert [member.round for member in parts.engine.draws._ahead] == [9]  # those that nobody took are dropped
+        parts.engine._step_draws.make_ahead([Expected(number, 0, 9, 2)])
+    assert [member.round for member in parts.engine._step_draws._ahead] == [9]  # those that nobody took are dropped

@@ -90,7 +90,7 @@ class StackedSolver:
         self._stepping = Stepping(section)
         self._width_step = 1
         num_keys = network.keys if isinstance(network, OperatorNetwork) else 0
-        self.draws = Draws(section, seed, tile, width, num_keys)
+        self._step_draws = Draws(section, seed, tile, width, num_keys)
         if tile == 1:  # Δ takes the gradient's place
             stacks, self._deltas = Stacks.in_place(model, model.trained), model.grad.unsqueeze(0)
         else:
@@ -136,7 +136,7 @@ class StackedSolver:
     def expect(self, members: Callable[[], Iterable[Expected]]) -> None:
         """Make the draws of the next round's first tile; see `Engine`. Those of others are made beside its work."""
         if self._on_device is not None:
-            self.draws.make_ahead(islice(members(), self.tile))
+            self._step_draws.make_ahead(islice(members(), self.tile))
 
     def _in_tiles(self, tasks: Sequence[Task]) -> Iterator[list[Task]]:
         """Cut tasks into tiles in their order: R at most, of one μ, and of different slots where these are fixed."""
@@ -168,7 +168,7 @@ class StackedSolver:
         descent = self._pulled if mu and self._model.private is not None else self._descent
         self._fill(descent.stacks, of_slot, w)
         descent.begin(of_slot, w, lr, mu)
-        orders, sizes, drawn_keys = self.draws.of_tile(of_slot, round)
+        orders, sizes, drawn_keys = self._step_draws.of_tile(of_slot, round)
         losses = w.new_zeros(self.tile, sizes.shape[1])
         short = short_steps(sizes, self._width, self._averages, w) if self.tile > 1 else [None] * sizes.shape[1]
         own = self._end(descent, 0, of_slot, w, None)
@@ -190,7 +190,7 @@ class StackedSolver:
     def _solve_on(
         self, device: DeviceTile, w: Tensor, of_slot: dict[int, Task], round: int, on_step: StepCallback | None
     ) -> list[LocalResult]:
-        lr, (orders, sizes, keys) = self._stepping.lr(round), self.draws.of_tile(of_slot, round)
+        lr, (orders, sizes, keys) = self._stepping.lr(round), self._step_draws.of_tile(of_slot, round)
         shows = None if on_step is None else partial(self._show, self._descent, on_step=on_step)
         sums = device.train(w, of_slot, orders, sizes, lr, keys, shows)
         return [LocalResult(self._deltas[slot], task.steps, sums[slot], lr) for slot, task in of_slot.items()]
@@ -268,7 +268,7 @@ class StackedSolver:
         """Return dropout's masks of a client's step, counted from 1, over a minibatch of so many samples."""
         if not isinstance(self._network, OperatorNetwork) or not self._network.keys:
             return []
-        keys = self.draws.keys(round, client, step)[-1:]
+        keys = self._step_draws.keys(round, client, step)[-1:]
         on_device = upload(torch.from_numpy(keys), self._model.vector.device)
         return self._network.masks_of(on_device, batch, self._model.vector.dtype)
 
